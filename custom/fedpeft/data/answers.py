@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Answers as classes: their normal form, whether a question is open or closed, and one vocabulary per site.
+
+Normal form: text (a whole number becomes its digits), lower case, every run of white space one blank, none at the ends.
+Punctuation stays: `t1-weighted` and `l2/3` mean something. "Yes", "yes " and "YES" are one class, "4" and 4 are one.
+
+A vocabulary is made from the site's own training answers and stays on the site, like the head whose classes it names:
+its order, size and words differ from site to site, and no message carries it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from fedpeft.data.errors import DataError
+
+if TYPE_CHECKING:
+    from fedpeft.data.schema import Example
+
+YES_NO = frozenset({"yes", "no"})
+
+
+def normalise(answer: str | int) -> str:
+    """The normal form of an answer (see above).
+
+    Raises:
+        DataError: the answer is neither text nor a whole number, or has no visible character.
+    """
+    if isinstance(answer, bool) or not isinstance(answer, str | int):
+        raise DataError(f"an answer is {type(answer).__name__}, not text or a whole number")
+    normal = " ".join(str(answer).lower().split())
+    if not normal:
+        raise DataError("an answer is empty")
+    return normal
+
+
+def closed_by_type(answer_type: str) -> bool:
+    """True for a publisher's `CLOSED`, false for `OPEN`; case and blanks around it do not matter (`"CLOSED "`).
+
+    Raises:
+        DataError: it is neither.
+    """
+    kind = answer_type.strip().upper() if isinstance(answer_type, str) else answer_type
+    if kind not in ("OPEN", "CLOSED"):
+        raise DataError(f"answer_type is {answer_type!r}, neither OPEN nor CLOSED")
+    return kind == "CLOSED"
+
+
+def closed_by_answer(answer: str) -> bool:
+    """True when the normalised answer is yes or no: the rule where the publisher gives no answer type."""
+    return answer in YES_NO
+
+
+class AnswerVocabulary:
+    """The classes of one site's head: its answers, sorted, numbered from 0.
+
+    Args:
+        answers: normalised answers, each once; their order is the numbering.
+
+    Raises:
+        DataError: there is none, or one comes twice.
+    """
+
+    def __init__(self, answers: Iterable[str]) -> None:
+        self._answers = tuple(answers)
+        self._index = {answer: number for number, answer in enumerate(self._answers)}
+        if not self._answers:
+            raise DataError("An answer vocabulary needs at least one answer; the training split has none.")
+        if len(self._index) != len(self._answers):
+            raise DataError("An answer vocabulary holds an answer twice; build it with AnswerVocabulary.from_examples.")
+
+    @classmethod
+    def from_examples(cls, examples: Iterable[Example]) -> AnswerVocabulary:
+        """The vocabulary of a site: the answers of its training examples, sorted."""
+        return cls(sorted({normalise(example.answer) for example in examples}))
+
+    def __len__(self) -> int:
+        return len(self._answers)
+
+    @property
+    def answers(self) -> tuple[str, ...]:
+        """All answers; the class number is the position."""
+        return self._answers
+
+    def index(self, answer: str | int) -> int:
+        """Class number of an answer, -1 where training never saw it (such a question counts as answered wrongly)."""
+        return self._index.get(normalise(answer), -1)
+
+    def accepted(self, example: Example) -> tuple[int, ...]:
+        """Class numbers of every answer that the publisher accepts and that training saw; empty: none can be right."""
+        found = (self.index(answer) for answer in (example.answer, *example.alternatives))
+        return tuple(dict.fromkeys(number for number in found if number >= 0))
+
+    def unseen(self, examples: Iterable[Example]) -> int:
+        """How many examples have no accepted answer in the vocabulary; a bound on accuracy that tables print."""
+        return sum(not self.accepted(example) for example in examples)

@@ -1,0 +1,168 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a data set is to the rest of fedpeft: examples, one site's three splits, and the settings that choose them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.registry import require_known
+from fedpeft.settings import one_of
+
+if TYPE_CHECKING:
+    import numpy as np
+
+SPLITS = ("published", "image_disjoint", "paper")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question about one image.
+
+    Args:
+        image: path of the image file, decoded when it is needed (`fedpeft.data.images`), or an (H, W, 3) uint8 array.
+        question: as its author wrote it.
+        answer: normalised (`fedpeft.data.answers.normalise`).
+        closed: the question offers its answers (yes/no, or a choice); open otherwise.
+        image_id: the same for all questions about one image, and in every data set that has the image (`synpic54610`).
+        question_type: the publisher's category, empty where there is none.
+        alternatives: further answers that the publisher accepts as right, normalised.
+    """
+
+    image: Path | np.ndarray = field(compare=False)
+    question: str
+    answer: str
+    closed: bool
+    image_id: str
+    question_type: str = ""
+    alternatives: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SiteData:
+    """One site's examples; they stay on the site.
+
+    Args:
+        site: the site's name.
+        train, validation, test: the splits; train and test hold at least one example.
+        source: one sentence for tables and pictures: where the data are from, procedural or real.
+
+    Raises:
+        DataError: train or test is empty.
+    """
+
+    site: str
+    train: tuple[Example, ...]
+    validation: tuple[Example, ...]
+    test: tuple[Example, ...]
+    source: str
+
+    def __post_init__(self) -> None:
+        for split in ("train", "test"):
+            if not getattr(self, split):
+                raise DataError(f"Site {self.site!r} has an empty {split} split; check its data folder and fractions.")
+
+    def splits(self) -> dict[str, tuple[Example, ...]]:
+        """The three splits by name."""
+        return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def without_images(self, image_ids: Iterable[str]) -> SiteData:
+        """The same site without some images, for images that another site has as well.
+
+        Raises:
+            DataError: an id is not in the data, or a split becomes empty.
+        """
+        dropped = set(image_ids)
+        unknown = dropped - {example.image_id for examples in self.splits().values() for example in examples}
+        if unknown:
+            raise DataError(f"Site {self.site!r} has no image {min(unknown)!r}; remove it from exclude.")
+        kept = {
+            name: tuple(e for e in examples if e.image_id not in dropped) for name, examples in self.splits().items()
+        }
+        return replace(self, **kept)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which examples a site holds.
+
+    Args:
+        dataset: registered name (`fedpeft.data.names()`).
+        root: the data set's own folder; None: look for it by its documented names under the environment variable
+            FEDPEFT_DATA. Phantom needs none.
+        site: the site's name; None: the data set's usual name. VQA-RAD: head, chest-a, chest-b, abd-a, abd-b choose a
+            part of it, vqa-rad all of it. Phantom: which of its sites.
+        split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
+            has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
+            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20).
+        seed: of every random choice; for phantom also of the data.
+        validation_fraction: share of the images (of train, or of all with "image_disjoint") in a validation set that
+            has to be cut; 0: none.
+        test_fraction: share of the images in a test set that has to be cut ("image_disjoint", "paper", a manifest
+            without split).
+        train_size, validation_size, test_size: examples per split, phantom only; None: its own sizes.
+        exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
+
+    Raises:
+        DataError: names the argument, its value and what is allowed.
+    """
+
+    dataset: str = "phantom"
+    root: Path | str | None = None
+    site: str | None = None
+    split: str = "published"
+    seed: int = 0
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.2
+    train_size: int | None = None
+    validation_size: int | None = None
+    test_size: int | None = None
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_known(self.dataset)
+        if self.root is not None:
+            if not isinstance(self.root, str | Path) or not str(self.root):
+                raise DataError(f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.")
+            object.__setattr__(self, "root", Path(self.root).expanduser())
+        if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
+            raise DataError(f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.")
+        one_of("split", self.split, SPLITS)
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.")
+        self._check_fractions()
+        self._check_sizes()
+        if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
+            raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).")
+        object.__setattr__(self, "exclude", tuple(self.exclude))
+
+    def _check_fractions(self) -> None:
+        for name in ("validation_fraction", "test_fraction"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
+                raise DataError(
+                    f"{name}={value!r} must be a number {'from 0' if low_allowed else 'above 0'} to below 1."
+                )
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise DataError(
+                f"validation_fraction={self.validation_fraction} and test_fraction={self.test_fraction} leave nothing "
+                "to train on; their sum must be below 1."
+            )
+
+    def _check_sizes(self) -> None:
+        for name, least in (("train_size", 1), ("validation_size", 0), ("test_size", 1)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not _is_whole(value) or value < least:
+                raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.")
+            if self.dataset != "phantom":
+                raise DataError(f"{name}={value} only applies to dataset='phantom'; remove it for {self.dataset!r}.")
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
