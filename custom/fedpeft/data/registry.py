@@ -64,7 +64,7 @@ def load(settings: DataSettings) -> SiteData:
     data = import_module(_ENTRIES[settings.dataset].module).load(settings)
     if settings.exclude:
         data = data.without_images(settings.exclude)
-    if not data.validation and settings.validation_fraction > 0:
+    if not data.validation and settings.validation_fraction > 0 and settings.validation_size != 0:
         raise DataError(
             f"Site {data.site!r} has no validation example; give it some, or set validation_fraction=0 to do without."
         )

@@ -144,9 +144,8 @@ class DataSettings:
             value = getattr(self, name)
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
-                raise DataError(
-                    f"{name}={value!r} must be a number {'from 0' if low_allowed else 'above 0'} to below 1."
-                )
+                least = "above 0" if name == "test_fraction" else "from 0"
+                raise DataError(f"{name}={value!r} must be a number {least} to below 1.")
         if self.validation_fraction + self.test_fraction >= 1:
             raise DataError(
                 f"validation_fraction={self.validation_fraction} and test_fraction={self.test_fraction} leave nothing "

@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Images that two sites, or two splits of one site, have in common.
+
+An image is recognised by its id and by its decoded pixels. Equal ids with other pixels are a resized copy where the
+ids come from one publisher, and mean nothing where two sites number their own scans 1, 2, 3: `same_content` tells
+them apart. Scaled or re-compressed copies under other ids are not found.
+
+What may leave a site. An image id or a plain hash of the pixels is enough for anybody who holds a public image to learn
+that a site has it, and so, often, that a patient was there. Therefore nothing in this file is ever put into a message.
+
+- One person holds all the data (a simulation, public sets): `fingerprints(data)` of every site, in one process. The
+  report names images and stays a local file.
+- Sites that do not show each other their data: they agree on a secret salt out of band, not through the server, and
+  each computes `fingerprints(data, salt=...)`. These are keyed digests (HMAC-SHA256): whoever compares them without the
+  salt learns how many images are common to whom, and nothing about which. A site that knows the salt can still test
+  whether another has an image, so the salt is for sites that trust each other with that, is new for every comparison,
+  and is thrown away after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.images import as_array
+from fedpeft.data.schema import SiteData
+
+_SALT_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One image in one split of one site; id and content are plain or, with a salt, keyed digests."""
+
+    site: str
+    split: str
+    image_id: str
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Duplicate:
+    """One image and everywhere it is; `same_content` is false where only the id agrees."""
+
+    places: tuple[Fingerprint, ...]
+    same_content: bool
+
+
+def content_digest(image: Path | np.ndarray, *, salt: bytes = b"") -> str:
+    """HMAC-SHA256 of height, width and decoded RGB pixels, in hex; the file's format and metadata do not count.
+
+    Raises:
+        DataError: the image cannot be read.
+    """
+    pixels = as_array(image)
+    shape = np.asarray(pixels.shape[:2], dtype="<u4").tobytes()
+    return hmac.new(salt, shape + np.ascontiguousarray(pixels).tobytes(), hashlib.sha256).hexdigest()
+
+
+def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerprint, ...]:
+    """One fingerprint per image and split of a site; decodes every image once.
+
+    Args:
+        data: the site's examples.
+        salt: None: plain, for use on this machine only; else a secret of at least 16 bytes.
+
+    Raises:
+        DataError: the salt is too short to keep anything secret, or an image cannot be read.
+    """
+    if salt is not None and len(salt) < _SALT_BYTES:
+        raise DataError(f"salt has {len(salt)} bytes; use at least {_SALT_BYTES} random ones (secrets.token_bytes).")
+    digests: dict[str, str] = {}
+    found = []
+    for split, examples in data.splits().items():
+        images = {example.image_id: example.image for example in examples}
+        for image_id, image in images.items():
+            if image_id not in digests:
+                digests[image_id] = content_digest(image, salt=salt or b"")
+            shown = image_id if salt is None else hmac.new(salt, image_id.encode(), hashlib.sha256).hexdigest()
+            found.append(Fingerprint(data.site, split, shown, digests[image_id]))
+    return tuple(found)
+
+
+def duplicates(found: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
+    """Images that are in more than one split or site, by equal id or equal content, in the order of their first place.
+
+    Args:
+        found: fingerprints of all sites, made with the same salt.
+    """
+    found = tuple(found)
+    if not found:
+        return ()
+    groups: dict[int, list[Fingerprint]] = {}
+    for group, place in zip(_groups(found), found, strict=True):
+        groups.setdefault(group, []).append(place)
+    return tuple(
+        Duplicate(tuple(places), same_content=len({place.content for place in places}) == 1)
+        for places in groups.values()
+        if len({(place.site, place.split) for place in places}) > 1
+    )
+
+
+def summary(common: Iterable[Duplicate]) -> str:
+    """A table in text: how many images each pair of splits shares; no image is named."""
+    counts: Counter[tuple[str, str]] = Counter()
+    equal: Counter[tuple[str, str]] = Counter()
+    for duplicate in common:
+        places = sorted({f"{place.site}/{place.split}" for place in duplicate.places})
+        for position, one in enumerate(places):
+            for other in places[position + 1 :]:
+                counts[one, other] += 1
+                equal[one, other] += duplicate.same_content
+    if not counts:
+        return "No image is in two sites or two splits."
+    return "\n".join(
+        f"{one} and {other}: {count} images in common, {equal[one, other]} of them equal pixel by pixel"
+        for (one, other), count in sorted(counts.items())
+    )
+
+
+def _groups(found: tuple[Fingerprint, ...]) -> list[int]:
+    keys: dict[tuple[str, str], int] = {}
+    edges = [
+        (number, len(found) + keys.setdefault(key, len(keys)))
+        for number, place in enumerate(found)
+        for key in (("id", place.image_id), ("content", place.content))
+    ]
+    nodes = len(found) + len(keys)
+    rows, columns = np.array(edges).T
+    graph = coo_array((np.ones(len(edges)), (rows, columns)), shape=(nodes, nodes))
+    return connected_components(graph, directed=False)[1][: len(found)].tolist()

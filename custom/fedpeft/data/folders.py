@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Where a data set lies: its folder under FEDPEFT_DATA, and files in it whatever the archive wrapped around them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.schema import DataSettings
+
+VARIABLE = "FEDPEFT_DATA"
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+_DEPTH = 4
+
+
+def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
+    """The data set's folder: `settings.root`, else the first of its known names under FEDPEFT_DATA that exists.
+
+    Args:
+        settings: with or without `root`.
+        known_as: names of the folder, the first is the one that error messages recommend.
+
+    Raises:
+        DataError: there is no such folder; the sentence names the variable and what to do.
+    """
+    if settings.root is not None:
+        root = Path(settings.root)
+        if not root.is_dir():
+            raise DataError(
+                f"The data folder {root} of {settings.dataset!r} does not exist; correct root, or leave it out and set "
+                f"{VARIABLE} to the folder that holds {known_as[0]!r}."
+            )
+        return root
+    base = os.environ.get(VARIABLE, "")
+    if not base:
+        raise DataError(
+            f"No data folder for {settings.dataset!r}: set the environment variable {VARIABLE} to the folder that "
+            f"holds {known_as[0]!r}, or give root."
+        )
+    if not Path(base).is_dir():
+        raise DataError(f"{VARIABLE}={base} is not a folder; correct the environment variable.")
+    for name in known_as:
+        folder = Path(base, name)
+        if folder.is_dir():
+            return folder
+    raise DataError(
+        f"{VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
+        f"{' or '.join(map(repr, known_as))}, or correct the variable."
+    )
+
+
+def find(root: Path, name: str, *, folder: bool = False) -> Path:
+    """The one file (or folder) of that name at most four folders below `root`, upper and lower case alike.
+
+    The owners' archives unpack with or without a folder of their own, at times twice nested, and one of them writes
+    `QA_Pairs` where the next writes `QA_pairs`. The shallowest match counts.
+
+    Raises:
+        DataError: there is none, or two at the same depth.
+    """
+    found = _search(root, name, folder=folder)
+    if not found:
+        kind = "folder" if folder else "file"
+        raise DataError(f"The {kind} {name!r} is missing under {root}; unpack the data set's archives there.")
+    if len(found) > 1:
+        raise DataError(f"Both {found[0]} and {found[1]} are there; keep one of them.")
+    return found[0]
+
+
+def contains(root: Path, name: str, *, folder: bool = False) -> bool:
+    """True when `find` would find something."""
+    return bool(_search(root, name, folder=folder))
+
+
+def images_below(folder: Path) -> dict[str, Path]:
+    """All image files below a folder by their name without extension, for publishers who list ids.
+
+    Raises:
+        DataError: there is no image, or two of one name.
+    """
+    found: dict[str, Path] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or "__MACOSX" in path.parts:
+            continue
+        if path.stem in found:
+            raise DataError(f"Both {found[path.stem]} and {path} are there; keep one of them.")
+        found[path.stem] = path
+    if not found:
+        raise DataError(f"The folder {folder} holds no image; unpack the data set's images there.")
+    return found
+
+
+def image_file(folder: Path, name: str, *, where: str) -> Path:
+    """Path of an image that a row names, checked to exist.
+
+    Raises:
+        DataError: it does not; the sentence names the row (`where`) and the file.
+    """
+    path = folder / name
+    if not path.is_file():
+        raise missing_image(path, where=where)
+    return path
+
+
+def missing_image(path: Path, *, where: str) -> DataError:
+    """The error for an image that is named but not there."""
+    return DataError(f"The image {path}, named in {where}, is missing; restore the file or remove the row.")
+
+
+def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
+    level = [root]
+    for _ in range(_DEPTH):
+        deeper: list[Path] = []
+        found: list[Path] = []
+        for parent in level:
+            for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
+                if entry.name == "__MACOSX" or entry.name.startswith("."):
+                    continue
+                is_folder = entry.is_dir()
+                if entry.name.lower() == name.lower() and is_folder == folder:
+                    found.append(Path(entry.path))
+                if is_folder:
+                    deeper.append(Path(entry.path))
+        if found:
+            return found
+        level = deeper
+    return []

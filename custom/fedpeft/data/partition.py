@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which example goes where, always by image: no image has questions in two of the parts that are cut here."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.schema import DataSettings, Example
+
+Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
+
+
+def arrange(
+    settings: DataSettings,
+    *,
+    train: Sequence[Example],
+    test: Sequence[Example],
+    validation: Sequence[Example] | None = None,
+) -> Splits:
+    """Train, validation and test of a site, from what the owner published and what the settings ask for.
+
+    Args:
+        settings: `split="image_disjoint"` pools everything and splits it again by image; otherwise the published
+            splits stay, and a missing validation set is cut out of train by image.
+        train, test: as published.
+        validation: as published; None: the owner has none.
+    """
+    rng = np.random.default_rng(settings.seed)
+    if settings.split == "image_disjoint":
+        return pooled((*train, *(validation or ()), *test), settings)
+    if validation is None:
+        train, validation = by_image(train, (settings.validation_fraction,), rng)
+    return tuple(train), tuple(validation), tuple(test)
+
+
+def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
+    """Train, validation and test cut out of one pool by image, with the settings' fractions and seed."""
+    fractions = (settings.validation_fraction, settings.test_fraction)
+    return by_image(examples, fractions, np.random.default_rng(settings.seed))
+
+
+def by_image(
+    examples: Sequence[Example], fractions: Sequence[float], rng: np.random.Generator
+) -> tuple[tuple[Example, ...], ...]:
+    """Cut parts out of examples so that all questions about one image stay together.
+
+    Images, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one where
+    f_p > 0. Inside a part the examples keep their order.
+
+    Args:
+        examples: any number of questions per image.
+        fractions: shares of the *images*, one per part; 0 makes an empty part.
+        rng: the only source of chance.
+
+    Returns:
+        The rest, then the parts.
+
+    Raises:
+        DataError: there are too few images for every part and the rest to have one.
+    """
+    image_ids = sorted({example.image_id for example in examples})
+    counts = [max(1, round(fraction * len(image_ids))) if fraction > 0 else 0 for fraction in fractions]
+    if sum(counts) >= len(image_ids):
+        raise DataError(
+            f"{len(image_ids)} images are too few for parts of {', '.join(map(str, fractions))} and a training set; "
+            "add images or lower the fractions."
+        )
+    order = rng.permutation(len(image_ids))
+    part_of = dict.fromkeys(image_ids, 0)
+    start = 0
+    for part, count in enumerate(counts, 1):
+        part_of.update((image_ids[position], part) for position in order[start : start + count])
+        start += count
+    parts: list[list[Example]] = [[] for _ in range(len(counts) + 1)]
+    for example in examples:
+        parts[part_of[example.image_id]].append(example)
+    return tuple(map(tuple, parts))
+
+
+def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
+    """Two disjoint halves of a set of images, for two sites that share a source.
+
+    Images are ranked by the SHA-256 of their id, so the halves depend on nothing but the ids: two sites with different
+    seeds still have no image in common. The first half has one more where the number is odd.
+    """
+    ranked = sorted(set(image_ids), key=lambda image_id: hashlib.sha256(image_id.encode()).digest())
+    middle = (len(ranked) + 1) // 2
+    return frozenset(ranked[:middle]), frozenset(ranked[middle:])

@@ -1,0 +1,139 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines whose fields a bar separates.
+
+Every row knows where it stands, so that an error names file and row. No error repeats a question or an answer.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedpeft.data.errors import DataError
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One record and its place, e.g. `train.json, record 17`."""
+
+    where: str
+    values: dict[str, Any]
+
+    def label(self, key: str) -> str:
+        """A field that may be absent or empty, as text without blanks at its ends."""
+        value = self.values.get(key)
+        return "" if value is None else str(value).strip()
+
+    def text(self, key: str) -> str:
+        """A field that must be text with something in it, without blanks at its ends.
+
+        Raises:
+            DataError: it is empty or no text.
+        """
+        value = self.values[key]
+        if not isinstance(value, str) or not value.strip():
+            raise DataError(f"{self.where}: {key!r} is empty or not text; correct that row.")
+        return value.strip()
+
+
+@contextmanager
+def reading(row: Row) -> Iterator[None]:
+    """Say where a row stands when something about its values is wrong."""
+    try:
+        yield
+    except DataError as error:
+        raise DataError(f"{row.where}: {error}; correct that row.") from error
+
+
+def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
+    """Records of a JSON list; each must have the keys."""
+    try:
+        records = json.loads(_read(path))
+    except json.JSONDecodeError as error:
+        raise DataError(f"{path} is not valid JSON ({error.msg}, line {error.lineno}); download it again.") from error
+    if not isinstance(records, list):
+        raise DataError(f"{path} is not a JSON list of records; put the publisher's file there.")
+    rows = [Row(f"{path}, record {number}", record) for number, record in enumerate(records, 1)]
+    return _checked(path, rows, keys)
+
+
+def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
+    """Records of a file with one JSON object per line; blank lines are skipped."""
+    rows = []
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(Row(f"{path}, line {number}", json.loads(line)))
+        except json.JSONDecodeError as error:
+            raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); correct that line.") from error
+    return _checked(path, rows, keys)
+
+
+def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
+    """Records of a CSV file with a header; quoted fields may hold commas and line breaks."""
+    reader = csv.DictReader(io.StringIO(_read(path), newline=""), strict=True)
+    rows = []
+    try:
+        for record in reader:
+            where = f"{path}, line {reader.line_num}"
+            if None in record or None in record.values():
+                raise DataError(f"{where}: it has not as many fields as the header; quote fields that hold commas.")
+            rows.append(Row(where, record))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {reader.line_num}: not valid CSV ({error}); correct that line.") from error
+    return _checked(path, rows, keys, columns=reader.fieldnames or ())
+
+
+def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False) -> list[Row]:
+    """Lines of a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
+
+    Args:
+        path: the file.
+        fields: names of the fields in their order.
+        alternatives: a line may have more fields; the key `alternatives` holds them.
+    """
+    rows = []
+    for number, line in enumerate(_read(path).split("\n"), 1):
+        parts = [part.strip() for part in line.strip().split("|")]
+        if parts == [""]:
+            continue
+        where = f"{path}, line {number}"
+        if len(parts) < len(fields) or (len(parts) > len(fields) and not alternatives):
+            raise DataError(f"{where}: {len(parts)} fields, expected {'|'.join(fields)}; correct that line.")
+        values = dict(zip(fields, parts, strict=False))
+        rows.append(Row(where, {**values, "alternatives": [part for part in parts[len(fields) :] if part]}))
+    return _checked(path, rows, fields)
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError as error:
+        raise DataError(f"The file {path} is missing; unpack the data set there.") from error
+    except OSError as error:
+        raise DataError(f"The file {path} cannot be read ({error.strerror}); check its permissions.") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8.") from error
+
+
+def _checked(path: Path, rows: list[Row], keys: Iterable[str], columns: Sequence[str] | None = None) -> list[Row]:
+    keys = tuple(keys)
+    missing = [key for key in keys if columns is not None and key not in columns]
+    if missing:
+        raise DataError(f"{path} has no column {missing[0]!r}; it needs the columns {', '.join(keys)}.")
+    if not rows:
+        raise DataError(f"{path} holds no record; put the data set's file there.")
+    for row in rows:
+        if not isinstance(row.values, dict):
+            raise DataError(f"{row.where}: it is not a JSON object; correct that row.")
+        for key in keys:
+            if key not in row.values:
+                raise DataError(f"{row.where}: the key {key!r} is missing; it needs {', '.join(keys)}.")
+    return rows

@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""SLAKE (Liu et al., ISBI 2021): English questions about 642 radiology images, with knowledge questions.
+
+    Slake1.0/{train,validate,test}.json, Slake1.0/imgs/xmlab1/source.jpg
+
+The hub's copy calls the second file validation.json. Only rows with q_lang "en" are used: the Chinese rows split the
+images differently and would bring 142 test images into training. CLOSED is not only yes/no here. The papers use the
+published split as it is.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedpeft.data.answers import closed_by_type, normalise
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder, image_file
+from fedpeft.data.partition import arrange
+from fedpeft.data.records import Row, json_rows, reading
+from fedpeft.data.schema import DataSettings, Example, SiteData
+
+FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
+_KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")
+
+
+def load(settings: DataSettings) -> SiteData:
+    """The English part of SLAKE.
+
+    Raises:
+        DataError: missing folder, file, key or image, or a file without English rows.
+    """
+    root = dataset_folder(settings, FOLDERS)
+    if (root / "Slake1.0").is_dir():
+        root = root / "Slake1.0"
+    validation = next((root / n for n in ("validate.json", "validation.json") if (root / n).is_file()), None)
+    if validation is None:
+        raise DataError(f"{root} holds neither 'validate.json' nor 'validation.json'; unpack Slake1.0 there.")
+    train, validation, test = arrange(
+        settings,
+        train=_english(root / "train.json"),
+        validation=_english(validation),
+        test=_english(root / "test.json"),
+    )
+    split = "split by image" if settings.split == "image_disjoint" else "published split"
+    source = f"SLAKE (Liu et al., ISBI 2021), real data, English questions, {split}"
+    return SiteData(settings.site or "slake", train, validation, test, source)
+
+
+def _english(path: Path) -> tuple[Example, ...]:
+    rows = [row for row in json_rows(path, _KEYS) if row.text("q_lang") == "en"]
+    if not rows:
+        raise DataError(f"{path} holds no row with q_lang 'en'; put the publisher's file there.")
+    return tuple(_example(row, path.parent / "imgs") for row in rows)
+
+
+def _example(row: Row, folder: Path) -> Example:
+    name = row.text("img_name")
+    with reading(row):
+        answer, closed = normalise(row.values["answer"]), closed_by_type(row.values["answer_type"])
+    return Example(
+        image=image_file(folder, name, where=row.where),
+        question=row.text("question"),
+        answer=answer,
+        closed=closed,
+        image_id=Path(name).parent.as_posix(),
+        question_type=row.label("content_type"),
+    )

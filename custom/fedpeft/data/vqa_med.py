@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the VQA-Med challenges of 2019, 2020 and 2021 share: bar-separated pairs, image ids, reference answers.
+
+    synpic41148|what kind of image is this?|cta - ct angiography        a pair (id|question|answer)
+    synpic42072|avascular necrosis|second answer                        reference answers (id|answer|answer...)
+
+Lines have no header, ids no extension, line ends are LF or CRLF. There is no answer type: closed is what is answered
+by yes or no.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from fedpeft.data.answers import closed_by_answer, normalise
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import find, images_below, missing_image
+from fedpeft.data.records import Row, bar_rows, reading
+from fedpeft.data.schema import Example
+
+
+def pairs(root: Path, text: str, images: str) -> tuple[Example, ...]:
+    """Examples of a file with lines `id|question|answer[|further accepted answer...]`.
+
+    Args:
+        root: the data set's folder; text file and image folder may lie anywhere below it.
+        text: name of the file.
+        images: name of the folder with the images.
+    """
+    rows = bar_rows(find(root, text), ("id", "question", "answer"), alternatives=True)
+    folder = find(root, images, folder=True)
+    known = images_below(folder)
+    return tuple(
+        example(row, [row.values["answer"], *row.values["alternatives"]], folder=folder, images=known) for row in rows
+    )
+
+
+def questions_with_references(root: Path, questions: str, references: str, images: str) -> tuple[Example, ...]:
+    """Examples of a test set whose questions (`id|question`) and answers (`id|answer|...`) lie in two files.
+
+    Raises:
+        DataError: an id is in one of the two files only, or twice in one.
+    """
+    asked_in, answered_in = find(root, questions), find(root, references)
+    asked = _once(bar_rows(asked_in, ("id", "question")))
+    answered = _once(bar_rows(answered_in, ("id", "answer"), alternatives=True))
+    odd = sorted(asked.keys() ^ answered.keys())
+    if odd:
+        raise DataError(f"{odd[0]} is in only one of {asked_in} and {answered_in}; put the owners' two files there.")
+    folder = find(root, images, folder=True)
+    known = images_below(folder)
+    return tuple(
+        example(
+            row, [answered[name].values["answer"], *answered[name].values["alternatives"]], folder=folder, images=known
+        )
+        for name, row in asked.items()
+    )
+
+
+def example(
+    row: Row, answers: Sequence[str], *, folder: Path, images: Mapping[str, Path], question_type: str = "abnormality"
+) -> Example:
+    """One example from a row with `id` and `question`; the first answer is the one to learn, all are accepted."""
+    image_id = row.text("id").removesuffix(".jpg")
+    if image_id not in images:
+        raise missing_image(folder / f"{image_id}.jpg", where=row.where)
+    with reading(row):
+        normal = tuple(dict.fromkeys(normalise(answer) for answer in answers))
+    return Example(
+        image=images[image_id],
+        question=row.text("question"),
+        answer=normal[0],
+        closed=closed_by_answer(normal[0]),
+        image_id=image_id,
+        question_type=question_type,
+        alternatives=normal[1:],
+    )
+
+
+def _once(rows: Sequence[Row]) -> dict[str, Row]:
+    by_id: dict[str, Row] = {}
+    for row in rows:
+        if row.text("id") in by_id:
+            raise DataError(f"{row.where}: the image id {row.text('id')} comes a second time; remove one of the lines.")
+        by_id[row.text("id")] = row
+    return by_id
