@@ -1,0 +1,26 @@
+.PHONY: install check lint format jobs jobs-in-sync test test-fast
+
+install:
+	pip install -c constraints.txt -e ".[dev]"
+
+check: lint test-fast
+
+lint:
+	ruff check .
+	ruff format --check .
+
+format:
+	ruff check --fix .
+	ruff format .
+
+jobs:
+	fedpeft jobs
+
+jobs-in-sync:
+	fedpeft jobs --check
+
+test:
+	pytest
+
+test-fast:
+	pytest -m "not slow and not simulator and not consortium"

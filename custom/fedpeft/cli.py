@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The command line: `fedpeft simulate | jobs | report`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import fedpeft
+from fedpeft.errors import FedpeftError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; bad input gives one sentence on stderr and exit code 1."""
+    parser = _parser()
+    chosen = parser.parse_args(arguments)
+    try:
+        chosen.command(chosen)
+    except FedpeftError as error:
+        print(f"fedpeft: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("fedpeft: interrupted; finished rounds are kept.", file=sys.stderr)
+        return 130
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__)
+    parser.add_argument("--version", action="version", version=f"fedpeft {fedpeft.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator; the exit code is true")
+    simulate.add_argument("job", type=Path, help="job folder, e.g. jobs/fedpia_task1")
+    simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
+    simulate.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
+    simulate.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    simulate.set_defaults(command=_simulate)
+
+    jobs = commands.add_parser("jobs", help="write the job folders from app_configs/")
+    jobs.add_argument("names", nargs="*", help="jobs of app_configs/jobs.yml (default: all)")
+    jobs.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    jobs.add_argument("--out", type=Path, default=Path("jobs"), help="where the job folders go")
+    jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
+    jobs.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    jobs.set_defaults(command=_jobs)
+
+    report = commands.add_parser("report", help="tables, picture and page of a run")
+    report.add_argument("run", type=Path, help="folder with history.json")
+    report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
+    report.set_defaults(command=_report)
+    return parser
+
+
+def _simulate(chosen: argparse.Namespace) -> None:
+    from fedpeft.simulate import simulate
+
+    if chosen.threads < 1:
+        raise FedpeftError(f"-t is {chosen.threads}, it must be at least 1.")
+    workspace = chosen.workspace.resolve()
+    results = simulate(chosen.job, workspace=workspace, threads=chosen.threads, overrides=chosen.set)
+    _tell(results, results / "report")
+
+
+def _jobs(chosen: argparse.Namespace) -> None:
+    from fedpeft.jobs import compose, outdated, recipes, write_job
+
+    for name in chosen.names or recipes(chosen.configs):
+        sections = compose(chosen.configs, name, chosen.set)
+        if not chosen.check:
+            write_job(chosen.out / name, name, sections)
+        elif stale := outdated(chosen.out / name, name, sections):
+            raise FedpeftError(f"{stale[0]} is not what app_configs/ says: run `fedpeft jobs` and commit the result.")
+        print(chosen.out / name)
+
+
+def _report(chosen: argparse.Namespace) -> None:
+    from fedpeft.report import render
+
+    out = chosen.out or chosen.run / "report"
+    render(chosen.run, out)
+    _tell(chosen.run, out)
+
+
+def _tell(run: Path, report: Path) -> None:
+    from fedpeft.report import show
+
+    show(run)
+    print(f"\nresults  {run}\nreport   {report}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Who takes part in a job: the `federation` section, and each site's own share of the `data` section."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """Who takes part, how many must answer, and how long to wait.
+
+    Args:
+        sites: names of the sites, as in the job's deploy map.
+        quorum: valid replies that a round needs; 0: one from every site.
+        hello_timeout: seconds for the handshake of round 0.
+        round_timeout: seconds for one round at the slowest site, waiting for its turn included.
+        grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
+    """
+
+    sites: tuple[str, ...]
+    quorum: int = 0
+    hello_timeout: int = 600
+    round_timeout: int = 3600
+    grace: int = 60
+
+    def __post_init__(self) -> None:
+        if not self.sites or len(set(self.sites)) != len(self.sites):
+            raise FedpeftError(f"sites is {list(self.sites)}, it must name at least one site, each once.")
+        at_least("quorum", self.quorum, 0)
+        for name in ("hello_timeout", "round_timeout", "grace"):
+            at_least(name, getattr(self, name), 1)
+        if self.quorum > len(self.sites):
+            raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")
+
+    @property
+    def needed(self) -> int:
+        """Valid replies that a round needs."""
+        return self.quorum or len(self.sites)
+
+
+def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
+    """A site's data settings: the common ones, replaced by those under `sites`, with the site's name filled in."""
+    common = dict(section or {})
+    own = common.pop("sites", {}).get(site, {})
+    return {"site": site, **common, **own}

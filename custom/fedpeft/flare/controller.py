@@ -1,0 +1,171 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's rounds: handshake, train, validate, integrate, record."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.workflows.model_controller import ModelController
+
+import fedpeft
+from fedpeft.errors import FedpeftError
+from fedpeft.flare import handshake
+from fedpeft.flare.aggregator import REPORT
+from fedpeft.flare.messages import Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.record import Record
+from fedpeft.flare.run_folder import run_folder
+from fedpeft.federation import FederationSettings
+from fedpeft.flare.tensors import register_tensors
+from fedpeft.settings import build
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+HELLO, TRAIN = "hello", "train"
+POLL_SECONDS = 0.1
+
+
+class FederationController(ModelController):
+    """Runs a job: a handshake in round 0, then `training.rounds` rounds, then the completion manifest.
+
+    Settings are checked when the run starts, not in this constructor: FLARE's simulator hangs on a component that
+    fails to construct, and ends with exit code 0.
+
+    Args:
+        job: the job's name, for tables and pictures.
+        federation: see `FederationSettings`.
+        method: see `MethodSettings`.
+        training: see `TrainingSettings`.
+        aggregator_id: id of a `ModelAggregator` component.
+        persistor_id: id of the persistor component.
+    """
+
+    def __init__(
+        self,
+        job: str = "",
+        federation: dict[str, Any] | None = None,
+        method: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        aggregator_id: str = "aggregator",
+        persistor_id: str = "persistor",
+    ) -> None:
+        super().__init__(persistor_id, ignore_result_error=True, task_check_period=0.1)
+        register_tensors()
+        self._job = job
+        self._sections = {"federation": federation, "method": method, "training": training}
+        self._aggregator_id = aggregator_id
+        self._lock = threading.Lock()
+
+    def run(self) -> None:
+        """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
+        record = Record(run_folder(self.fl_ctx), job=self._job)
+        try:
+            self._federation = build(FederationSettings, self._sections["federation"], section="federation")
+            self._method = build(MethodSettings, self._sections["method"], section="method")
+            self._training = build(TrainingSettings, self._sections["training"], section="training")
+            introductions = self._handshake(record)
+            self._rounds(record, introductions)
+        except FedpeftError as error:
+            record.fail(str(error))
+            self.panic(str(error))
+            return
+        for line in record.complete():
+            self.info(line)
+
+    def _handshake(self, record: Record) -> dict[str, Introduction]:
+        """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
+        hello = Hello(version=fedpeft.__version__)
+        federation = self._federation
+        orders = {site: hello.to_model(round=0) for site in federation.sites}
+        replies = self._ask(HELLO, orders, timeout=federation.hello_timeout)
+        introductions, problems = handshake.read(replies, sites=federation.sites, timeout=federation.hello_timeout)
+        handshake.check_agreement(introductions, version=hello.version, method=self._method)
+        if len(introductions) < federation.needed:
+            raise FedpeftError(_shortage("the handshake", len(introductions), federation.needed, problems))
+        for site, problem in problems.items():
+            self.warning(f"site {site} does not take part: {problem}")
+        record.begin(self._method, self._training, introductions, problems)
+        return introductions
+
+    def _rounds(self, record: Record, introductions: dict[str, Introduction]) -> None:
+        state: dict = {}
+        aggregator = self.get_component(self._aggregator_id)
+        if aggregator is None:
+            raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
+        for number in range(1, self._training.rounds + 1):
+            began = time.monotonic()
+            order = TrainOrder(round=number, state=state)
+            orders = {s: order.to_model(round=number, rounds=self._training.rounds) for s in introductions}
+            replies = self._ask(TRAIN, orders, timeout=self._federation.round_timeout)
+            accepted, rejected = self._validate(replies, introductions, number)
+            if len(accepted) < self._federation.needed:
+                raise FedpeftError(_shortage(f"round {number}", len(accepted), self._federation.needed, rejected))
+            report: dict[str, Any] = {}
+            if self._method.exchanges:
+                state, report = self._integrate(aggregator, accepted)
+                self.save_model(FLModel(params=state))
+            record.add_round(number, accepted, rejected, report, seconds=time.monotonic() - began)
+            for site, reason in rejected.items():
+                self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
+            self.info(record.progress(number, self._training.rounds))
+
+    def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int) -> dict[str, FLModel]:
+        """Send each site its own payload and collect replies until all are there, the grace is over, or the time is."""
+        replies: dict[str, FLModel] = {}
+
+        def receive(model: FLModel) -> None:
+            with self._lock:
+                replies[model.meta["client_name"]] = model
+
+        for site, model in orders.items():
+            self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=receive)
+        enough_since = None
+        while self.get_num_standing_tasks() and not self.abort_signal.triggered:
+            time.sleep(POLL_SECONDS)
+            with self._lock:
+                answered = len(replies)
+            if answered >= self._federation.needed:
+                enough_since = enough_since or time.monotonic()
+                if time.monotonic() - enough_since > self._federation.grace:
+                    self.cancel_all_tasks()
+        if self.abort_signal.triggered:
+            raise FedpeftError(f"the job was aborted while the sites worked on {task!r}.")
+        with self._lock:
+            return dict(replies)
+
+    def _validate(
+        self, replies: dict[str, FLModel], introductions: dict[str, Introduction], number: int
+    ) -> tuple[dict[str, TrainReply], dict[str, str]]:
+        accepted, rejected = {}, {}
+        for site, introduction in introductions.items():
+            try:
+                if site not in replies:
+                    raise FedpeftError(
+                        f"site {site} sent no usable reply in round {number}: look at its log, or raise "
+                        f"federation.round_timeout ({self._federation.round_timeout} s)."
+                    )
+                reply = TrainReply.from_model(replies[site])
+                check_reply(
+                    reply,
+                    site=site,
+                    round=number,
+                    schema=introduction.schema if self._method.exchanges else {},
+                    samples=introduction.samples["train"],
+                )
+                accepted[site] = reply
+            except FedpeftError as error:
+                rejected[site] = str(error)
+        return accepted, rejected
+
+    def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[dict, dict[str, Any]]:
+        aggregator.reset_stats()
+        for site, reply in accepted.items():
+            aggregator.accept_model(FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples}))
+        merged = aggregator.aggregate_model()
+        return merged.params, merged.meta[REPORT]
+
+
+def _shortage(when: str, valid: int, needed: int, problems: dict[str, str]) -> str:
+    reasons = " ".join(problems[site] for site in sorted(problems))
+    return f"{when} ended with {valid} valid replies, the quorum is {needed}: {reasons}"

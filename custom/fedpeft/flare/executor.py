@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The site's side: answer the handshake, train when told to, never let anything but the adapter out."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+import fedpeft
+from fedpeft.data.errors import DataError
+from fedpeft.errors import FedpeftError
+from fedpeft.files import write_json
+from fedpeft.flare.controller import HELLO, TRAIN
+from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.tensors import register_tensors
+
+if TYPE_CHECKING:
+    from fedpeft.training.learner import Learner
+
+PROBLEM = "problem.json"
+
+
+class SiteExecutor(Executor):
+    """Trains one site's adapters and head on its own data.
+
+    Settings are checked when a task arrives, not in this constructor: FLARE's simulator hangs on a component that fails
+    to construct. A problem is told in full in the site's own log and `problem.json`; the server learns of it without
+    any detail of the data.
+
+    Args:
+        backbone: see `fedpeft.backbones.BackboneSettings`.
+        method: see `MethodSettings`.
+        training: see `TrainingSettings`.
+        data: see `fedpeft.data.DataSettings`; `sites` may hold settings of single sites.
+    """
+
+    def __init__(
+        self,
+        backbone: dict[str, Any] | None = None,
+        method: dict[str, Any] | None = None,
+        training: dict[str, Any] | None = None,
+        data: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        register_tensors()
+        self._sections = {"backbone": backbone, "method": method, "training": training, "data": data}
+        self._learner: Learner | None = None
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Import what training needs while FLARE still connects: it costs seconds, and FLARE mostly waits."""
+        if event_type == EventType.START_RUN:
+            threading.Thread(target=_import_learner, daemon=True).start()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Answer one task; problems come back as replies that say so, so that the server can go on without this site."""
+        tasks = {HELLO: self._introduce, TRAIN: self._train}
+        if task_name not in tasks:
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        model = FLModelUtils.from_shareable(shareable)
+        return FLModelUtils.to_shareable(tasks[task_name](model, fl_ctx).to_model(round=model.current_round))
+
+    def _introduce(self, model: Any, fl_ctx: FLContext) -> Introduction:
+        try:
+            Hello.from_model(model)
+            return self._ready(fl_ctx).introduction()
+        except Exception as error:
+            return Introduction(version=fedpeft.__version__, problem=self._explain(error, fl_ctx))
+
+    def _train(self, model: Any, fl_ctx: FLContext) -> TrainReply:
+        began, number, learner = time.monotonic(), model.current_round, None
+        try:
+            order = TrainOrder.from_model(model)
+            learner = self._ready(fl_ctx)
+            update = learner.train_round(order.round, order.state)
+            self.log_info(fl_ctx, f"round {order.round}: training loss {update.metrics['loss']:.3f}")
+            return TrainReply(
+                round=order.round,
+                samples=update.samples,
+                metrics={name: update.metrics.get(name) for name in METRICS},
+                seconds=round(time.monotonic() - began, 3),
+                problem="",
+                state=update.state,
+            )
+        except Exception as error:
+            return TrainReply(
+                round=number,
+                samples=0,
+                metrics=dict.fromkeys(METRICS),
+                seconds=round(time.monotonic() - began, 3),
+                problem=self._explain(error, fl_ctx),
+                state={},
+            )
+
+    def _ready(self, fl_ctx: FLContext) -> Learner:
+        if self._learner is None:
+            from fedpeft.training.learner import Learner
+
+            site = fl_ctx.get_identity_name()
+            self._learner = Learner.from_sections(self._sections, site=site, folder=run_folder(fl_ctx) / "state")
+        return self._learner
+
+    def _explain(self, error: Exception, fl_ctx: FLContext) -> str:
+        """Tell the site in full what went wrong, and return what the server may know."""
+        site = fl_ctx.get_identity_name()
+        if isinstance(error, FedpeftError):
+            self.log_error(fl_ctx, f"site {site}: {error}")
+            told = "its data cannot be used; its own log says why." if isinstance(error, DataError) else str(error)
+        else:
+            self.log_exception(fl_ctx, f"site {site}: {type(error).__name__}: {error}")
+            told = f"{type(error).__name__} in its training code; its own log has the traceback."
+        write_json(run_folder(fl_ctx) / PROBLEM, {"site": site, "problem": f"{type(error).__name__}: {error}" if told.endswith("traceback.") else str(error)})
+        return told
+
+
+def _import_learner() -> None:
+    import fedpeft.training.learner  # noqa: F401

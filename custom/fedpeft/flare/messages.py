@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Everything that travels between server and sites, and the check that nothing else does.
+
+A message is an FLModel: `params` holds adapter tensors under wire keys, `meta["fedpeft"]` one JSON object whose fields
+are those of the dataclass. Heads, answers, images and questions have no field here, so they have no way out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+
+from fedpeft.errors import FedpeftError
+
+FIELDS = "fedpeft"
+METRICS = ("overall", "open", "closed", "loss", "loss_first")
+Schema = dict[str, list[int]]
+M = TypeVar("M", bound="_Message")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Message:
+    carries_state: ClassVar[bool] = False
+
+    def to_model(self, *, round: int | None = None, rounds: int | None = None) -> FLModel:
+        """The message as FLARE sends it."""
+        values = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "state"}
+        state = getattr(self, "state", {}) if self.carries_state else {}
+        return FLModel(
+            params_type=ParamsType.FULL, params=state, current_round=round, total_rounds=rounds, meta={FIELDS: values}
+        )
+
+    @classmethod
+    def from_model(cls: type[M], model: FLModel) -> M:
+        """Read a message; FedpeftError if its fields are not exactly the declared ones."""
+        values = model.meta.get(FIELDS)
+        declared = {f.name for f in dataclasses.fields(cls)} - {"state"}
+        if not isinstance(values, Mapping) or set(values) != declared:
+            got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
+            raise FedpeftError(
+                f"expected a {cls.__name__} message with {sorted(declared)}, got {got}: "
+                f"install the same fedpeft version everywhere."
+            )
+        if not cls.carries_state:
+            if model.params:
+                raise FedpeftError(f"a {cls.__name__} message carries no tensors, got {sorted(model.params)[:3]}.")
+            return cls(**values)
+        return cls(**values, state=dict(model.params or {}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hello(_Message):
+    """Server to site, round 0: who I am."""
+
+    version: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Introduction(_Message):
+    """Site to server, round 0: what this site brings, or why it cannot take part.
+
+    Args:
+        version: the site's fedpeft version.
+        schema: shape of every tensor the site will send, by wire key.
+        classes: size of the site's label space; the labels themselves stay at the site.
+        samples: size of each split.
+        dataset: registered name of the data set.
+        backbone: registered name of the backbone.
+        problem: why the site cannot take part, free of the site's data; empty when it can.
+    """
+
+    version: str
+    schema: Schema = field(default_factory=dict)
+    classes: int = 0
+    samples: dict[str, int] = field(default_factory=dict)
+    dataset: str = ""
+    backbone: str = ""
+    problem: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOrder(_Message):
+    """Server to site: train this round, from this global adapter (empty: from your own)."""
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainReply(_Message):
+    """Site to server: the trained adapter, or why there is none.
+
+    Args:
+        round: the round it belongs to.
+        samples: size n_k of the training split, the site's weight.
+        metrics: the names of `METRICS`, fractions, losses or None.
+        seconds: wall time of the local work.
+        problem: why the round failed here, free of the site's data; empty when it did not.
+    """
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    samples: int
+    metrics: dict[str, float | None]
+    seconds: float
+    problem: str
+    state: dict[str, torch.Tensor]
+
+
+def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, samples: int) -> None:
+    """Accept a reply only if it is what the site announced, and finite.
+
+    Raises:
+        FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
+    """
+    if reply.problem:
+        raise FedpeftError(f"site {site} could not finish round {round}: {reply.problem}")
+    if reply.round != round:
+        raise FedpeftError(f"site {site} answered for round {reply.round} in round {round}.")
+    if reply.samples != samples:
+        raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
+    _check_metrics(reply.metrics, site)
+    check_state(reply.state, site=site, schema=schema)
+
+
+def check_state(state: Mapping[str, Any], *, site: str, schema: Schema) -> None:
+    """Exactly the announced keys, shapes and a finite floating dtype, or FedpeftError naming site and key."""
+    missing, extra = sorted(set(schema) - set(state)), sorted(set(state) - set(schema))
+    if missing or extra:
+        what = f"lacks {_some(missing)}" if missing else f"has unannounced keys {_some(extra)}"
+        raise FedpeftError(f"the adapter of site {site} {what}: it must send exactly the tensors of its schema.")
+    for key, tensor in state.items():
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise FedpeftError(f"site {site} sent {key} as {kind}: only floating-point tensors are accepted.")
+        if list(tensor.shape) != list(schema[key]):
+            raise FedpeftError(f"site {site} sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}.")
+        if not torch.isfinite(tensor).all():
+            raise FedpeftError(f"site {site} sent NaN or infinity in {key}: its training diverged.")
+
+
+def _check_metrics(metrics: Mapping[str, Any], site: str) -> None:
+    if set(metrics) != set(METRICS):
+        raise FedpeftError(f"site {site} sent metrics {sorted(metrics)}, declared are {sorted(METRICS)}.")
+    for name, value in metrics.items():
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
+            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a finite number.")
+
+
+def _some(keys: Sequence[str], most: int = 3) -> str:
+    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")

@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The global adapter on the server's disk, as safetensors."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
+from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
+from safetensors.torch import load_file, save_file
+
+from fedpeft.flare.run_folder import run_folder
+
+FILE = "global.safetensors"
+
+
+class SafetensorsPersistor(LearnablePersistor):
+    """Keeps the global adapter in one safetensors file, replaced atomically; bf16 stays bf16."""
+
+    def load(self, fl_ctx: FLContext) -> ModelLearnable:
+        """The saved adapter of this run, or an empty one before the first save."""
+        file = self.file(fl_ctx)
+        return make_model_learnable(weights=load_file(file) if file.exists() else {}, meta_props={})
+
+    def save(self, learnable: ModelLearnable, fl_ctx: FLContext) -> None:
+        """Write all tensors, then rename over the old file."""
+        file = self.file(fl_ctx)
+        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        tensors = {key: tensor.contiguous() for key, tensor in learnable[ModelLearnableKey.WEIGHTS].items()}
+        save_file(tensors, draft)
+        draft.replace(file)
+
+    @staticmethod
+    def file(fl_ctx: FLContext) -> Path:
+        """Where the adapter of this run lies."""
+        return run_folder(fl_ctx) / FILE

@@ -1,0 +1,106 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a job leaves behind on the server: history, report, and the manifest that says how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fedpeft
+from fedpeft.data import is_procedural
+from fedpeft.files import write_json
+from fedpeft.flare.messages import Introduction, TrainReply
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+MANIFEST = "manifest.json"
+HISTORY = "history.json"
+
+
+class Record:
+    """Writes every finished round at once, so that nothing computed is lost when the job ends early."""
+
+    def __init__(self, folder: Path, *, job: str) -> None:
+        self.folder = folder
+        self._began = time.time()
+        self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__}
+        self._history: dict[str, Any] = {"job": job, "rounds": []}
+
+    def begin(
+        self,
+        method: MethodSettings,
+        training: TrainingSettings,
+        introductions: Mapping[str, Introduction],
+        problems: Mapping[str, str],
+    ) -> None:
+        """Note what the handshake found."""
+        datasets = sorted({i.dataset for i in introductions.values()})
+        backbones = sorted({i.backbone for i in introductions.values()})
+        procedural = any(map(is_procedural, datasets))
+        self._history |= {
+            "method": method.label,
+            "procedural": procedural,
+            "source": f"data: {', '.join(datasets)}{' (procedural)' if procedural else ''}; backbone: {', '.join(backbones)}",
+            "settings": {"method": asdict(method), "training": asdict(training)},
+        }
+        self._manifest["sites"] = {
+            site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
+            for site, i in introductions.items()
+        } | {site: {"problem": problem} for site, problem in problems.items()}
+
+    def add_round(
+        self,
+        number: int,
+        accepted: Mapping[str, TrainReply],
+        rejected: Mapping[str, str],
+        report: Mapping[str, Any],
+        *,
+        seconds: float,
+    ) -> None:
+        """Append one round to history.json."""
+        sites = {s: {**accepted[s].metrics, "samples": accepted[s].samples, "seconds": accepted[s].seconds} for s in accepted}
+        self._history["rounds"].append(
+            {
+                "round": number,
+                "sites": sites,
+                "rejected": dict(rejected),
+                "alignment": dict(report.get("distance", {})),
+                "alignment_report": dict(report),
+                "seconds": round(seconds, 3),
+            }
+        )
+        write_json(self.folder / HISTORY, self._history)
+
+    def progress(self, number: int, rounds: int) -> str:
+        """One line for the log: round, mean accuracy, time."""
+        last = self._history["rounds"][-1]
+        overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
+        mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
+        return f"round {number} of {rounds}: mean accuracy {mean}, {last['seconds']:.1f} s"
+
+    def fail(self, reason: str) -> None:
+        """Write the manifest of a job that ended early; finished rounds stay where they are."""
+        self._write_manifest("failed", reason=reason)
+
+    def complete(self) -> list[str]:
+        """Render the report, write the manifest, and say where everything lies."""
+        from fedpeft.report import render, show
+
+        render(self.folder, self.folder / "report")
+        self._write_manifest("completed")
+        show(self.folder)
+        return [f"finished: results in {self.folder}"]
+
+    def _write_manifest(self, status: str, **more: str) -> None:
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+        self._manifest |= {
+            "status": status,
+            **more,
+            "rounds": len(self._history["rounds"]),
+            "seconds": round(time.time() - self._began, 1),
+            "files": {str(p.relative_to(self.folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
+        }
+        write_json(self.folder / MANIFEST, self._manifest)

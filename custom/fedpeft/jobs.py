@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""From app_configs/ to FLARE job folders: plain JSON, no code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import build, suggestion
+
+RECIPES = "jobs.yml"
+SECTIONS = ("backbone", "method", "training", "data", "federation", "flare")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlareSettings:
+    """FLARE's own intervals and timeouts, in seconds; FLARE waits for ever where none is set."""
+
+    task_request_interval: float
+    get_task_timeout: float
+    submit_task_result_timeout: float
+    tensor_min_download_timeout: float
+    streaming_per_request_timeout: float
+
+
+def recipes(configs: Path) -> dict[str, list[str]]:
+    """Job names and the parts they are composed of, from `app_configs/jobs.yml`."""
+    return _read_yaml(configs / RECIPES)
+
+
+def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge a job's parts and overrides into sections, and check all of them.
+
+    Args:
+        configs: the `app_configs` folder.
+        job: a name in `jobs.yml`.
+        overrides: settings as `section.name=value`; the value is read as YAML.
+
+    Raises:
+        FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
+    """
+    known = recipes(configs)
+    if job not in known:
+        raise FedpeftError(f"{job!r} is no job of {configs / RECIPES}: {suggestion(job, known)}.")
+    sections: dict[str, Any] = {}
+    for part in known[job]:
+        sections = _merged(sections, _read_yaml(configs / f"{part}.yml"))
+    for override in overrides:
+        sections = _merged(sections, _parse_override(override))
+    check(sections)
+    return sections
+
+
+def check(sections: Mapping[str, Any]) -> None:
+    """Check every section the way server and sites will."""
+    from fedpeft import adapters
+    from fedpeft.alignment import PIASettings
+    from fedpeft.backbones import BackboneSettings
+    from fedpeft.data import DataSettings
+    from fedpeft.federation import FederationSettings, site_data
+    from fedpeft.settings import one_of
+    from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+    unknown = sorted(set(sections) - set(SECTIONS))
+    if unknown:
+        raise FedpeftError(f"{unknown[0]!r} is no section of a job: {suggestion(unknown[0], SECTIONS)}.")
+    federation = build(FederationSettings, sections.get("federation"), section="federation")
+    method = build(MethodSettings, sections.get("method"), section="method")
+    build(PIASettings, method.pia, section="method.pia")
+    build(TrainingSettings, sections.get("training"), section="training")
+    build(BackboneSettings, sections.get("backbone"), section="backbone")
+    build(FlareSettings, sections.get("flare"), section="flare")
+    if method.trains == "adapters":
+        one_of("method.adapter", method.adapter, adapters.names())
+    for site in federation.sites:
+        build(DataSettings, site_data(sections.get("data"), site), section="data")
+    strangers = sorted(set(method.site_adapter_settings) - set(federation.sites))
+    if strangers:
+        raise FedpeftError(f"method.site_adapter_settings names {strangers[0]!r}, which is not in federation.sites.")
+
+
+def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
+    """Write one FLARE job folder: `meta.json` and the two configurations under `app/config`."""
+    for path, content in job_files(name, sections).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+
+
+def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]:
+    """Files of a job folder that are missing or differ from what the sections say."""
+    files = {folder / path: content for path, content in job_files(name, sections).items()}
+    return [file for file, content in files.items() if not file.is_file() or file.read_text() != content]
+
+
+def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
+    """The files of a job folder, by relative path."""
+    federation, flare = sections["federation"], dict(sections["flare"])
+    sites = list(federation["sites"])
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": flare.pop("task_request_interval")},
+        **flare,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [
+            {"id": "persistor", "path": "fedpeft.flare.persistor.SafetensorsPersistor", "args": {}},
+            {
+                "id": "aggregator",
+                "path": "fedpeft.flare.aggregator.PIAAggregator",
+                "args": {"method": sections["method"]},
+            },
+        ],
+        "workflows": [
+            {
+                "id": "rounds",
+                "path": "fedpeft.flare.controller.FederationController",
+                "args": {"job": name, **{s: sections[s] for s in ("federation", "method", "training")}},
+            }
+        ],
+    }
+    client = {
+        "format_version": 2,
+        **flare,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "executors": [
+            {
+                "tasks": ["hello", "train"],
+                "executor": {
+                    "path": "fedpeft.flare.executor.SiteExecutor",
+                    "args": {s: sections[s] for s in ("backbone", "method", "training", "data")},
+                },
+            }
+        ],
+    }
+    meta = {
+        "name": name.replace("/", "_"),
+        "resource_spec": {},
+        "min_clients": federation.get("quorum") or len(sites),
+        "deploy_map": {"app": ["server", *sites]},
+    }
+    files = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": server,
+        "app/config/config_fed_client.json": client,
+    }
+    return {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    path, equals, value = text.partition("=")
+    names = path.strip().split(".")
+    if not equals or len(names) < 2 or not all(names):
+        raise FedpeftError(f"--set {text!r} is not of the form section.name=value, e.g. method.adapter=compacter.")
+    try:
+        nested: Any = yaml.safe_load(value)
+    except yaml.YAMLError as error:
+        raise FedpeftError(f"--set {text!r}: the value is no YAML ({error}).") from error
+    for name in reversed(names):
+        nested = {name: nested}
+    return nested
+
+
+def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
+        result[key] = _merged(result[key], value) if both else value
+    return result
+
+
+def _read_yaml(file: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(file.read_text())
+    except FileNotFoundError as error:
+        raise FedpeftError(f"there is no {file}: run in a clone of the repository, or name its app_configs folder.") from error
+    except yaml.YAMLError as error:
+        raise FedpeftError(f"{file} is no YAML: {error}.") from error
+    if not isinstance(content, dict):
+        raise FedpeftError(f"{file} must hold sections, it holds {type(content).__name__}.")
+    return content

@@ -1,0 +1,115 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Build settings dataclasses from JSON, refusing whatever a job file got wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import types
+import typing
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from fedpeft.errors import FedpeftError
+
+T = TypeVar("T")
+
+
+def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
+    """Make the dataclass `cls` from a JSON object, checking names, types and values.
+
+    Args:
+        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
+        values: the JSON object; None means that FLARE found no such variable.
+        section: where the object stands in the job, e.g. `training`; errors begin with it.
+
+    Raises:
+        FedpeftError: unknown name, None (FLARE turns undefined variables into None), wrong type or wrong value.
+    """
+    if values is None:
+        raise _undefined(section)
+    if not isinstance(values, Mapping):
+        raise FedpeftError(f"{section} must be an object of settings, not {values!r}: correct the job's configuration.")
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = typing.get_type_hints(cls)
+    for name, value in values.items():
+        where = f"{section}.{name}"
+        if name not in fields:
+            raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.")
+        if value is None:
+            raise _undefined(where)
+        if not _fits(value, hints[name]):
+            expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
+            raise FedpeftError(f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration.")
+    try:
+        return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
+    except FedpeftError as error:
+        raise FedpeftError(f"{section}: {error}") from error
+    except TypeError as error:
+        missing = [n for n, f in fields.items() if n not in values and _required(f)]
+        raise FedpeftError(f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration.") from error
+
+
+def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
+    """Refuse a value outside a closed set, naming argument, value and what is allowed."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}.")
+
+
+def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
+    """Refuse a number below `minimum` (or equal to it, if `exclusive`) and NaN."""
+    if not (value > minimum if exclusive else value >= minimum):
+        raise FedpeftError(f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.")
+
+
+def suggestion(name: str, known: typing.Iterable[str]) -> str:
+    """What to write instead of an unknown name: the closest one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}" if close else f"known are {', '.join(known)}"
+
+
+def _undefined(where: str) -> FedpeftError:
+    return FedpeftError(
+        f"{where} is None, as FLARE leaves a variable that nothing defines: define it in the job's configuration "
+        f"or in the site's environment."
+    )
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _as_declared(value: Any, hint: Any) -> Any:
+    if isinstance(value, list) and _origin_is(hint, tuple):
+        return tuple(value)
+    return float(value) if hint is float else value
+
+
+def _origin_is(hint: Any, kind: type) -> bool:
+    return any(part is kind or typing.get_origin(part) is kind for part in _alternatives(hint))
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    for part in _alternatives(hint):
+        kind = typing.get_origin(part) or part
+        if kind is typing.Any or kind is typing.Literal:
+            return True
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return True
+        if kind is int and isinstance(value, int) and not isinstance(value, bool):
+            return True
+        if kind is tuple and isinstance(value, (list, tuple)):
+            return True
+        if isinstance(kind, type) and kind not in (float, int) and isinstance(value, kind):
+            return True
+        if kind is Mapping and isinstance(value, Mapping):
+            return True
+    return False

@@ -1,0 +1,116 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Run a job in FLARE's simulator and tell the truth about how it ended.
+
+The simulator's exit code is 0 when a site dies and it may hang for ever; the manifest that the server writes at the very
+end is what counts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpeft.allow_list import seed_workspace
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import compose, write_job
+
+RUN = Path("simulate_job") / "fedpeft"
+SECONDS_TO_END = 60
+
+
+def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = ()) -> Path:
+    """Run one job folder to its end.
+
+    Args:
+        job: a FLARE job folder.
+        workspace: the simulator's folder; everything in it but `local/` and `startup/` is replaced.
+        threads: sites that run at the same time.
+        overrides: settings as `section.name=value`; the job is then composed anew from `app_configs/`.
+
+    Returns:
+        the folder with history, report, adapters and manifest.
+
+    Raises:
+        FedpeftError: why the job did not complete; finished rounds are in the workspace.
+    """
+    if not (job / "meta.json").is_file():
+        raise FedpeftError(f"{job} is no FLARE job folder, it has no meta.json: name one of jobs/.")
+    sites = _sites(job)
+    if threads > len(sites):
+        raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
+    seed_workspace(workspace)
+    results = workspace / "server" / RUN
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
+        code = _run_simulator(folder, workspace, threads, results / "manifest.json")
+    return _verdict(results, workspace, sites, code)
+
+
+def _sites(job: Path) -> list[str]:
+    try:
+        deployed = json.loads((job / "meta.json").read_text())["deploy_map"]
+        return [site for sites in deployed.values() for site in sites if site != "server"]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise FedpeftError(f"{job / 'meta.json'} has no usable deploy_map ({error}): run `fedpeft jobs`.") from error
+
+
+def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
+    for root in job.resolve().parents:
+        if (root / "app_configs").is_dir() and (root / "jobs") in job.resolve().parents:
+            name = job.resolve().relative_to(root / "jobs").as_posix()
+            folder = scratch / job.name
+            write_job(folder, name, compose(root / "app_configs", name, overrides))
+            return folder
+    raise FedpeftError(f"--set needs app_configs/ beside jobs/, and {job} lies in no such clone: edit its JSON instead.")
+
+
+def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> int:
+    began = time.time()
+    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-t", str(threads)]
+    process = subprocess.Popen(command, start_new_session=True)
+    ended_at = None
+    try:
+        while process.poll() is None:
+            time.sleep(0.2)
+            if ended_at is None and manifest.exists() and manifest.stat().st_mtime >= began:
+                ended_at = time.monotonic()
+            if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
+                break
+    finally:
+        _end(process)
+    return process.returncode
+
+
+def _end(process: subprocess.Popen) -> None:
+    """Leave no process of the run behind: they share one process group."""
+    for what in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, what)
+            process.wait(timeout=10)
+        except ProcessLookupError:
+            return
+        except subprocess.TimeoutExpired:
+            continue
+
+
+def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
+    manifest = _read(results / "manifest.json")
+    if manifest.get("status") == "completed":
+        return results
+    problems = [_read(workspace / site / RUN / "problem.json") for site in sites]
+    told = [f"site {p['site']}: {p['problem']}" for p in problems if p]
+    reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
+    lines = [reason, *told, f"Finished rounds: {manifest.get('rounds', 0)}; logs and results are in {workspace}."]
+    raise FedpeftError("\n".join(lines))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    return json.loads(file.read_text()) if file.is_file() else {}

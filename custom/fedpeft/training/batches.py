@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""From examples to batches of tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.images import open_image
+from fedpeft.data.schema import Example
+
+Collate = Callable[[list, list[str]], dict[str, torch.Tensor]]
+Row = tuple[Any, str, int, torch.Tensor, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B samples: what the backbone reads, and what it should answer.
+
+    Args:
+        inputs: the backbone's keyword arguments.
+        target: class indices (B,), -1 for an answer that training never saw.
+        accepted: class indices of all answers that count as right (B, A), filled up with -1.
+        closed: booleans (B,).
+    """
+
+    inputs: dict[str, torch.Tensor]
+    target: torch.Tensor
+    accepted: torch.Tensor
+    closed: torch.Tensor
+
+    def to(self, device: torch.device) -> Batch:
+        """The same batch with inputs and target on a device."""
+        inputs = {name: tensor.to(device, non_blocking=True) for name, tensor in self.inputs.items()}
+        return Batch(inputs, self.target.to(device), self.accepted, self.closed)
+
+
+class _Examples(Dataset):
+    def __init__(self, examples: Sequence[Example], vocabulary: AnswerVocabulary) -> None:
+        self.examples = examples
+        self.targets = [vocabulary.index(example.answer) for example in examples]
+        self.accepted = [torch.tensor(vocabulary.accepted(example), dtype=torch.long) for example in examples]
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Row:
+        example = self.examples[index]
+        return open_image(example.image), example.question, self.targets[index], self.accepted[index], example.closed
+
+
+def batches(
+    examples: Sequence[Example],
+    vocabulary: AnswerVocabulary,
+    collate: Collate,
+    *,
+    batch_size: int,
+    generator: torch.Generator | None = None,
+    workers: int = 0,
+) -> DataLoader:
+    """An iterable of `Batch`, in a new random order on every pass if a generator is given.
+
+    Args:
+        examples: n samples; images are decoded when their batch is drawn.
+        vocabulary: the site's answers.
+        collate: the backbone's way from images and questions to its keyword arguments.
+        batch_size: B; the last batch may be smaller.
+        generator: source of the order; None keeps the order of `examples`.
+        workers: processes that decode.
+    """
+
+    def join(rows: list[Row]) -> Batch:
+        images, questions, targets, accepted, closed = zip(*rows, strict=True)
+        padded = pad_sequence(accepted, batch_first=True, padding_value=-1)
+        return Batch(collate(list(images), list(questions)), torch.tensor(targets), padded, torch.tensor(closed))
+
+    return DataLoader(
+        _Examples(examples, vocabulary),
+        batch_size=batch_size,
+        shuffle=generator is not None,
+        generator=generator,
+        collate_fn=join,
+        num_workers=workers,
+    )

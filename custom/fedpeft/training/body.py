@@ -1,0 +1,132 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is trained beside the head: adapters, nothing, or the whole backbone, behind one interface."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+
+from fedpeft import adapters
+from fedpeft.errors import FedpeftError
+from fedpeft.training.settings import MethodSettings
+
+State = dict[str, torch.Tensor]
+OWN, COMPANION = "default", "global"
+
+
+class Body(Protocol):
+    """The trained part of a backbone."""
+
+    def state(self) -> State:
+        """Copies of its tensors on the CPU, by wire key."""
+
+    def load(self, state: State) -> None:
+        """Put such tensors back."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """What the optimizer may change."""
+
+
+def build_body(backbone: nn.Module, method: MethodSettings, *, site: str, seed: int) -> Body:
+    """Prepare a backbone for what the method trains; everything else is frozen.
+
+    Args:
+        backbone: as `fedpeft.backbones.build` returns it; adapters are injected in place.
+        method: its `trains` decides.
+        site: whose adapter settings apply.
+        seed: source of the adapters' first values.
+    """
+    if method.trains == "all":
+        return WholeBody(backbone)
+    backbone.requires_grad_(False)
+    if method.trains == "head":
+        return NoBody()
+    return AdapterBody(backbone, method.adapter, {**method.adapter_settings_of(site), "init_seed": seed})
+
+
+class NoBody:
+    """The classifier alone is trained."""
+
+    def state(self) -> State:
+        """No tensors."""
+        return {}
+
+    def load(self, state: State) -> None:
+        """Nothing to put back."""
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """No parameters."""
+        return ()
+
+
+class WholeBody:
+    """Every parameter of the backbone is trained; keys are `backbone.<parameter>`."""
+
+    def __init__(self, backbone: nn.Module) -> None:
+        self._model = backbone.model
+
+    def state(self) -> State:
+        """All parameters."""
+        return {name: parameter.detach().cpu().clone() for name, parameter in self.named_parameters()}
+
+    def load(self, state: State) -> None:
+        """Put all parameters back."""
+        with torch.no_grad():
+            for name, parameter in self.named_parameters():
+                parameter.copy_(state[name])
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """All parameters."""
+        return ((f"backbone.{name}", parameter) for name, parameter in self._model.named_parameters())
+
+
+class AdapterBody:
+    """PEFT adapters in a frozen backbone, and, for FedPIA's `frozen_global`, a frozen companion beside them.
+
+    Args:
+        backbone: the frozen backbone.
+        name: one of `fedpeft.adapters.names()`.
+        settings: of that adapter.
+    """
+
+    def __init__(self, backbone: nn.Module, name: str, settings: dict) -> None:
+        from peft import get_peft_model
+
+        try:
+            self._config = adapters.config(name, **settings)
+        except TypeError as error:
+            raise FedpeftError(f"method.adapter_settings do not fit the adapter {name!r}: {error}.") from error
+        self._backbone = backbone
+        self._peft = get_peft_model(backbone.model, self._config, adapter_name=OWN)
+
+    def state(self) -> State:
+        """The site's own adapter."""
+        return adapters.adapter_state(self._peft, OWN)
+
+    def load(self, state: State) -> None:
+        """Replace the site's own adapter."""
+        adapters.load_adapter_state(self._peft, state, OWN)
+
+    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+        """The parameters of the site's own adapter."""
+        return ((name, parameter) for name, parameter in self._peft.named_parameters() if parameter.requires_grad)
+
+    def set_companion(self, state: State | None) -> None:
+        """Put a frozen adapter beside the own one, output = mean of the two; None: the own one alone."""
+        active = [OWN]
+        if state is not None:
+            if COMPANION not in self._peft.peft_config:
+                self._peft.add_adapter(COMPANION, self._config)
+                self._peft.to(next(self._backbone.parameters()).device)
+            adapters.load_adapter_state(self._peft, state, COMPANION)
+            active.append(COMPANION)
+        self._peft.base_model.set_adapter(active)
+        for name, parameter in self._peft.named_parameters():
+            parameter.requires_grad_(f".{OWN}." in name)
+
+    def activations(self, states: Sequence[State], inputs: Sequence[dict[str, torch.Tensor]]) -> list[dict]:
+        """Token-averaged hidden activations (m, r) of several adapters on the same inputs, by `layer.<l>.<site>`."""
+        return adapters.hidden_activations(self._backbone, self._peft, states, inputs)

@@ -1,0 +1,200 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One site's learner: backbone, adapters, head and data joined to the local half of a round.
+
+FLARE's executor and the benchmarks' bare loop both drive this class, so both compute the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpeft import backbones, data
+from fedpeft.alignment import PIASettings
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_data
+from fedpeft.seeds import derive
+from fedpeft.settings import build
+from fedpeft.training import personal, site_state
+from fedpeft.training.batches import batches
+from fedpeft.training.body import build_body
+from fedpeft.training.heads import build_head
+from fedpeft.training.loop import evaluate, train_epochs
+from fedpeft.training.optimizer import build_optimizer, moments, restore_moments
+from fedpeft.training.schedule import linear_warmup_decay
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a round yields: the adapter to upload (wire keys), n_k, and metrics on the site's own test split."""
+
+    state: State
+    samples: int
+    metrics: dict[str, float | None]
+
+
+class Learner:
+    """Trains one site, round by round; everything it must remember is on the site's disk.
+
+    Args:
+        site: the site's name.
+        backbone: which foundation model.
+        method: what is trained and how it is integrated.
+        training: the local recipe.
+        site_data: the site's splits.
+        dataset: registered name of the data set.
+        folder: where the site's state lies.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        backbone: backbones.BackboneSettings,
+        method: MethodSettings,
+        training: TrainingSettings,
+        site_data: SiteData,
+        dataset: str,
+        folder: Path,
+    ) -> None:
+        torch.set_num_threads(training.threads)
+        self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
+        self.dataset, self.backbone_name = dataset, backbone.name
+        self.device = _device(training.device)
+        self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
+        self.pia = build(PIASettings, method.pia, section="method.pia")
+        self.backbone = backbones.build(backbone)
+        init_site = site if method.initialisation == "own" else ""
+        self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
+        generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
+        self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
+        self.backbone.to(self.device)
+        self.head.to(self.device)
+        self._initial = self.body.state()
+        self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
+
+    @classmethod
+    def from_sections(cls, sections: Mapping[str, Any], *, site: str, folder: Path) -> Learner:
+        """Build a learner from a job's sections `backbone`, `method`, `training` and `data`."""
+        chosen = build(DataSettings, site_data(sections["data"], site), section="data")
+        return cls(
+            site=site,
+            backbone=build(backbones.BackboneSettings, sections["backbone"], section="backbone"),
+            method=build(MethodSettings, sections["method"], section="method"),
+            training=build(TrainingSettings, sections["training"], section="training"),
+            site_data=data.load(chosen),
+            dataset=chosen.dataset,
+            folder=folder,
+        )
+
+    def train_round(self, round: int, received: State) -> Update:
+        """Start from the global adapter (and the site's own), train, evaluate, keep the state, return the upload.
+
+        Args:
+            round: counted from 1; repeating a round repeats its result.
+            received: the global adapter under wire keys; empty: go on from the site's own.
+        """
+        settings = self.training
+        own = site_state.load_before(self.folder, round)
+        if own is not None and own.facts != self._facts():
+            raise FedpeftError(
+                f"the state of site {self.site} in {self.folder} belongs to other data or settings: remove that folder."
+            )
+        torch.manual_seed(derive(settings.seed, "train", self.site, round))
+        self._restore_head(own)
+        mix = personal.start(
+            self.body,
+            own=own.adapter if own else None,
+            received=received or (own.adapter if own else self._initial),
+            settings=self.pia if self.method.aggregation == "pia" else None,
+            probe=lambda: self._probe(round),
+        )
+        optimizer = build_optimizer(
+            self.body.named_parameters(),
+            ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
+            learning_rate=settings.learning_rate,
+            head_learning_rate=settings.head_learning_rate or settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
+        if own is not None and settings.optimizer_state == "keep":
+            restore_moments(optimizer, own.optimizer)
+        metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
+        metrics |= self.evaluate()
+        upload, kept = mix.finish(self.body.state())
+        head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
+        site_state.save(
+            self.folder,
+            site_state.SiteState(
+                round=round, adapter=kept, head=head, optimizer=moments(optimizer), facts=self._facts()
+            ),
+        )
+        return Update(state=upload if self.method.exchanges else {}, samples=len(self.data.train), metrics=metrics)
+
+    def evaluate(self) -> dict[str, float | None]:
+        """Accuracy of the current model on the site's own test split: overall, open, closed."""
+        self.backbone.eval()
+        self.head.eval()
+        rows = self._batches(self.data.test, self.training.evaluation_batch_size)
+        return evaluate(self._logits, rows, device=self.device)
+
+    def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+        settings = self.training
+        generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
+        rows = self._batches(self.data.train, settings.batch_size, generator)
+        steps_a_round = len(rows) * settings.local_epochs
+        total = steps_a_round * settings.rounds
+        self.backbone.train()
+        self.head.train()
+        return train_epochs(
+            self._logits,
+            rows,
+            optimizer,
+            lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
+            first_step=(round - 1) * steps_a_round,
+            epochs=settings.local_epochs,
+            device=self.device,
+        )
+
+    def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.head(self.backbone(**inputs))
+
+    def _batches(self, examples: tuple, batch_size: int, generator: torch.Generator | None = None) -> Any:
+        return batches(
+            examples,
+            self.vocabulary,
+            self.backbone.collate,
+            batch_size=batch_size,
+            generator=generator,
+            workers=self.training.workers,
+        )
+
+    def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
+        """Inputs of the m random training samples whose activations align the global adapter."""
+        generator = torch.Generator().manual_seed(derive(self.training.seed, "probe", self.site, round))
+        chosen = torch.randperm(len(self.data.train), generator=generator)[: self.pia.samples].tolist()
+        rows = self._batches(tuple(self.data.train[i] for i in chosen), self.training.evaluation_batch_size)
+        return [batch.to(self.device).inputs for batch in rows]
+
+    def _restore_head(self, own: site_state.SiteState | None) -> None:
+        self.head.load_state_dict(own.head if own else self._initial_head)
+
+    def _facts(self) -> dict[str, str | int]:
+        return {"site": self.site, "classes": len(self.vocabulary), "train": len(self.data.train), "seed": self.training.seed}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise FedpeftError(f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'.") from error

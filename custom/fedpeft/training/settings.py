@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site trains and how: the `method` and `training` sections of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least, one_of
+
+TRAINS = ("adapters", "head", "all")
+AGGREGATIONS = ("pia", "fedavg", "none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """What is trained, and what the federation does with it.
+
+    Args:
+        trains: `adapters` (plus the head), `head` (the papers' lower bound), or `all` (full fine-tuning).
+        adapter: one of `fedpeft.adapters.names()`; used when `trains` is `adapters`.
+        adapter_settings: settings of that adapter, e.g. `{"reduction_factor": 16}`.
+        site_adapter_settings: per site, settings that replace those (sites of unequal width).
+        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
+        pia: settings of `fedpeft.alignment.PIASettings`; used when `aggregation` is `pia`.
+        initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
+    """
+
+    trains: str = "adapters"
+    adapter: str = "houlsby"
+    adapter_settings: Mapping[str, Any] = field(default_factory=dict)
+    site_adapter_settings: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: str = "pia"
+    pia: Mapping[str, Any] = field(default_factory=dict)
+    initialisation: str = "shared"
+
+    def __post_init__(self) -> None:
+        one_of("trains", self.trains, TRAINS)
+        one_of("aggregation", self.aggregation, AGGREGATIONS)
+        one_of("initialisation", self.initialisation, ("shared", "own"))
+        if self.trains == "head" and self.aggregation != "none":
+            raise FedpeftError(f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}.")
+        if self.trains == "all" and self.aggregation == "pia":
+            raise FedpeftError("aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'.")
+
+    def adapter_settings_of(self, site: str) -> dict[str, Any]:
+        """The adapter settings of one site: the common ones, replaced by its own."""
+        return {**self.adapter_settings, **self.site_adapter_settings.get(site, {})}
+
+    @property
+    def label(self) -> str:
+        """What tables call the method."""
+        names = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
+        what = {"adapters": f"{self.adapter} adapters", "head": "classifier only", "all": "full fine-tuning"}[self.trains]
+        return what if self.trains == "head" else f"{names[self.aggregation]}, {what}"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether tensors travel at all."""
+        return self.aggregation != "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The local recipe: AdamW with linear warm-up and decay over all rounds.
+
+    Args:
+        rounds: communication rounds of the whole job.
+        local_epochs: passes over the site's training split per round.
+        batch_size: samples per step.
+        learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
+        head_learning_rate: peak learning rate of the head; None: the same.
+        weight_decay: AdamW's, not applied to biases and LayerNorm.
+        warmup: fraction of all steps over which the learning rate rises linearly.
+        optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
+        head: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
+        evaluation_batch_size: samples per step of evaluation.
+        threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
+        workers: processes that decode images, 0 for none.
+        device: a torch device, or `auto` (CUDA where there is one).
+        seed: every random number of the job derives from it.
+    """
+
+    rounds: int
+    local_epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    head_learning_rate: float | None = None
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    optimizer_state: str = "keep"
+    head: str = "linear"
+    evaluation_batch_size: int = 64
+    threads: int = 1
+    workers: int = 0
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("workers", "weight_decay", "warmup", "seed"):
+            at_least(name, getattr(self, name), 0)
+        at_least("learning_rate", self.learning_rate, 0, exclusive=True)
+        if self.head_learning_rate is not None:
+            at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
+        if self.warmup > 1:
+            raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
+        one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
+        one_of("head", self.head, ("linear", "mlp"))

@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site keeps between rounds: its own adapter, head and optimizer, on its own disk only.
+
+The simulator runs every task in a new process and a real process can die, so a round's state is written into a new
+folder that gets its final name in one atomic rename: a folder that has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedpeft.errors import FedpeftError
+
+KEPT_ROUNDS = 2
+_PARTS = ("adapter", "head", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteState:
+    """The state after one round.
+
+    Args:
+        round: the round that produced it, counted from 1.
+        adapter: the site's own adapter, wire keys.
+        head: the classifier's tensors.
+        optimizer: AdamW's moments and step counts, by parameter name.
+        facts: what must agree when the state is read back, e.g. the answer vocabulary's fingerprint.
+    """
+
+    round: int
+    adapter: dict[str, torch.Tensor]
+    head: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    facts: dict[str, str | int] = field(default_factory=dict)
+
+
+def save(folder: Path, state: SiteState) -> Path:
+    """Write the state of one round atomically and drop all but the newest `KEPT_ROUNDS`."""
+    final = folder / f"round-{state.round:05d}"
+    draft = folder / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    for part in _PARTS:
+        tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
+        save_file(tensors, draft / f"{part}.safetensors")
+    (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    for old in _rounds(folder)[:-KEPT_ROUNDS]:
+        shutil.rmtree(old)
+    return final
+
+
+def load_before(folder: Path, round: int) -> SiteState | None:
+    """The newest complete state older than `round`, or None: a round that is repeated starts where it first started.
+
+    Raises:
+        FedpeftError: that state cannot be read.
+    """
+    older = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) < round]
+    if not older:
+        return None
+    newest = older[-1]
+    try:
+        facts = json.loads((newest / "state.json").read_text())
+        parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise FedpeftError(
+            f"the site state {newest} cannot be read ({error}): remove that folder to go on from the round before."
+        ) from error
+    return SiteState(round=facts["round"], facts=facts["facts"], **parts)
+
+
+def _rounds(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*"))

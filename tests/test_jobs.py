@@ -1,0 +1,80 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import json
+from pathlib import Path
+
+import pytest
+
+from fedpeft.allow_list import PREFIX, resources, seed_workspace
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import compose, outdated, recipes, write_job
+
+ROOT = Path(__file__).parents[1]
+CONFIGS = ROOT / "app_configs"
+JOBS = sorted(recipes(CONFIGS))
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_job_folders_are_what_app_configs_say(job):
+    assert outdated(ROOT / "jobs" / job, job, compose(CONFIGS, job)) == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_jobs_carry_no_code(job):
+    assert {p.suffix for p in (ROOT / "jobs" / job).rglob("*") if p.is_file()} == {".json"}
+    assert not list((ROOT / "jobs" / job).rglob("custom"))
+
+
+def test_every_component_of_every_job_is_on_the_allow_list():
+    for file in (ROOT / "jobs").rglob("config_fed_*.json"):
+        text = json.loads(file.read_text())
+        for component in [*text.get("components", []), *text.get("workflows", [])]:
+            assert component["path"].startswith(PREFIX)
+
+
+def test_the_committed_allow_list_is_flares_own_and_ours():
+    assert json.loads((ROOT / "simulator_workspace/local/resources.json").read_text()) == resources()
+
+
+def test_one_argument_gives_a_variant(tmp_path):
+    sections = compose(CONFIGS, "fedpia_task1", ["method.adapter=compacter", "training.rounds=2"])
+    write_job(tmp_path, "fedpia_task1", sections)
+    client = json.loads((tmp_path / "app/config/config_fed_client.json").read_text())
+    settings = client["executors"][0]["executor"]["args"]
+    assert settings["method"]["adapter"] == "compacter"
+    assert settings["training"]["rounds"] == 2
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("method.adapter=houlsbi", "houlsbi"),
+        ("method.adaptor=houlsby", "method.adaptor is no setting: did you mean 'adapter'"),
+        ("training.rounds=none", "training.rounds is 'none'"),
+        ("training.rounds=", "training.rounds is None"),
+        ("trainig.rounds=3", "'trainig' is no section of a job: did you mean 'training'"),
+        ("rounds=3", "is not of the form section.name=value"),
+        ("federation.quorum=6", "quorum is 6, the job has only 5 sites"),
+        ("method.pia={gama: 1}", "method.pia.gama is no setting"),
+        ("data.dataset=phantm", "phantm"),
+        ("backbone.name=vilt-huge", "vilt-huge"),
+        ("method.site_adapter_settings={berlin: {}}", "berlin"),
+    ],
+)
+def test_a_wrong_setting_is_told_before_anything_runs(override, told):
+    with pytest.raises(FedpeftError, match=told):
+        compose(CONFIGS, "fedpia_task1", [override])
+
+
+def test_an_unknown_job_is_told():
+    with pytest.raises(FedpeftError, match="did you mean 'fedpia_task1'"):
+        compose(CONFIGS, "fedpia_task")
+
+
+def test_seeding_keeps_what_a_workspace_already_says(tmp_path):
+    file = tmp_path / "local" / "resources.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"class_allow_list": ["mine.Class"], "other": 1}))
+    seed_workspace(tmp_path)
+    seeded = json.loads(file.read_text())
+    assert seeded["class_allow_list"] == ["mine.Class", PREFIX]
+    assert seeded["other"] == 1

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+from dataclasses import dataclass
+
+import pytest
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import build
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    width: int
+    rate: float = 0.1
+    names: tuple[str, ...] = ()
+    source: str | None = None
+
+
+def test_values_get_their_declared_types():
+    built = build(Example, {"width": 4, "rate": 1, "names": ["a"]}, section="example")
+    assert built == Example(width=4, rate=1.0, names=("a",))
+    assert isinstance(built.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        (None, "example is None"),
+        ([], "example must be an object"),
+        ({"width": 4, "wdith": 1}, "did you mean 'width'"),
+        ({"width": None}, "example.width is None, as FLARE leaves a variable that nothing defines"),
+        ({"width": "four"}, "example.width is 'four'"),
+        ({"width": True}, "example.width is True"),
+        ({"width": 1.5}, "example.width is 1.5"),
+        ({"rate": 0.5}, "example lacks width"),
+    ],
+)
+def test_bad_settings_are_told_in_one_sentence(values, told):
+    with pytest.raises(FedpeftError, match=told):
+        build(Example, values, section="example")
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "told"),
+    [
+        (TrainingSettings, {"rounds": 0}, "rounds is 0, it must be at least 1"),
+        (TrainingSettings, {"rounds": 1, "learning_rate": 0.0}, "learning_rate is 0.0, it must be above 0"),
+        (TrainingSettings, {"rounds": 1, "learning_rate": float("nan")}, "learning_rate is nan"),
+        (TrainingSettings, {"rounds": 1, "warmup": 2}, "warmup is 2"),
+        (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
+        (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, none"),
+        (MethodSettings, {"trains": "head"}, "a head never leaves its site"),
+        (MethodSettings, {"trains": "all"}, "aligns adapters"),
+    ],
+)
+def test_values_outside_their_range_are_refused(cls, values, told):
+    with pytest.raises(FedpeftError, match=told):
+        build(cls, values, section="section")

@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+
+from fedpeft.errors import FedpeftError
+from fedpeft.training.site_state import SiteState, load_before, save
+
+
+def state(round: int) -> SiteState:
+    tensors = {"layer.0.output.down.weight": torch.full((2, 3), float(round))}
+    return SiteState(round=round, adapter=tensors, head={"0.bias": torch.ones(2)}, optimizer={}, facts={"classes": 2})
+
+
+def test_a_state_comes_back_to_the_bit(tmp_path):
+    save(tmp_path, state(1))
+    back = load_before(tmp_path, 2)
+    assert back.round == 1
+    assert back.facts == {"classes": 2}
+    assert torch.equal(back.adapter["layer.0.output.down.weight"], state(1).adapter["layer.0.output.down.weight"])
+    assert back.adapter["layer.0.output.down.weight"].dtype == torch.float32
+
+
+def test_a_repeated_round_starts_from_the_round_before(tmp_path):
+    save(tmp_path, state(1))
+    save(tmp_path, state(2))
+    assert load_before(tmp_path, 2).round == 1
+    assert load_before(tmp_path, 3).round == 2
+    assert load_before(tmp_path, 1) is None
+
+
+def test_only_the_newest_two_stay_and_no_drafts(tmp_path):
+    for number in (1, 2, 3, 4):
+        save(tmp_path, state(number))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00003", "round-00004"]
+
+
+def test_a_draft_of_a_killed_process_is_never_read(tmp_path):
+    save(tmp_path, state(1))
+    draft = tmp_path / ".round-00002.4711"
+    draft.mkdir()
+    (draft / "adapter.safetensors").write_bytes(b"half")
+    assert load_before(tmp_path, 3).round == 1
+
+
+def test_a_damaged_state_is_named(tmp_path):
+    (save(tmp_path, state(1)) / "head.safetensors").write_bytes(b"damaged")
+    with pytest.raises(FedpeftError, match="round-00001 cannot be read"):
+        load_before(tmp_path, 2)
