@@ -1,0 +1,31 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Ways of training few parameters, as PEFT tuners, and the form in which they travel."""
+
+import importlib
+
+# torch and PEFT cost seconds: a name is imported when it is first used
+_HOME = {
+    "names": "catalogue",
+    "config": "catalogue",
+    "HoulsbyConfig": "houlsby",
+    "PfeifferConfig": "pfeiffer",
+    "ParallelConfig": "parallel",
+    "CompacterConfig": "compacter",
+    "adapter_state": "state",
+    "load_adapter_state": "state",
+    "check_state": "state",
+    "set_trainable_layers": "state",
+    "schema": "shapes",
+    "initial_state": "shapes",
+    "save_adapter": "folder",
+    "load_adapter": "folder",
+    "hidden_activations": "activations",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

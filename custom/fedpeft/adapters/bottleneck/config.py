@@ -1,0 +1,145 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Settings that every bottleneck adapter has."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+import torch
+from peft import PeftConfig
+from peft.utils.peft_types import PeftType
+
+from fedpeft.adapters.bottleneck.initialisation import normal
+from fedpeft.adapters.bottleneck.module import ACTIVATIONS
+from fedpeft.backbones.sites import check_template, site_templates
+from fedpeft.errors import FedpeftError
+
+
+@dataclass(kw_only=True)
+class BottleneckConfig(PeftConfig):
+    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` at some sites of every layer.
+
+    Args:
+        target_modules: role -> module path with ``{layer}``; None takes the method's roles from ``SITES`` by the
+            model's ``model_type``.
+        layers: transformer layers that get an adapter, counted from 0; None for all.
+        reduction_factor: hidden width over bottleneck width.
+        layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
+        activation: "relu", "swish" or "gelu".
+        init_seed: the weights drawn depend on it and on their own key, on nothing else.
+        modules_to_save: names of other modules to train and save with the adapter, such as a head.
+
+    Raises:
+        FedpeftError: a value is out of its range.
+    """
+
+    method: ClassVar[str]
+    roles: ClassVar[tuple[str, ...]]
+
+    target_modules: dict[str, str] | None = None
+    layers: list[int] | None = None
+    reduction_factor: float = 16
+    layer_widths: dict[int, int] | None = None
+    activation: str = "relu"
+    init_seed: int = 0
+    modules_to_save: list[str] | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.peft_type = PeftType(self.method.upper())
+        if self.target_modules is not None:
+            if not isinstance(self.target_modules, dict) or not self.target_modules:
+                raise FedpeftError(
+                    f"{self.method}: target_modules={self.target_modules!r} must map roles to module paths, "
+                    "for instance {'output': 'encoder.layer.{layer}.output'}"
+                )
+            for role, template in self.target_modules.items():
+                check_template(role, template)
+        if self.layers is not None:
+            self.layers = sorted({self._integer("layers", layer, 0) for layer in self._list("layers", self.layers)})
+        if not is_number(self.reduction_factor) or self.reduction_factor <= 0:
+            raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0")
+        if self.layer_widths is not None:
+            if not isinstance(self.layer_widths, dict):
+                raise FedpeftError(
+                    f"{self.method}: layer_widths={self.layer_widths!r} must map layers to widths, such as {{0: 8}}"
+                )
+            # JSON writes the layer numbers as strings
+            self.layer_widths = {
+                self._integer("layer_widths", int(layer) if str(layer).isdigit() else layer, 0): self._integer(
+                    f"layer_widths[{layer}]", width, 1
+                )
+                for layer, width in self.layer_widths.items()
+            }
+        if self.activation not in ACTIVATIONS:
+            raise FedpeftError(
+                f"{self.method}: activation={self.activation!r} is unknown: choose one of {', '.join(ACTIVATIONS)}"
+            )
+        self._integer("init_seed", self.init_seed, 0)
+
+    def templates(self, family: str | None) -> dict[str, str]:
+        """Role -> module path template: the configuration's own, or the family's for this method's roles."""
+        if self.target_modules is not None:
+            return dict(self.target_modules)
+        if family is None:
+            raise FedpeftError(f"{self.method}: give the model family (model_type, such as 'vilt') or target_modules")
+        return site_templates(family, self.roles)
+
+    def width(self, hidden_size: int, layer: int) -> int:
+        """Bottleneck width r of one layer.
+
+        Raises:
+            FedpeftError: the reduction leaves no neuron.
+        """
+        width = (self.layer_widths or {}).get(layer, int(hidden_size // self.reduction_factor))
+        if width < 1:
+            raise FedpeftError(
+                f"{self.method}: reduction_factor={self.reduction_factor} leaves no neuron of hidden width "
+                f"{hidden_size}: use at most {hidden_size}"
+            )
+        return width
+
+    def tensor_shapes(self, hidden_size: int, width: int) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape of the adapter at one site."""
+        return {
+            "down.weight": (width, hidden_size),
+            "down.bias": (width,),
+            "up.weight": (hidden_size, width),
+            "up.bias": (hidden_size,),
+        }
+
+    def shared_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Tensor name -> shape of what all sites share: nothing, but for Compacter."""
+        return {}
+
+    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+        """First value of one tensor: weights N(0, 0.02^2), biases 0, the gain of a LayerNorm 1 (SPEC section 1).
+
+        Args:
+            name: "down.weight", "norm.bias", …
+            shape: its shape.
+            key: its wire key, which decides the draw together with ``init_seed``.
+
+        Returns:
+            float32 tensor on the CPU, the same whatever was drawn before it.
+        """
+        if name.endswith("bias"):
+            return torch.zeros(shape, device="cpu")
+        if name == "norm.weight":
+            return torch.ones(shape, device="cpu")
+        return normal(shape, 0.02, self.init_seed, key)
+
+    def _integer(self, name: str, value: object, least: int) -> int:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}")
+        return value
+
+    def _list(self, name: str, value: object) -> list:
+        if isinstance(value, str) or not isinstance(value, Iterable) or not list(value):
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be a list that is not empty, or None for all")
+        return list(value)
+
+
+def is_number(value: object) -> bool:
+    """An integer or a float; True and False are neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

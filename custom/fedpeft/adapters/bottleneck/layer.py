@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The wrapper that stands where a module of the backbone stood and adds its adapters to that module's output."""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig
+from fedpeft.adapters.bottleneck.module import Bottleneck, Projection
+from fedpeft.errors import FedpeftError
+
+
+class BottleneckLayer(nn.Module, BaseTunerLayer):
+    """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
+
+    The mean runs over the active adapters that have a bottleneck at this site. With one active adapter this is the
+    plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT.
+
+    Args:
+        base_layer: the module that stood here.
+        role: its name in ``target_modules``, the ``site`` of the wire keys.
+        layer_index: number of the transformer layer, from 0.
+    """
+
+    def __init__(self, base_layer: nn.Module, role: str, layer_index: int) -> None:
+        super().__init__()
+        self.base_layer = base_layer
+        self.role = role
+        self.layer_index = layer_index
+        self.merged_adapters = []
+        setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
+
+    @property
+    def adapters(self) -> nn.ModuleDict:
+        """Adapter name -> Bottleneck."""
+        return self._modules[self.adapter_layer_names[0]]
+
+    @property
+    def site(self) -> str:
+        """Prefix of this site's wire keys, for instance ``layer.3.output``."""
+        return f"layer.{self.layer_index}.{self.role}"
+
+    def build_adapter(self, config: BottleneckConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
+        """A new adapter module with undefined weights."""
+        return Bottleneck(Projection(hidden_size, width), Projection(width, hidden_size), config.activation)
+
+    def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
+        """Tensor name -> parameter that this adapter shares between its sites: none, but for Compacter."""
+        return {}
+
+    def update_layer(self, adapter_name: str, config: BottleneckConfig, hidden_size: int) -> None:
+        """Add an adapter with its initial weights, on the device and in the dtype of the wrapped module."""
+        adapter = self.build_adapter(config, hidden_size, config.width(hidden_size, self.layer_index), adapter_name)
+        with torch.no_grad():
+            for name, parameter in adapter.named_parameters():
+                if not parameter.is_meta:
+                    parameter.copy_(config.initial_tensor(name, tuple(parameter.shape), f"{self.site}.{name}"))
+        self.adapters[adapter_name] = adapter
+        self._move_adapter_to_device_of_base_layer(adapter_name)
+
+    def probe(
+        self, adapter_name: str, tensors: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
+    ) -> Bottleneck:
+        """A copy of one adapter with other weights, of any width; it is not part of the model.
+
+        Args:
+            adapter_name: the adapter to copy.
+            tensors: tensor name -> values, for instance "down.weight" -> (r, d).
+            shared: what the adapter shares between sites.
+
+        Raises:
+            FedpeftError: other tensor names, or another hidden width.
+        """
+        bottleneck = copy.deepcopy(self.adapters[adapter_name]).requires_grad_(False)
+        own = dict(bottleneck.named_parameters())
+        if set(tensors) != set(own) or tensors["up.bias"].shape != own["up.bias"].shape:
+            raise FedpeftError(
+                f"the adapter state at {self.site} has {', '.join(sorted(tensors))} and hidden width "
+                f"{tuple(tensors.get('up.bias', torch.empty(0)).shape)}; the model's adapter has {', '.join(sorted(own))} "
+                f"and {tuple(own['up.bias'].shape)}: use the same method and backbone"
+            )
+        for name, tensor in tensors.items():
+            owner, _, leaf = name.rpartition(".")
+            values = nn.Parameter(tensor.detach().to(own[name]), requires_grad=False)
+            setattr(bottleneck.get_submodule(owner), leaf, values)
+        return bottleneck
+
+    def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        """What the adapters read, given the wrapped module's positional arguments and its output: the output."""
+        return output
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        result = self.base_layer(*args, **kwargs)
+        if self._disable_adapters:
+            return result
+        adapters = self.adapters
+        active = [adapters[name] for name in self.active_adapters if name in adapters]
+        if not active:
+            return result
+        output = result[0] if isinstance(result, tuple) else result
+        h = self.branch_input(args, output)
+        for adapter in active:
+            branch = adapter(self._cast_input_dtype(h, adapter.down.bias.dtype))
+            output = torch.add(output, branch.to(output.dtype), alpha=adapter.scaling / len(active))
+        return (output, *result[1:]) if isinstance(result, tuple) else output
+
+    def enable_adapters(self, enabled: bool) -> None:
+        """Switch all adapters on or off and leave ``requires_grad`` alone.
+
+        PEFT's own method would make every active adapter trainable when switched on again, the frozen ones included.
+        """
+        self._disable_adapters = not enabled
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        raise_cannot_merge(type(self).__name__)
+
+    def unmerge(self) -> None:
+        raise_cannot_merge(type(self).__name__)
+
+    def _get_base_layer_device_and_dtype(self, base_layer: nn.Module) -> tuple[torch.device | None, torch.dtype | None]:
+        # PEFT looks for base_layer.weight, which a block such as ViltOutput does not have
+        for parameter in base_layer.parameters():
+            if parameter.is_floating_point():
+                return parameter.device, parameter.dtype
+        return None, None
+
+
+def raise_cannot_merge(name: str) -> None:
+    """Say why there is nothing to merge."""
+    raise FedpeftError(
+        f"{name} cannot be merged into the backbone, because its bottleneck is not linear: "
+        "keep the adapter, or remove it with unload()"
+    )

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The tuner: finds the sites of a backbone and puts adapter layers there."""
+
+import re
+from typing import Any
+
+from peft import PeftConfig
+from peft.tuners.tuners_utils import BaseTuner
+from torch import nn
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer, raise_cannot_merge
+from fedpeft.backbones.sites import locate
+from fedpeft.errors import FedpeftError
+
+
+class BottleneckModel(BaseTuner):
+    """A backbone with bottleneck adapters; made by ``peft.get_peft_model``.
+
+    Children set ``prefix`` (PEFT's mark of the method in state dict keys) and ``tuner_layer_cls``.
+    """
+
+    tuner_layer_cls: type[BottleneckLayer]
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        """Make one or several adapters active; the layers add the mean of their outputs.
+
+        Raises:
+            FedpeftError: no adapter of that name was added.
+        """
+        for name in [adapter_name] if isinstance(adapter_name, str) else adapter_name:
+            if name not in self.peft_config:
+                raise FedpeftError(f"adapter {name!r} is not in the model (it has: {', '.join(self.peft_config)})")
+        super().set_adapter(adapter_name, inference_mode=inference_mode)
+
+    def _prepare_adapter_config(self, peft_config: BottleneckConfig, model_config: dict[str, Any]) -> PeftConfig:
+        # written into the configuration, as PEFT does: the saved adapter then says itself where it belongs
+        peft_config.target_modules = peft_config.templates(model_config.get("model_type"))
+        return peft_config
+
+    def _prepare_model(self, peft_config: BottleneckConfig, model: nn.Module) -> None:
+        check_sites(peft_config, model)
+
+    @staticmethod
+    def _check_target_module_exists(peft_config: BottleneckConfig, key: str) -> bool:
+        found = locate(key, peft_config.target_modules)
+        return found is not None and (peft_config.layers is None or found[1] in peft_config.layers)
+
+    def _create_and_replace(
+        self,
+        peft_config: BottleneckConfig,
+        adapter_name: str,
+        target: nn.Module,
+        target_name: str,
+        parent: nn.Module,
+        current_key: str,
+        parameter_name: str | None = None,
+    ) -> None:
+        role, layer, _ = locate(current_key, peft_config.target_modules)
+        if not isinstance(target, self.tuner_layer_cls):
+            base_layer, target = target, self.build_layer(target, role, layer)
+            self._replace_module(parent, target_name, target, base_layer)
+        elif target.role != role:
+            raise FedpeftError(
+                f"adapter {adapter_name!r} calls {current_key} {role!r}, but another adapter of this model calls it "
+                f"{target.role!r}: use one name"
+            )
+        target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
+
+    def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
+        """The wrapper of one site, without adapters yet."""
+        return self.tuner_layer_cls(base_layer, role, layer)
+
+    def hidden_size_at(self, module: nn.Module, path: str) -> int:
+        """Width d of a module's output: that of its last linear layer, else the model configuration's hidden size."""
+        for child in reversed(list(module.modules())):
+            size = getattr(child, "out_features", None) or getattr(child, "nf", None)
+            if size:
+                return size
+        size = self.get_model_config(self.model).get("hidden_size")
+        if size:
+            return size
+        raise FedpeftError(f"the hidden width of {path} is unknown: no linear layer in it, no hidden_size in the model")
+
+    def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
+        # PEFT's own would copy child.weight, which a block such as ViltOutput does not have
+        setattr(parent, child_name, new_module)
+
+    def _check_merge_allowed(self) -> None:
+        raise_cannot_merge(type(self).__name__)
+
+    @classmethod
+    def _remove_adapter_name_from_key(cls, key: str, adapter_name: str) -> str:
+        # PEFT expects the adapter's name last or last but one; here: …houlsby_adapter.<name>.down.weight
+        pattern = rf"(\b{cls.prefix}[a-z]+)\.{re.escape(adapter_name)}(?=\.|$)"
+        return re.sub(pattern, r"\1", key, count=1)
+
+
+def check_sites(config: BottleneckConfig, model: nn.Module) -> None:
+    """Refuse a configuration whose sites the model does not have, before anything is replaced.
+
+    Raises:
+        FedpeftError: a template matches nothing or two towers, or a layer number is beyond the model's layers.
+    """
+    layers: dict[str, set[int]] = {role: set() for role in config.target_modules}
+    parents: dict[str, set[str]] = {role: set() for role in config.target_modules}
+    for path, _ in model.named_modules():
+        found = locate(path, config.target_modules)
+        if found:
+            layers[found[0]].add(found[1])
+            parents[found[0]].add(found[2])
+    for role, template in config.target_modules.items():
+        if not layers[role]:
+            raise FedpeftError(f"target_modules[{role!r}]={template!r} matches no module of {type(model).__name__}")
+        if len(parents[role]) > 1:
+            raise FedpeftError(
+                f"target_modules[{role!r}]={template!r} matches modules under several parents "
+                f"({', '.join(repr(parent) for parent in sorted(parents[role]))}): write the path from the model's root"
+            )
+    known = set.union(*layers.values())
+    for name, asked in (("layers", config.layers), ("layer_widths", config.layer_widths)):
+        beyond = sorted(set(asked or ()) - known)
+        if beyond:
+            raise FedpeftError(
+                f"{name} names layer {beyond[0]}, but {type(model).__name__} has layers {min(known)} to {max(known)}"
+            )

@@ -1,0 +1,203 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Compacter: Houlsby's places, with projections that are sums of Kronecker products (PHM layers).
+
+    H = sum_i kron(rule[i], left[i] @ right[i])    (in, out)        y = x H + bias
+
+with one ``rule`` (n, n, n) for the whole model. It lives on the tuner, once per adapter name; every layer looks it up
+there, so that it is counted, trained, saved and sent once.
+
+Source: Karimi Mahabadi et al. 2021, Compacter; n = 4, rank 1, GELU, reduction 32 (SPEC section 1). Initial values as
+in the authors' code: Glorot uniform for each left[i] and right[i], N(0, rule_std^2) for the rule, biases 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.adapters.bottleneck.initialisation import glorot_uniform, normal
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer
+from fedpeft.adapters.bottleneck.model import BottleneckModel
+from fedpeft.adapters.bottleneck.module import Bottleneck
+from fedpeft.adapters.registration import register
+from fedpeft.errors import FedpeftError
+
+
+@dataclass(kw_only=True)
+class CompacterConfig(BottleneckConfig):
+    """Settings of Compacter; see ``BottleneckConfig`` for the others.
+
+    Args:
+        blocks: number n of Kronecker terms; divides the hidden and the bottleneck width.
+        rank: rank of left[i] @ right[i].
+        rule_std: standard deviation of the rule's initial values.
+    """
+
+    method: ClassVar[str] = "compacter"
+    roles: ClassVar[tuple[str, ...]] = ("attention", "output")
+
+    reduction_factor: float = 32
+    activation: str = "gelu"
+    blocks: int = 4
+    rank: int = 1
+    rule_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._integer("blocks", self.blocks, 1)
+        self._integer("rank", self.rank, 1)
+        if not is_number(self.rule_std) or self.rule_std <= 0:
+            raise FedpeftError(f"compacter: rule_std={self.rule_std!r} must be a number above 0")
+
+    def width(self, hidden_size: int, layer: int) -> int:
+        width = super().width(hidden_size, layer)
+        for name, value in (("hidden width", hidden_size), ("bottleneck width", width)):
+            if value % self.blocks:
+                raise FedpeftError(
+                    f"compacter: the {name} {value} of layer {layer} is not a multiple of blocks={self.blocks}: "
+                    "choose another reduction_factor, layer_widths or blocks"
+                )
+        return width
+
+    def tensor_shapes(self, hidden_size: int, width: int) -> dict[str, tuple[int, ...]]:
+        n, d, r = self.blocks, hidden_size // self.blocks, width // self.blocks
+        return {
+            "down.left": (n, d, self.rank),
+            "down.right": (n, self.rank, r),
+            "down.bias": (width,),
+            "up.left": (n, r, self.rank),
+            "up.right": (n, self.rank, d),
+            "up.bias": (hidden_size,),
+        }
+
+    def shared_shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"rule": (self.blocks,) * 3}
+
+    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+        if name == "rule":
+            return normal(shape, self.rule_std, self.init_seed, key)
+        if name.endswith(("left", "right")):
+            return glorot_uniform(shape, self.init_seed, key)
+        return super().initial_tensor(name, shape, key)
+
+
+def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` wants it.
+
+    Args:
+        rule: (n, n, n).
+        left: (n, in/n, rank).
+        right: (n, rank, out/n).
+
+    Returns:
+        (out, in)
+
+    Source: Compacter, equations 3 and 5.
+    """
+    n, rows, columns = rule.shape[1], left.shape[1], right.shape[2]
+    blocks = rule.flatten(1).T @ (left @ right).flatten(1)  # (n*n, rows*columns)
+    return blocks.view(n, n, rows, columns).permute(1, 3, 0, 2).reshape(n * columns, n * rows)
+
+
+class PHMProjection(nn.Module):
+    """A linear layer with the weight of ``phm_weight``; the rule is looked up in ``rules[adapter_name]``."""
+
+    def __init__(
+        self, in_features: int, out_features: int, blocks: int, rank: int, rules: nn.ParameterDict, adapter_name: str
+    ) -> None:
+        super().__init__()
+        self.left = nn.Parameter(torch.empty(blocks, in_features // blocks, rank))
+        self.right = nn.Parameter(torch.empty(blocks, rank, out_features // blocks))
+        self.bias = nn.Parameter(torch.empty(out_features))
+        self.adapter_name = adapter_name
+        self.set_rules(rules)
+
+    def set_rules(self, rules: Mapping[str, torch.Tensor]) -> None:
+        """Look the rule up in ``rules`` from now on."""
+        # in a tuple, or torch would count the rule as a parameter of every layer
+        self._rules = (rules,)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rule = self._rules[0][self.adapter_name].to(self.left)
+        return F.linear(x, phm_weight(rule, self.left, self.right), self.bias)
+
+
+class CompacterLayer(BottleneckLayer):
+    adapter_layer_names = ("compacter_adapter",)
+
+    def __init__(self, base_layer: nn.Module, role: str, layer_index: int, rules: nn.ParameterDict) -> None:
+        super().__init__(base_layer, role, layer_index)
+        self._rules = (rules,)
+
+    def build_adapter(self, config: CompacterConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
+        shared = (config.blocks, config.rank, self._rules[0], adapter_name)
+        down = PHMProjection(hidden_size, width, *shared)
+        return Bottleneck(down, PHMProjection(width, hidden_size, *shared), config.activation)
+
+    def probe(
+        self, adapter_name: str, tensors: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
+    ) -> Bottleneck:
+        bottleneck = super().probe(adapter_name, tensors, shared)
+        if "rule" not in shared:
+            raise FedpeftError("the adapter state lacks 'shared.rule': a compacter state has one")
+        for projection in (bottleneck.down, bottleneck.up):
+            projection.set_rules({adapter_name: shared["rule"].detach()})
+        return bottleneck
+
+    def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
+        return {"rule": self._rules[0][adapter_name]}
+
+
+class CompacterModel(BottleneckModel):
+    """The tuner, which owns the rules: ``compacter_rule`` maps adapter names to their (n, n, n) parameter."""
+
+    uses_shared_state = True
+    prefix = "compacter_"
+    tuner_layer_cls = CompacterLayer
+
+    def _pre_injection_hook(self, model: nn.Module, config: CompacterConfig, adapter_name: str) -> None:
+        self.compacter_rule = nn.ParameterDict()
+
+    def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> CompacterLayer:
+        return CompacterLayer(base_layer, role, layer, self.compacter_rule)
+
+    def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
+        # PEFT keeps requires_grad of the adapters that exist, but it only looks inside the backbone
+        trainable = {name: rule.requires_grad for name, rule in self.compacter_rule.items()}
+        super().inject_adapter(model, adapter_name, *args, **kwargs)
+        for name, flag in trainable.items():
+            self.compacter_rule[name].requires_grad_(flag)
+
+    def _create_and_replace(
+        self, peft_config: CompacterConfig, adapter_name: str, target: nn.Module, *args: Any, **kwargs: Any
+    ) -> None:
+        if adapter_name not in self.compacter_rule:
+            rule = peft_config.initial_tensor("rule", peft_config.shared_shapes()["rule"], "shared.rule")
+            device = next((p.device for p in target.parameters()), rule.device)
+            self.compacter_rule[adapter_name] = nn.Parameter(rule.to(device))
+        super()._create_and_replace(peft_config, adapter_name, target, *args, **kwargs)
+
+    def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
+        super().set_adapter(adapter_name, inference_mode=inference_mode)
+        for name, rule in self.compacter_rule.items():
+            rule.requires_grad_(name in self.active_adapters and not inference_mode)
+
+    def set_requires_grad(self, adapter_names: str | Sequence[str], requires_grad: bool = True) -> None:
+        super().set_requires_grad(adapter_names, requires_grad)
+        for name in [adapter_names] if isinstance(adapter_names, str) else adapter_names:
+            self.compacter_rule[name].requires_grad_(requires_grad)
+
+    def delete_adapter(self, adapter_name: str) -> None:
+        was_active = adapter_name in self.active_adapters
+        super().delete_adapter(adapter_name)
+        del self.compacter_rule[adapter_name]
+        if was_active:  # PEFT's layers make what is active now trainable; the rule goes with them
+            for name in self.active_adapters:
+                self.compacter_rule[name].requires_grad_(True)
+
+
+register("compacter", CompacterConfig, CompacterModel)

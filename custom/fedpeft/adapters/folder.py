@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""PEFT's folder of an adapter (``adapter_config.json``, ``adapter_model.safetensors``), from and to the wire form."""
+
+import copy
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import PeftConfig, PeftModel, get_peft_model
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig
+from fedpeft.adapters.keys import peft_to_wire, wire_to_peft
+from fedpeft.adapters.lora import lora_templates
+from fedpeft.adapters.state import load_adapter_state
+from fedpeft.errors import FedpeftError
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote"
+
+
+def save_adapter(
+    folder: str | Path, state: Mapping[str, torch.Tensor], config: PeftConfig, family: str | None = None
+) -> Path:
+    """Write a wire state as a PEFT folder, without a model; ``PeftModel.from_pretrained`` reads it.
+
+    Args:
+        folder: made where it does not exist.
+        state: wire key -> tensor.
+        config: the adapter's configuration.
+        family: transformers ``model_type``; needed where the configuration has no ``target_modules`` of its own
+            (``get_peft_model`` writes them into it), and for LoRA.
+
+    Returns:
+        The folder.
+
+    Raises:
+        FedpeftError: a key that is not the adapter's, or no way to tell the module paths.
+    """
+    templates = _templates(config, family)
+    method = config.peft_type.value.lower()
+    tensors = {
+        wire_to_peft(key, templates, method): tensor.detach().cpu().contiguous() for key, tensor in state.items()
+    }
+    settings = copy.deepcopy(config)
+    settings.inference_mode = True  # as PEFT's save_pretrained does
+    if isinstance(settings, BottleneckConfig):
+        settings.target_modules = templates
+    values = {key: sorted(v) if isinstance(v, set) else v for key, v in settings.to_dict().items()}
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+    return folder
+
+
+def load_adapter(
+    model: nn.Module, folder: str | Path, adapter_name: str = "default", *, trainable: bool = False
+) -> PeftModel:
+    """Put a saved adapter into a model; unlike ``PeftModel.from_pretrained``, every tensor must fit.
+
+    Args:
+        model: a transformers model, or a PeftModel that gets one more adapter.
+        folder: what ``save_adapter`` or PEFT's ``save_pretrained`` wrote.
+        adapter_name: name that the adapter gets in the model.
+        trainable: leave it ready to train; otherwise it is frozen and the model is set to evaluation.
+
+    Raises:
+        FedpeftError: the folder is no adapter's, a file is broken, or a tensor is missing, unknown or of another shape.
+    """
+    config = read_config(folder)
+    config.inference_mode = not trainable
+    state = read_state(folder, config, getattr(getattr(model, "config", None), "model_type", None))
+    added = isinstance(model, PeftModel)
+    if added:
+        model.add_adapter(adapter_name, config)
+    else:
+        model = get_peft_model(model, config, adapter_name)
+    try:
+        load_adapter_state(model, state, adapter_name)
+    except FedpeftError as error:
+        # leave the caller's model as it was
+        model.delete_adapter(adapter_name) if added else model.unload()
+        raise FedpeftError(f"{folder} does not fit {type(model.get_base_model()).__name__}: {error}") from error
+    if not trainable:
+        model.eval()
+    return model
+
+
+def read_config(folder: str | Path) -> PeftConfig:
+    """Configuration of a saved adapter.
+
+    Raises:
+        FedpeftError: no such file, no JSON, or a kind of adapter that PEFT does not know.
+    """
+    file = Path(folder) / CONFIG_FILE
+    try:
+        kind = json.loads(file.read_text()).get("peft_type")
+    except FileNotFoundError as error:
+        raise FedpeftError(_NO_FILE.format(file)) from error
+    except (OSError, ValueError, AttributeError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error}): write the adapter again") from error
+    if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise FedpeftError(f"{file} names peft_type {kind!r}, which this PEFT does not know: update fedpeft or peft")
+    return PEFT_TYPE_TO_CONFIG_MAPPING[kind].from_pretrained(str(folder))
+
+
+def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
+    """Wire state of a saved adapter.
+
+    Raises:
+        FedpeftError: the weights are missing or broken, or a tensor belongs to no site.
+    """
+    file = Path(folder) / WEIGHTS_FILE
+    if not file.is_file():
+        raise FedpeftError(_NO_FILE.format(file))
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise FedpeftError(f"{file} is no readable safetensors file ({error}): write the adapter again") from error
+    templates = _templates(config, family)
+    method = config.peft_type.value.lower()
+    return {peft_to_wire(key, templates, method): tensor for key, tensor in tensors.items()}
+
+
+def _templates(config: PeftConfig, family: str | None) -> dict[str, str]:
+    if isinstance(config, BottleneckConfig):
+        return config.templates(family)
+    if config.peft_type == "LORA":
+        return lora_templates(config, family)
+    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names()")

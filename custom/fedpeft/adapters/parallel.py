@@ -1,0 +1,69 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Parallel adapters: beside the feed-forward block, ``output = block(x) + s * up(relu(down(x)))``.
+
+x is the residual stream that enters the block: the last positional tensor that the wrapped module is called with
+(``ViltOutput(hidden_states, input_tensor)``: its second).
+
+Source: He et al. 2022, Towards a Unified View of Parameter-Efficient Transfer Learning; reduction 2 and s = 4 as in
+AdapterHub's ``ParBnConfig`` and SPEC section 1.
+"""
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer
+from fedpeft.adapters.bottleneck.model import BottleneckModel
+from fedpeft.adapters.bottleneck.module import Bottleneck, Projection
+from fedpeft.adapters.registration import register
+from fedpeft.errors import FedpeftError
+
+
+@dataclass(kw_only=True)
+class ParallelConfig(BottleneckConfig):
+    """Settings of parallel adapters; see ``BottleneckConfig`` for the others.
+
+    Args:
+        scaling: the factor s.
+    """
+
+    method: ClassVar[str] = "parallel"
+    roles: ClassVar[tuple[str, ...]] = ("output",)
+
+    reduction_factor: float = 2
+    scaling: float = 4.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_number(self.scaling):
+            raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number")
+
+    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+        # the up-projection starts at zero, so that training starts from the backbone's own function
+        if name == "up.weight":
+            return torch.zeros(shape, device="cpu")
+        return super().initial_tensor(name, shape, key)
+
+
+class ParallelLayer(BottleneckLayer):
+    adapter_layer_names = ("parallel_adapter",)
+
+    def build_adapter(self, config: ParallelConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
+        down, up = Projection(hidden_size, width), Projection(width, hidden_size)
+        return Bottleneck(down, up, config.activation, scaling=config.scaling)
+
+    def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
+        for argument in reversed(args):
+            if isinstance(argument, torch.Tensor):
+                return argument
+        raise FedpeftError(f"{self.site} is called without a positional tensor: a parallel adapter has no input there")
+
+
+class ParallelModel(BottleneckModel):
+    prefix = "parallel_"
+    tuner_layer_cls = ParallelLayer
+
+
+register("parallel", ParallelConfig, ParallelModel)

@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Make PEFT know fedpeft's methods: the one place that reaches into PEFT where PEFT offers no door.
+
+``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is no member of
+the enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was
+tested with and no other.
+"""
+
+from __future__ import annotations
+
+import enum
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from fedpeft.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+    from peft.tuners.tuners_utils import BaseTuner
+
+METHODS = ("houlsby", "pfeiffer", "parallel", "compacter")
+TESTED_PEFT = ("0.21.2",)
+
+
+def register_all(peft: ModuleType) -> None:
+    """Register every method of ``METHODS``; called once, as soon as PEFT has been imported.
+
+    Raises:
+        FedpeftError: PEFT is of a minor version that the enum extension was never tested with.
+    """
+    check_version(peft.__version__)
+    for name in METHODS:
+        # each module calls register() in its last line; importing is enough, and harmless when it is half-way through
+        # because it was itself what imported PEFT
+        importlib.import_module(f"fedpeft.adapters.{name}")
+
+
+def check_version(version: str) -> None:
+    """Refuse a PEFT whose minor version (``0.21``) is not among the tested ones."""
+    minors = sorted({tested.rpartition(".")[0] for tested in TESTED_PEFT})
+    if version.split(".")[:2] not in [minor.split(".") for minor in minors]:
+        raise FedpeftError(
+            f"peft {version} is installed, but fedpeft's adapters are tested with peft {', '.join(TESTED_PEFT)} only: "
+            f"install it with 'pip install peft=={TESTED_PEFT[-1]}'"
+        )
+
+
+def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]) -> None:
+    """Add one method to PEFT, so that ``get_peft_model`` and ``PeftModel.from_pretrained`` know it.
+
+    Raises:
+        FedpeftError: the name is not listed in ``METHODS`` or PEFT already has a method of that name.
+    """
+    from peft.utils import register_peft_method
+    from peft.utils.peft_types import PeftType
+
+    if name not in METHODS:
+        raise FedpeftError(f"adapter {name!r} is not in METHODS of fedpeft/adapters/registration.py: add it there")
+    if name.upper() in PeftType.__members__:
+        raise FedpeftError(f"PEFT already has a method named {name!r}: rename fedpeft/adapters/{name}.py")
+    _add_peft_type(PeftType, name.upper())
+    register_peft_method(name=name, config_cls=config_cls, model_cls=model_cls)
+
+
+def _add_peft_type(peft_type: type[enum.Enum], name: str) -> None:
+    """Append ``name`` with value ``name`` to PEFT's string enum, as its class body would have done."""
+    member = str.__new__(peft_type, name)
+    member._name_ = name
+    member._value_ = name
+    member.__objclass__ = peft_type
+    member._sort_order_ = len(peft_type._member_names_)
+    peft_type._member_names_.append(name)
+    peft_type._member_map_[name] = member
+    peft_type._value2member_map_[name] = member
+    type.__setattr__(peft_type, name, member)  # EnumMeta's own __setattr__ refuses every member name

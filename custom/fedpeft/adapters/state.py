@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""An adapter's tensors out of a model and back into it, under their wire keys."""
+
+from collections.abc import Iterable, Mapping
+
+import torch
+from peft import PeftConfig
+from torch import nn
+
+from fedpeft.adapters.bottleneck.config import BottleneckConfig
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer
+from fedpeft.adapters.keys import parse_key
+from fedpeft.adapters.lora import lora_parameters
+from fedpeft.errors import FedpeftError
+
+
+def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:
+    """Configuration of one adapter of a model.
+
+    Raises:
+        FedpeftError: the model has no such adapter.
+    """
+    configs = getattr(model, "peft_config", None)
+    if not configs:
+        raise FedpeftError(f"{type(model).__name__} has no adapter: make one with peft.get_peft_model(model, config)")
+    if adapter_name not in configs:
+        raise FedpeftError(f"adapter {adapter_name!r} is not in the model (it has: {', '.join(configs)})")
+    return configs[adapter_name]
+
+
+def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[str, nn.Parameter]:
+    """Wire key -> parameter, by layer and site, what is shared between layers last.
+
+    Raises:
+        FedpeftError: the model has no such adapter, or one of a kind that has no wire form.
+    """
+    config = adapter_config(model, adapter_name)
+    shared: dict[str, nn.Parameter] = {}
+    if isinstance(config, BottleneckConfig):
+        sites = {}
+        for module in model.modules():
+            if isinstance(module, BottleneckLayer) and adapter_name in module.adapters:
+                sites[module.site] = dict(module.adapters[adapter_name].named_parameters())
+                shared |= module.shared_parameters(adapter_name)
+    elif config.peft_type == "LORA":
+        family = getattr(getattr(model, "config", None), "model_type", None)
+        sites = lora_parameters(model, config, family, adapter_name)
+    else:
+        raise FedpeftError(
+            f"adapter {adapter_name!r} is of PEFT type {config.peft_type.value}, which has no wire form: "
+            "use one of fedpeft.adapters.names()"
+        )
+    parameters = {
+        f"{site}.{name}": parameter
+        for site, tensors in sorted(sites.items(), key=lambda item: (int(item[0].split(".")[1]), item[0]))
+        for name, parameter in tensors.items()
+    }
+    return parameters | {f"shared.{name}": parameter for name, parameter in shared.items()}
+
+
+def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, torch.Tensor]:
+    """The adapter in wire form: detached, contiguous copies on the CPU."""
+    return {
+        key: parameter.detach().to("cpu", copy=True).contiguous()
+        for key, parameter in adapter_parameters(model, adapter_name).items()
+    }
+
+
+def load_adapter_state(model: nn.Module, state: Mapping[str, torch.Tensor], adapter_name: str = "default") -> None:
+    """Copy a wire state into the model's adapter.
+
+    Args:
+        model: PEFT model.
+        state: exactly the keys and shapes of ``adapter_state(model, adapter_name)``.
+        adapter_name: which adapter.
+
+    Raises:
+        FedpeftError: a key is missing, unknown or of another shape; nothing is copied then.
+    """
+    parameters = adapter_parameters(model, adapter_name)
+    check_state(state, {key: tuple(parameter.shape) for key, parameter in parameters.items()})
+    with torch.no_grad():
+        for key, parameter in parameters.items():
+            parameter.copy_(state[key])
+
+
+def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Compare an adapter state with its schema.
+
+    Raises:
+        FedpeftError: names the first key that is missing, unknown, no tensor, or of another shape.
+    """
+    for key in shapes:
+        if key not in state:
+            raise FedpeftError(f"the adapter state lacks {key!r}: it comes from another adapter or other layers")
+    for key, tensor in state.items():
+        if key not in shapes:
+            raise FedpeftError(f"the adapter state has {key!r}, which this adapter does not: check method and layers")
+        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            raise FedpeftError(f"{key!r} in the adapter state is {type(tensor).__name__}, not a floating-point tensor")
+        if tuple(tensor.shape) != tuple(shapes[key]):
+            raise FedpeftError(
+                f"{key!r} in the adapter state has shape {tuple(tensor.shape)}, here it is {tuple(shapes[key])}: "
+                "use the same reduction_factor and backbone"
+            )
+
+
+def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, adapter_name: str = "default") -> None:
+    """Make exactly these transformer layers of one adapter trainable and freeze the rest of all adapters.
+
+    What the adapter shares between layers (Compacter's rule) trains as soon as any layer does. Parameters of the
+    backbone and the head are left as they are.
+
+    Args:
+        model: PEFT model.
+        layers: layer numbers from 0; None for all that the adapter has.
+        adapter_name: the adapter to train; every other adapter of the model is frozen.
+
+    Raises:
+        FedpeftError: the adapter has no such layer.
+    """
+    parameters = adapter_parameters(model, adapter_name)
+    known = {parts.layer for parts in map(parse_key, parameters) if parts}
+    chosen = known if layers is None else set(layers)
+    if chosen - known:
+        raise FedpeftError(
+            f"layer {sorted(chosen - known)[0]} has no adapter {adapter_name!r} (layers with one: {sorted(known)})"
+        )
+    for name in model.peft_config:
+        for key, parameter in adapter_parameters(model, name).items():
+            parts = parse_key(key)
+            wanted = bool(chosen) if parts is None else parts.layer in chosen
+            parameter.requires_grad_(name == adapter_name and wanted)
