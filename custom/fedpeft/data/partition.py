@@ -57,11 +57,13 @@ def by_image(
         rng: the only source of chance.
 
     Returns:
-        The rest, then the parts.
+        The rest, then the parts; no examples give empty parts.
 
     Raises:
         DataError: there are too few images for every part and the rest to have one.
     """
+    if not examples:
+        return ((),) * (1 + len(fractions))
     image_ids = sorted({example.image_id for example in examples})
     counts = [max(1, round(fraction * len(image_ids))) if fraction > 0 else 0 for fraction in fractions]
     if sum(counts) >= len(image_ids):

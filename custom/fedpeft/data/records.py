@@ -87,7 +87,9 @@ def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
                 raise DataError(f"{where}: it has not as many fields as the header; quote fields that hold commas.")
             rows.append(Row(where, record))
     except csv.Error as error:
-        raise DataError(f"{path}, line {reader.line_num}: not valid CSV ({error}); correct that line.") from error
+        raise DataError(
+            f"{path}, line {reader.reader.line_num}: not valid CSV ({error}); correct that line."
+        ) from error
     return _checked(path, rows, keys, columns=reader.fieldnames or ())
 
 

@@ -66,7 +66,7 @@ def example(
     if image_id not in images:
         raise missing_image(folder / f"{image_id}.jpg", where=row.where)
     with reading(row):
-        normal = tuple(dict.fromkeys(normalise(answer) for answer in answers))
+        normal = tuple(dict.fromkeys(normalise(answer) for answer in answers or ("",)))
     return Example(
         image=images[image_id],
         question=row.text("question"),

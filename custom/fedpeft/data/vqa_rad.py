@@ -10,7 +10,8 @@ MEVF's trainset.json has 3064 rows: 1267 of them (phrase_type `frame`) are templ
 pairs, and are left out. What remains is the official 1797 + 451. Where both layouts lie there, the owners' is read.
 The papers print 1799 + 449; `split="paper"` is the official split.
 
-202 of the 203 published test images are in train as well: use `split="image_disjoint"` for whatever claims to generalise.
+202 of the 203 published test images are in train as well: use `split="image_disjoint"` for whatever claims to
+generalise.
 
 As several sites: head, chest-a, chest-b, abd-a, abd-b (`settings.site`). The halves a and b have no image in common,
 whatever the seed; vqa-rad (or None) is all of it.
@@ -87,9 +88,7 @@ def _image_folder(root: Path) -> Path:
     for name in _IMAGE_FOLDERS:
         if (root / name).is_dir():
             return root / name
-    raise DataError(
-        f"{root} holds neither of the image folders {', '.join(map(repr, _IMAGE_FOLDERS))}; unpack one there."
-    )
+    raise DataError(f"{root} holds no image folder {' or '.join(map(repr, _IMAGE_FOLDERS))}; unpack it there.")
 
 
 def _image_id(row: Row) -> str:

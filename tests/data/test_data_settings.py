@@ -1,0 +1,98 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Settings, the registry of data sets, and what a site's data must be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import fedpeft.data as data
+import numpy as np
+import pytest
+from fedpeft.data import DataError, DataSettings, Example, SiteData
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import build
+
+WRONG = [
+    ("unknown set", {"dataset": "imagenet"}, r"imagenet.*phantom, slake, vqa_rad"),
+    ("no set", {"dataset": None}, r"dataset=None.*vqa_rad"),
+    ("root is a number", {"root": 3}, "root=3"),
+    ("root is empty", {"root": ""}, "root=''"),
+    ("site is blank", {"site": " "}, "site=' '"),
+    ("unknown split", {"split": "random"}, "split.*'random'.*published, image_disjoint, paper"),
+    ("split from an undefined variable", {"split": None}, "split.*None"),
+    ("seed is negative", {"seed": -1}, "seed=-1"),
+    ("seed is a truth value", {"seed": True}, "seed=True"),
+    ("all is validation", {"validation_fraction": 1}, "validation_fraction=1.*below 1"),
+    ("validation fraction is text", {"validation_fraction": "0.1"}, "validation_fraction='0.1'"),
+    ("no test", {"test_fraction": 0}, "test_fraction=0.*above 0"),
+    ("test fraction is no number", {"test_fraction": float("nan")}, "test_fraction=nan"),
+    ("nothing to train on", {"validation_fraction": 0.5, "test_fraction": 0.5}, "below 1"),
+    ("empty training set", {"train_size": 0}, "train_size=0.*1 or more"),
+    ("sizes of a published set", {"dataset": "slake", "test_size": 5}, "test_size=5.*phantom.*'slake'"),
+    ("exclude is one text", {"exclude": "synpic1"}, "exclude='synpic1'"),
+]
+
+
+@pytest.mark.parametrize(("values", "sentence"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
+def test_a_wrong_setting_is_refused_with_its_name_value_and_what_is_allowed(values, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        DataSettings(**values)
+
+
+def test_settings_come_from_json():
+    values = {
+        "dataset": "vqa_rad",
+        "root": "some/where",
+        "site": "chest-a",
+        "exclude": ["synpic1"],
+        "validation_fraction": 0,
+    }
+    settings = build(DataSettings, values, section="data")
+    assert settings.root == Path("some/where")
+    assert settings.exclude == ("synpic1",)
+
+
+def test_a_name_is_registered_once():
+    assert {"phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest"} <= set(
+        data.names()
+    )
+    with pytest.raises(DataError, match=r"'slake' is already registered by fedpeft\.data\.slake"):
+        data.register("slake", "somewhere.else")
+
+
+def test_only_phantom_is_procedural():
+    assert [name for name in data.names() if data.is_procedural(name)] == ["phantom"]
+    with pytest.raises(DataError, match="imagenet"):
+        data.is_procedural("imagenet")
+
+
+def test_no_loader_imports_torch():
+    modules = ["vqa_rad", "slake", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest", "duplicates", "images"]
+    code = "import sys\n" + "".join(f"import fedpeft.data.{name}\n" for name in modules)
+    code += "print({'torch', 'transformers', 'peft', 'nvflare'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
+
+
+def _example(image_id: str) -> Example:
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    return Example(image=pixels, question="q", answer="yes", closed=True, image_id=image_id)
+
+
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_site_without_training_or_test_examples_is_refused(split):
+    splits = {name: (_example("a"),) for name in ("train", "validation", "test")}
+    with pytest.raises(DataError, match=f"'north' has an empty {split} split"):
+        SiteData("north", **{**splits, split: ()}, source="")
+
+
+def test_images_can_be_left_out():
+    site = SiteData("north", (_example("a"), _example("b")), (_example("c"),), (_example("b"), _example("d")), "")
+    kept = site.without_images(["b"])
+    assert [[e.image_id for e in part] for part in kept.splits().values()] == [["a"], ["c"], ["d"]]
+    with pytest.raises(DataError, match="'north' has no image 'z'"):
+        site.without_images(["a", "z"])
+    with pytest.raises(DataError, match="empty test split"):
+        site.without_images(["b", "d"])

@@ -1,0 +1,143 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own folder with manifest.csv or manifest.jsonl."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from fedpeft.data import DataError, DataSettings, load
+from layouts import lines, picture
+
+
+def _load(root, **settings):
+    return load(DataSettings(dataset="manifest", root=root, **settings))
+
+
+def _images(part) -> set[str]:
+    return {example.image_id for example in part}
+
+
+def _scans(root, count: int = 10) -> None:
+    for number in range(count):
+        picture(root / "scans" / f"{number}.png")
+
+
+def _rows(count: int = 10, **more: str) -> list[dict]:
+    row = {"question": 'Where, if "any", is it?', "answer": "Left, upper", **more}
+    return [{"image": f"scans/{number}.png", **row} for number in range(count)]
+
+
+def _csv(root, rows: list[dict]) -> None:
+    def quoted(value: str) -> str:
+        return '"' + value.replace('"', '""') + '"'
+
+    lines(
+        root / "manifest.csv", [",".join(rows[0]), *(",".join(map(quoted, row.values())) for row in rows)], end="\r\n"
+    )
+
+
+def _jsonl(root, rows: list[dict]) -> None:
+    lines(root / "manifest.jsonl", [json.dumps(row) for row in rows] + [""])
+
+
+@pytest.mark.parametrize("write", [_csv, _jsonl])
+def test_without_a_split_column_the_images_are_split(tmp_path, write):
+    _scans(tmp_path)
+    write(tmp_path, _rows() + _rows(answer="no"))
+    site = _load(tmp_path, site="north")
+    parts = [_images(part) for part in site.splits().values()]
+    assert [len(part) for part in parts] == [7, 1, 2]
+    assert len(set().union(*parts)) == 10
+    assert [len(part) for part in site.splits().values()] == [14, 2, 4]
+    one = next(example for example in site.train if example.answer != "no")
+    assert (one.question, one.answer, one.closed) == ('Where, if "any", is it?', "left, upper", False)
+    assert all(example.closed for example in site.train if example.answer == "no")
+    assert one.image == tmp_path / one.image_id
+    assert site == _load(tmp_path, site="north")
+    assert site.site == "north"
+    assert _load(tmp_path, site="north", seed=1) != site
+
+
+@pytest.mark.parametrize("write", [_csv, _jsonl])
+def test_its_own_splits_and_answer_types_count(tmp_path, write):
+    _scans(tmp_path)
+    rows = _rows(answer_type="CLOSED ")
+    for number, row in enumerate(rows):
+        row["split"] = ["train", "Train", "test", "val", "validate"][number % 5]
+    write(tmp_path, rows)
+    site = _load(tmp_path, site="north")
+    assert [len(part) for part in site.splits().values()] == [4, 4, 2]
+    assert all(example.closed for part in site.splits().values() for example in part)
+
+
+def test_a_missing_validation_set_is_cut_from_train(tmp_path):
+    _scans(tmp_path)
+    rows = _rows()
+    for number, row in enumerate(rows):
+        row["split"] = "test" if number < 2 else "train"
+    _csv(tmp_path, rows)
+    site = _load(tmp_path, validation_fraction=0.25)
+    assert [len(part) for part in site.splits().values()] == [6, 2, 2]
+    assert _images(site.test) == {"scans/0.png", "scans/1.png"}
+
+
+def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
+    for name in ("north", "."):
+        _scans(tmp_path / name)
+        _jsonl(tmp_path / name, _rows(8 if name == "north" else 10))
+    assert sum(len(part) for part in _load(None, site="north").splits().values()) == 8
+    assert sum(len(part) for part in _load(None, site="south").splits().values()) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "sentence"),
+    [
+        (
+            "manifest.csv",
+            ["image,question", "a,b"],
+            r"manifest\.csv has no column 'answer'; it needs .*image, question, answer",
+        ),
+        ("manifest.csv", ["image,question,answer"], r"manifest\.csv holds no record"),
+        ("manifest.csv", ["image,question,answer", "scans/0.png,a, b,c"], r"line 2: it has not as many fields"),
+        ("manifest.csv", ["image,question,answer", "scans/0.png,a"], r"line 2: it has not as many fields"),
+        ("manifest.csv", ["image,question,answer", "scans/0.png,,yes"], r"line 2: 'question' is empty"),
+        ("manifest.csv", ["image,question,answer", "scans/0.png,a,"], r"line 2: an answer is empty; correct"),
+        ("manifest.csv", ["image,question,answer", "scans/z.png,a,b"], r"scans.z\.png, named in .*line 2, is missing"),
+        ("manifest.csv", ["image,question,answer", "../0.png,a,b"], r"line 2: the image \.\./0\.png is not inside"),
+        (
+            "manifest.csv",
+            ["image,question,answer,split", "scans/0.png,a,b,dev"],
+            r"line 2: split is 'dev'; allowed are train",
+        ),
+        (
+            "manifest.csv",
+            ["image,question,answer,split", "scans/0.png,a,b,train", "scans/1.png,a,b,"],
+            r"line 3: 'split' is empty while other rows have one",
+        ),
+        ("manifest.csv", ["image,question,answer,split", "scans/0.png,a,b,test"], r"'north' has an empty train split"),
+        ("manifest.csv", ["image,question,answer,answer_type", "scans/0.png,a,b,x"], r"line 2: answer_type is 'x'"),
+        ("manifest.csv", ["image,question,answer", 'scans/0.png,"a"b,c'], r"line 2: not valid CSV"),
+        ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1: not valid JSON"),
+        ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: the key 'question' is missing"),
+        ("manifest.jsonl", ["[1]"], r"line 1: it is not a JSON object"),
+        ("notes.txt", ["x"], r"neither 'manifest\.csv' nor 'manifest\.jsonl'; put"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_sentence(tmp_path, name, content, sentence):
+    _scans(tmp_path)
+    lines(tmp_path / name, content)
+    with pytest.raises(DataError, match=sentence) as error:
+        _load(tmp_path, site="north")
+    assert "\n" not in str(error.value)
+
+
+def test_two_manifests_and_the_papers_split_are_refused(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, _rows())
+    _jsonl(tmp_path, _rows())
+    with pytest.raises(DataError, match=r"Both .*manifest\.csv and .*manifest\.jsonl are there"):
+        _load(tmp_path)
+    with pytest.raises(DataError, match="split='paper' has no meaning for a manifest"):
+        _load(tmp_path, split="paper")
