@@ -58,3 +58,11 @@ def test_a_missing_validation_file_image_or_key_is_named(tmp_path):
     (tmp_path / "validate.json").unlink()
     with pytest.raises(DataError, match=r"neither 'validate\.json' nor 'validation\.json'"):
         _load(tmp_path)
+
+
+def test_a_site_that_loses_its_validation_set_is_refused_unless_it_wants_none(tmp_path):
+    lost = {"exclude": ("xmlab11", "xmlab12", "xmlab13")}
+    slake(tmp_path)
+    with pytest.raises(DataError, match=r"'slake' has no validation example; .* validation_fraction=0"):
+        _load(tmp_path, **lost)
+    assert _load(tmp_path, **lost, validation_fraction=0).validation == ()
