@@ -97,9 +97,7 @@ def _probes(
             by_site.setdefault(f"layer.{parts.layer}.{parts.site}", {})[parts.tensor] = tensor
     for site in by_site:
         if site not in layers:
-            raise FedpeftError(
-                f"the adapter state has site {site!r}, but the model's adapter is at {', '.join(layers)}"
-            )
+            raise FedpeftError(f"the adapter state has site {site!r}, the model's adapter has {', '.join(layers)}")
     return {site: layers[site].probe(adapter_name, tensors, shared) for site, tensors in by_site.items()}
 
 

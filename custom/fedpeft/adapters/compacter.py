@@ -104,39 +104,38 @@ def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> t
 
 
 class PHMProjection(nn.Module):
-    """A linear layer with the weight of ``phm_weight``; the rule is looked up in ``rules[adapter_name]``."""
+    """A linear layer with the weight of ``phm_weight``; the rule is looked up in ``shared["rule"]``."""
 
     def __init__(
-        self, in_features: int, out_features: int, blocks: int, rank: int, rules: nn.ParameterDict, adapter_name: str
+        self, in_features: int, out_features: int, config: CompacterConfig, shared: Mapping[str, torch.Tensor]
     ) -> None:
         super().__init__()
-        self.left = nn.Parameter(torch.empty(blocks, in_features // blocks, rank))
-        self.right = nn.Parameter(torch.empty(blocks, rank, out_features // blocks))
+        self.left = nn.Parameter(torch.empty(config.blocks, in_features // config.blocks, config.rank))
+        self.right = nn.Parameter(torch.empty(config.blocks, config.rank, out_features // config.blocks))
         self.bias = nn.Parameter(torch.empty(out_features))
-        self.adapter_name = adapter_name
-        self.set_rules(rules)
+        self.set_shared(shared)
 
-    def set_rules(self, rules: Mapping[str, torch.Tensor]) -> None:
-        """Look the rule up in ``rules`` from now on."""
+    def set_shared(self, shared: Mapping[str, torch.Tensor]) -> None:
+        """Look the rule up there from now on."""
         # in a tuple, or torch would count the rule as a parameter of every layer
-        self._rules = (rules,)
+        self._shared = (shared,)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rule = self._rules[0][self.adapter_name].to(self.left)
+        rule = self._shared[0]["rule"].to(self.left)
         return F.linear(x, phm_weight(rule, self.left, self.right), self.bias)
 
 
 class CompacterLayer(BottleneckLayer):
     adapter_layer_names = ("compacter_adapter",)
 
-    def __init__(self, base_layer: nn.Module, role: str, layer_index: int, rules: nn.ParameterDict) -> None:
+    def __init__(self, base_layer: nn.Module, role: str, layer_index: int, shared: nn.ModuleDict) -> None:
         super().__init__(base_layer, role, layer_index)
-        self._rules = (rules,)
+        self._shared = (shared,)  # the tuner's; in a tuple for the reason above
 
     def build_adapter(self, config: CompacterConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
-        shared = (config.blocks, config.rank, self._rules[0], adapter_name)
-        down = PHMProjection(hidden_size, width, *shared)
-        return Bottleneck(down, PHMProjection(width, hidden_size, *shared), config.activation)
+        shared = self._shared[0][adapter_name]
+        down = PHMProjection(hidden_size, width, config, shared)
+        return Bottleneck(down, PHMProjection(width, hidden_size, config, shared), config.activation)
 
     def probe(
         self, adapter_name: str, tensors: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
@@ -145,59 +144,59 @@ class CompacterLayer(BottleneckLayer):
         if "rule" not in shared:
             raise FedpeftError("the adapter state lacks 'shared.rule': a compacter state has one")
         for projection in (bottleneck.down, bottleneck.up):
-            projection.set_rules({adapter_name: shared["rule"].detach()})
+            projection.set_shared({"rule": shared["rule"].detach()})
         return bottleneck
 
     def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
-        return {"rule": self._rules[0][adapter_name]}
+        return dict(self._shared[0][adapter_name].items())
 
 
 class CompacterModel(BottleneckModel):
-    """The tuner, which owns the rules: ``compacter_rule`` maps adapter names to their (n, n, n) parameter."""
+    """The tuner, which owns the rules: ``compacter_shared.<adapter name>.rule``, (n, n, n) each."""
 
     uses_shared_state = True
     prefix = "compacter_"
     tuner_layer_cls = CompacterLayer
 
     def _pre_injection_hook(self, model: nn.Module, config: CompacterConfig, adapter_name: str) -> None:
-        self.compacter_rule = nn.ParameterDict()
+        self.compacter_shared = nn.ModuleDict()
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> CompacterLayer:
-        return CompacterLayer(base_layer, role, layer, self.compacter_rule)
+        return CompacterLayer(base_layer, role, layer, self.compacter_shared)
 
     def inject_adapter(self, model: nn.Module, adapter_name: str, *args: Any, **kwargs: Any) -> None:
         # PEFT keeps requires_grad of the adapters that exist, but it only looks inside the backbone
-        trainable = {name: rule.requires_grad for name, rule in self.compacter_rule.items()}
+        trainable = {name: shared["rule"].requires_grad for name, shared in self.compacter_shared.items()}
         super().inject_adapter(model, adapter_name, *args, **kwargs)
         for name, flag in trainable.items():
-            self.compacter_rule[name].requires_grad_(flag)
+            self.compacter_shared[name].requires_grad_(flag)
 
     def _create_and_replace(
         self, peft_config: CompacterConfig, adapter_name: str, target: nn.Module, *args: Any, **kwargs: Any
     ) -> None:
-        if adapter_name not in self.compacter_rule:
+        if adapter_name not in self.compacter_shared:
             rule = peft_config.initial_tensor("rule", peft_config.shared_shapes()["rule"], "shared.rule")
             device = next((p.device for p in target.parameters()), rule.device)
-            self.compacter_rule[adapter_name] = nn.Parameter(rule.to(device))
+            self.compacter_shared[adapter_name] = nn.ParameterDict({"rule": nn.Parameter(rule.to(device))})
         super()._create_and_replace(peft_config, adapter_name, target, *args, **kwargs)
 
     def set_adapter(self, adapter_name: str | list[str], inference_mode: bool = False) -> None:
         super().set_adapter(adapter_name, inference_mode=inference_mode)
-        for name, rule in self.compacter_rule.items():
-            rule.requires_grad_(name in self.active_adapters and not inference_mode)
+        for name, shared in self.compacter_shared.items():
+            shared.requires_grad_(name in self.active_adapters and not inference_mode)
 
     def set_requires_grad(self, adapter_names: str | Sequence[str], requires_grad: bool = True) -> None:
         super().set_requires_grad(adapter_names, requires_grad)
         for name in [adapter_names] if isinstance(adapter_names, str) else adapter_names:
-            self.compacter_rule[name].requires_grad_(requires_grad)
+            self.compacter_shared[name].requires_grad_(requires_grad)
 
     def delete_adapter(self, adapter_name: str) -> None:
         was_active = adapter_name in self.active_adapters
         super().delete_adapter(adapter_name)
-        del self.compacter_rule[adapter_name]
+        del self.compacter_shared[adapter_name]
         if was_active:  # PEFT's layers make what is active now trainable; the rule goes with them
             for name in self.active_adapters:
-                self.compacter_rule[name].requires_grad_(True)
+                self.compacter_shared[name].requires_grad_(True)
 
 
 register("compacter", CompacterConfig, CompacterModel)

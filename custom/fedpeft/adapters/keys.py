@@ -2,7 +2,7 @@
 """Wire keys and PEFT keys, and the way between them: string work on the table of sites, without a model.
 
 wire   layer.3.output.down.weight                                              shared.rule
-PEFT   base_model.model.encoder.layer.3.output.houlsby_adapter.down.weight     base_model.compacter_rule
+PEFT   base_model.model.encoder.layer.3.output.houlsby_adapter.down.weight     base_model.compacter_shared.rule
 """
 
 import re
@@ -50,7 +50,7 @@ def wire_to_peft(key: str, templates: Mapping[str, str], method: str) -> str:
     """
     parts = parse_key(key)
     if parts is None:
-        return f"base_model.{method}_{key.removeprefix('shared.')}"
+        return f"base_model.{method}_{key}"
     if parts.site not in templates:
         raise FedpeftError(f"key {key!r} names site {parts.site!r}, but the adapter's are {', '.join(templates)}")
     path = module_path(templates[parts.site], parts.layer)
@@ -64,9 +64,9 @@ def peft_to_wire(key: str, templates: Mapping[str, str], method: str) -> str:
     Raises:
         FedpeftError: the key belongs to no site.
     """
-    shared = re.fullmatch(rf"base_model\.{method}_([a-z]+)", key)
+    shared = re.fullmatch(rf"base_model\.{method}_(shared\.[a-z]+)", key)
     if shared:
-        return f"shared.{shared[1]}"
+        return shared[1]
     tensor = r"lora_([AB])\.weight" if method == "lora" else rf"{method}_adapter\.(.+)"
     match = re.fullmatch(rf"{re.escape(PEFT_ROOT)}(.+)\.{tensor}", key)
     found = locate(match[1], templates) if match else None

@@ -80,7 +80,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         if set(tensors) != set(own) or tensors["up.bias"].shape != own["up.bias"].shape:
             raise FedpeftError(
                 f"the adapter state at {self.site} has {', '.join(sorted(tensors))} and hidden width "
-                f"{tuple(tensors.get('up.bias', torch.empty(0)).shape)}; the model's adapter has {', '.join(sorted(own))} "
+                f"{tuple(tensors.get('up.bias', torch.empty(0)).shape)}; the model has {', '.join(sorted(own))} "
                 f"and {tuple(own['up.bias'].shape)}: use the same method and backbone"
             )
         for name, tensor in tensors.items():
