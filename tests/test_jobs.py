@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft.allow_list import PREFIX, resources, seed_workspace
+from fedpeft.workspace import PREFIX, resources, seed
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import compose, outdated, recipes, write_job
 
@@ -74,7 +74,7 @@ def test_seeding_keeps_what_a_workspace_already_says(tmp_path):
     file = tmp_path / "local" / "resources.json"
     file.parent.mkdir()
     file.write_text(json.dumps({"class_allow_list": ["mine.Class"], "other": 1}))
-    seed_workspace(tmp_path)
+    seed(tmp_path)
     seeded = json.loads(file.read_text())
     assert seeded["class_allow_list"] == ["mine.Class", PREFIX]
     assert seeded["other"] == 1

@@ -61,7 +61,7 @@ def _simulate(chosen: argparse.Namespace) -> None:
         raise FedpeftError(f"-t is {chosen.threads}, it must be at least 1.")
     workspace = chosen.workspace.resolve()
     results = simulate(chosen.job, workspace=workspace, threads=chosen.threads, overrides=chosen.set)
-    _tell(results, results / "report")
+    print(f"results  {results}\nreport   {results / 'report'}")
 
 
 def _jobs(chosen: argparse.Namespace) -> None:
@@ -77,18 +77,12 @@ def _jobs(chosen: argparse.Namespace) -> None:
 
 
 def _report(chosen: argparse.Namespace) -> None:
-    from fedpeft.report import render
+    from fedpeft.report import render, show
 
     out = chosen.out or chosen.run / "report"
     render(chosen.run, out)
-    _tell(chosen.run, out)
-
-
-def _tell(run: Path, report: Path) -> None:
-    from fedpeft.report import show
-
-    show(run)
-    print(f"\nresults  {run}\nreport   {report}")
+    show(chosen.run)
+    print(f"report   {out}")
 
 
 if __name__ == "__main__":

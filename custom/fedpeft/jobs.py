@@ -60,7 +60,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section the way server and sites will."""
     from fedpeft import adapters
-    from fedpeft.alignment import PIASettings
+    from fedpeft.alignment.settings import PIASettings
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings, site_data

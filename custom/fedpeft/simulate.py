@@ -18,11 +18,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.allow_list import seed_workspace
+from fedpeft.workspace import LOG_CONFIG, seed
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import compose, write_job
 
 RUN = Path("simulate_job") / "fedpeft"
+DATA = "FEDPEFT_DATA"
 SECONDS_TO_END = 60
 
 
@@ -46,7 +47,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     sites = _sites(job)
     if threads > len(sites):
         raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
-    seed_workspace(workspace)
+    seed(workspace)
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
@@ -74,8 +75,13 @@ def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> int:
     began = time.time()
-    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-t", str(threads)]
-    process = subprocess.Popen(command, start_new_session=True)
+    logging = workspace / "local" / LOG_CONFIG
+    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-l", str(logging)]
+    command += ["-t", str(threads)]
+    environment = dict(os.environ)
+    if DATA in environment:  # the simulator changes its working directory
+        environment[DATA] = str(Path(environment[DATA]).resolve())
+    process = subprocess.Popen(command, start_new_session=True, env=environment)
     ended_at = None
     try:
         while process.poll() is None:

@@ -50,7 +50,7 @@ class FederationController(ModelController):
         aggregator_id: str = "aggregator",
         persistor_id: str = "persistor",
     ) -> None:
-        super().__init__(persistor_id, ignore_result_error=True, task_check_period=0.1)
+        super().__init__(persistor_id=persistor_id, ignore_result_error=True, task_check_period=0.1)
         register_tensors()
         self._job = job
         self._sections = {"federation": federation, "method": method, "training": training}
@@ -70,6 +70,9 @@ class FederationController(ModelController):
             record.fail(str(error))
             self.panic(str(error))
             return
+        except Exception as error:
+            record.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
+            raise
         for line in record.complete():
             self.info(line)
 

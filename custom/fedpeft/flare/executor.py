@@ -72,7 +72,7 @@ class SiteExecutor(Executor):
     def _introduce(self, model: Any, fl_ctx: FLContext) -> Introduction:
         try:
             Hello.from_model(model)
-            return self._ready(fl_ctx).introduction()
+            return _introduction(self._ready(fl_ctx))
         except Exception as error:
             return Introduction(version=fedpeft.__version__, problem=self._explain(error, fl_ctx))
 
@@ -120,6 +120,18 @@ class SiteExecutor(Executor):
             told = f"{type(error).__name__} in its training code; its own log has the traceback."
         write_json(run_folder(fl_ctx) / PROBLEM, {"site": site, "problem": f"{type(error).__name__}: {error}" if told.endswith("traceback.") else str(error)})
         return told
+
+
+def _introduction(learner: Learner) -> Introduction:
+    schema = {key: list(tensor.shape) for key, tensor in learner.body.state().items()} if learner.method.exchanges else {}
+    return Introduction(
+        version=fedpeft.__version__,
+        schema=schema,
+        classes=len(learner.vocabulary),
+        samples={split: len(examples) for split, examples in learner.data.splits().items()},
+        dataset=learner.dataset,
+        backbone=learner.backbone_name,
+    )
 
 
 def _import_learner() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.adapters.state import adapter_parameters
 from fedpeft.training.settings import MethodSettings
 
 State = dict[str, torch.Tensor]
@@ -44,7 +44,7 @@ def build_body(backbone: nn.Module, method: MethodSettings, *, site: str, seed: 
     backbone.requires_grad_(False)
     if method.trains == "head":
         return NoBody()
-    return AdapterBody(backbone, method.adapter, {**method.adapter_settings_of(site), "init_seed": seed})
+    return AdapterBody(backbone, method.adapter, method.adapter_settings_of(site), seed=seed)
 
 
 class NoBody:
@@ -90,17 +90,18 @@ class AdapterBody:
         backbone: the frozen backbone.
         name: one of `fedpeft.adapters.names()`.
         settings: of that adapter.
+        seed: source of its first values.
     """
 
-    def __init__(self, backbone: nn.Module, name: str, settings: dict) -> None:
+    def __init__(self, backbone: nn.Module, name: str, settings: dict, *, seed: int) -> None:
         from peft import get_peft_model
 
-        try:
-            self._config = adapters.config(name, **settings)
-        except TypeError as error:
-            raise FedpeftError(f"method.adapter_settings do not fit the adapter {name!r}: {error}.") from error
+        seeded = {"init_seed": seed} if name != "lora" else {}
+        self._config = adapters.config(name, **settings, **seeded)
         self._backbone = backbone
-        self._peft = get_peft_model(backbone.model, self._config, adapter_name=OWN)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # PEFT draws LoRA's first values from the global generator
+            self._peft = get_peft_model(backbone.model, self._config, adapter_name=OWN)
 
     def state(self) -> State:
         """The site's own adapter."""
@@ -112,7 +113,7 @@ class AdapterBody:
 
     def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
         """The parameters of the site's own adapter."""
-        return ((name, parameter) for name, parameter in self._peft.named_parameters() if parameter.requires_grad)
+        return adapter_parameters(self._peft, OWN).items()
 
     def set_companion(self, state: State | None) -> None:
         """Put a frozen adapter beside the own one, output = mean of the two; None: the own one alone."""
@@ -124,9 +125,8 @@ class AdapterBody:
             adapters.load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
         self._peft.base_model.set_adapter(active)
-        for name, parameter in self._peft.named_parameters():
-            parameter.requires_grad_(f".{OWN}." in name)
+        adapters.set_trainable_layers(self._peft, None, OWN)
 
     def activations(self, states: Sequence[State], inputs: Sequence[dict[str, torch.Tensor]]) -> list[dict]:
         """Token-averaged hidden activations (m, r) of several adapters on the same inputs, by `layer.<l>.<site>`."""
-        return adapters.hidden_activations(self._backbone, self._peft, states, inputs)
+        return adapters.hidden_activations(self._backbone, states, inputs, adapter_name=OWN)

@@ -6,6 +6,7 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from typing import Any
 import torch
 
 from fedpeft import backbones, data
-from fedpeft.alignment import PIASettings
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import DataSettings, SiteData
 from fedpeft.errors import FedpeftError
@@ -71,7 +72,7 @@ class Learner:
         self.dataset, self.backbone_name = dataset, backbone.name
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
-        self.pia = build(PIASettings, method.pia, section="method.pia")
+        self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
         self.backbone = backbones.build(backbone)
         init_site = site if method.initialisation == "own" else ""
         self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
@@ -111,11 +112,11 @@ class Learner:
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore_head(own)
-        mix = personal.start(
+        finish = personal.start(
             self.body,
             own=own.adapter if own else None,
             received=received or (own.adapter if own else self._initial),
-            settings=self.pia if self.method.aggregation == "pia" else None,
+            settings=self.pia,
             probe=lambda: self._probe(round),
         )
         optimizer = build_optimizer(
@@ -129,7 +130,7 @@ class Learner:
             restore_moments(optimizer, own.optimizer)
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
         metrics |= self.evaluate()
-        upload, kept = mix.finish(self.body.state())
+        upload, kept = finish(self.body.state())
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
         site_state.save(
             self.folder,
@@ -180,7 +181,7 @@ class Learner:
     def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
         """Inputs of the m random training samples whose activations align the global adapter."""
         generator = torch.Generator().manual_seed(derive(self.training.seed, "probe", self.site, round))
-        chosen = torch.randperm(len(self.data.train), generator=generator)[: self.pia.samples].tolist()
+        chosen = torch.randperm(len(self.data.train), generator=generator)[: self.method.probe_samples].tolist()
         rows = self._batches(tuple(self.data.train[i] for i in chosen), self.training.evaluation_batch_size)
         return [batch.to(self.device).inputs for batch in rows]
 
@@ -188,7 +189,8 @@ class Learner:
         self.head.load_state_dict(own.head if own else self._initial_head)
 
     def _facts(self) -> dict[str, str | int]:
-        return {"site": self.site, "classes": len(self.vocabulary), "train": len(self.data.train), "seed": self.training.seed}
+        answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()
+        return {"site": self.site, "answers": answers, "train": len(self.data.train), "seed": self.training.seed}
 
 
 def _device(name: str) -> torch.device:

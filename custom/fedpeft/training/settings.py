@@ -25,6 +25,7 @@ class MethodSettings:
         site_adapter_settings: per site, settings that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
         pia: settings of `fedpeft.alignment.PIASettings`; used when `aggregation` is `pia`.
+        probe_samples: m, the random training samples whose activations align the global adapter at a site.
         initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
     """
 
@@ -34,11 +35,13 @@ class MethodSettings:
     site_adapter_settings: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "pia"
     pia: Mapping[str, Any] = field(default_factory=dict)
+    probe_samples: int = 64
     initialisation: str = "shared"
 
     def __post_init__(self) -> None:
         one_of("trains", self.trains, TRAINS)
         one_of("aggregation", self.aggregation, AGGREGATIONS)
+        at_least("probe_samples", self.probe_samples, 1)
         one_of("initialisation", self.initialisation, ("shared", "own"))
         if self.trains == "head" and self.aggregation != "none":
             raise FedpeftError(f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}.")

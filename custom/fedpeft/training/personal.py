@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The client's half of FedPIA in a round: align what was received, put it beside or into the own adapter, integrate."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from fedpeft.alignment.personal import align_global, finish_round, start_merged
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.training.body import AdapterBody, Body
+
+State = dict[str, torch.Tensor]
+Inputs = Sequence[dict[str, torch.Tensor]]
+Finish = Callable[[State], tuple[State, State]]
+
+
+def start(
+    body: Body, *, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
+) -> Finish:
+    """Load what a round starts from and return how it ends.
+
+    Without client PIA, in the first round and at a site that has no adapter yet, the received adapter replaces the own.
+
+    Args:
+        body: the trained part; it holds the right tensors afterwards.
+        own: the site's adapter of its last round, wire keys.
+        received: the global adapter, wire keys.
+        settings: PIA's; None for any other method.
+        probe: draws the inputs of the m samples whose activations are compared.
+
+    Returns:
+        a function from the trained adapter to (what is uploaded, what the site keeps as its own).
+    """
+    if own is None or settings is None or not settings.client or not isinstance(body, AdapterBody):
+        body.load(received)
+        if isinstance(body, AdapterBody):
+            body.set_companion(None)
+        return lambda trained: (trained, trained)
+    activations = body.activations([received, own], probe()) if settings.compares_activations else None
+    aligned, _ = align_global(received, own, activations, settings)
+    if settings.integration == "merge":
+        body.load(start_merged(own, aligned))
+        body.set_companion(None)
+        return lambda trained: (trained, trained)
+    body.load(own)
+    body.set_companion(aligned)
+    return lambda trained: finish_round(trained, aligned, settings)

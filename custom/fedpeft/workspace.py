@@ -1,0 +1,73 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a simulator workspace needs under `local/`: the allow-list for fedpeft's classes, and a readable console.
+
+FLARE loads only listed classes for a job that brings no code of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import write_json
+
+PREFIX = "fedpeft."
+KEY = "class_allow_list"
+RESOURCES, LOG_CONFIG = "resources.json", "log_config.json"
+
+
+def resources() -> dict[str, Any]:
+    """FLARE's own allow-list with fedpeft appended, enforced."""
+    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
+
+    return {
+        "format_version": 2,
+        KEY: [*DEFAULT_CLASS_ALLOW_LIST, PREFIX],
+        "class_list_enforcement_mode": "enforce",
+    }
+
+
+def log_config() -> dict[str, Any]:
+    """FLARE's own logging, with only fedpeft's lines and warnings on the console; the log files keep everything."""
+    from nvflare.fuel.utils.log_utils import default_log_dict
+
+    config = copy.deepcopy(default_log_dict)
+    config["filters"]["fedpeft"] = {
+        "()": "nvflare.fuel.utils.log_utils.LoggerNameFilter",
+        "logger_names": ["fedpeft"],
+    }
+    config["formatters"]["consoleFormatter"] = {
+        "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
+        "fmt": "%(asctime)s %(message)s",
+        "datefmt": "%H:%M:%S",
+    }
+    config["handlers"]["consoleHandler"]["filters"] = ["fedpeft"]
+    return config
+
+
+def seed(workspace: Path) -> None:
+    """Let a simulator workspace load fedpeft's classes; what its `local/` already says is kept.
+
+    Raises:
+        FedpeftError: `local/resources.json` is there and is no JSON object.
+    """
+    local = workspace / "local"
+    local.mkdir(parents=True, exist_ok=True)
+    write_json(local / RESOURCES, _with_prefix(local / RESOURCES))
+    if not (local / LOG_CONFIG).exists():
+        write_json(local / LOG_CONFIG, log_config())
+
+
+def _with_prefix(file: Path) -> dict[str, Any]:
+    wanted = resources()
+    if not file.exists():
+        return wanted
+    try:
+        present = json.loads(file.read_text())
+        listed = present.get(KEY, wanted[KEY])
+    except (ValueError, AttributeError) as error:
+        raise FedpeftError(f"{file} is no JSON object ({error}): mend or remove it.") from error
+    return {**wanted, **present, KEY: listed if PREFIX in listed else [*listed, PREFIX]}
