@@ -1,0 +1,246 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Pre-train the tiny ViLT that ships with fedpeft, on a fresh stream of procedural images and plain words.
+
+    python benchmarks/pretrain_tiny_vilt.py --out DIR [--steps 4000] [--minutes 13]
+
+No image is seen twice and none of the sites' clinical words is used. Per image one question; the losses are
+    answer      cross-entropy of the pooled output over all answers of the plain language
+    relevance   per patch: does it belong to what the question asks for?
+    anatomy     per patch: which kind of finding covers it, and is it bright?
+The heads are thrown away, the pooler is kept. An interrupted run goes on from its last checkpoint.
+"""
+
+import argparse
+import json
+import math
+import multiprocessing
+import time
+from collections import defaultdict, deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from fedpeft.backbones.vilt import SquareImages, Vilt
+from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
+from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, TEMPLATES
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import BertTokenizerFast
+from transformers.models.vilt.configuration_vilt import ViltConfig
+from transformers.models.vilt.modeling_vilt import ViltModel
+
+SEED = 20260101
+PATCH = 12
+GRID = SIZE // PATCH
+ANSWERS = ("yes", "no", NOTHING, *KINDS, *PLACES, "bright", "dark", *REGIONS, *MODALITIES, "1", "2", "3", "4")
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+SHARES = np.array([3, 3, 2, 2, 3, 3, 2, 1, 1, 1]) / 21  # of QUESTION_TYPES: the three easy ones come less often
+CHARACTERS = "abcdefghijklmnopqrstuvwxyz0123456789"
+PUNCTUATION = "?!.,;:'\"()/-+%&"
+# Frequent words of radiology questions: tokens with untrained embeddings, so that real questions are not spelt out.
+RADIOLOGY = """
+abdomen abdominal abnormal abnormality abnormalities above air airway all an and aneurysm any aorta aortic appear are
+arteries artery as ascites at axial be been being below between bilateral bilaterally bladder blood bone bones bowel
+brain brainstem brighter by can cancer cardiac cardiomegaly carotid cavity cerebellum cerebral chest clavicle colon
+colour commonly condition contain contrast coronal cortex cortical ct cystic darker deviated diagnosis diaphragm
+disease diseases displaced do does dose due edema effusions elevated emphysema enhanced enhancement enlarged
+enlargement esophagus evidence evident exist extremity eye fat femur film flair fluid following for foreign found
+fractures free from function gallbladder gallstones gas gastric ganglia grey gyri has have heart hemisphere hepatic
+hernia herniation high hilar hilum horn how hydrocephalus identified if image images imaging in indicate infection
+infiltrate infiltrates inflammation into intestine is ischemia it kidney kidneys large largest lateral layer left
+lesion lesions level liver lobe lobes located location low lower lung lungs lymph main male female many matter
+mediastinum medical metastasis midline modality more most mri mr muscle near neck nerve no node nodes normal not
+object occipital of on one open or organ organs orbit pa pancreas parietal part patient pathology pelvis picture plane
+pleural pneumonia pneumothorax position posterior anterior present primary problem process pulmonary radiograph rectum
+region renal rib ribs right sagittal scan seen shadow shape show shown side sign signs sinus size skull smaller spinal
+spine spleen splenic stomach structure structures suggest symmetric symptoms system t1 t2 taken temporal that the
+their there these this thoracic tissue to trachea treat tumors type ultrasound upper used vascular vein ventricle
+ventricles vertebra vertebrae vertebral vessel vessels view visible visualized was weighted were what when where which
+white who why wider width with x ray
+"""
+
+
+def vocabulary() -> list[str]:
+    """List all tokens: special ones, characters (nothing is unknown), the words of both languages, radiology words."""
+    words = {word for language in (PLAIN, CLINICAL) for choices in language.values() for word in choices}
+    for templates in TEMPLATES.values():
+        words |= {word for template in templates for word in template.split() if word[0] not in "{?"}
+    pieces = [*PUNCTUATION, *CHARACTERS, *(f"##{c}" for c in CHARACTERS), "##es", "##ed", "##ing"]
+    return list(dict.fromkeys([*SPECIAL, *pieces, *sorted(words), *sorted(RADIOLOGY.split())]))
+
+
+def new_model(folder: Path) -> Vilt:
+    """Make an untrained tiny ViLT; writes its vocabulary to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = vocabulary()
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    config = ViltConfig(
+        vocab_size=len(tokens),
+        hidden_size=96,
+        num_hidden_layers=12,
+        num_attention_heads=4,
+        intermediate_size=192,
+        image_size=SIZE,
+        patch_size=PATCH,
+        max_position_embeddings=40,
+        layer_norm_eps=1e-6,
+    )
+    config.save_pretrained(folder)
+    return Vilt(ViltModel(config), BertTokenizerFast.from_pretrained(folder), SquareImages(SIZE), 40)
+
+
+def make_batch(number: int, size: int, tokenizer: BertTokenizerFast) -> dict[str, np.ndarray]:
+    """Draw batch `number` of the stream; it depends on nothing but SEED and the number."""
+    rng = np.random.default_rng([SEED, number])
+    out = defaultdict(list)
+    for _ in range(size):
+        scene = draw_scene(rng, modality=MODALITIES[rng.integers(len(MODALITIES))])
+        question = ask(scene, QUESTION_TYPES[rng.choice(len(QUESTION_TYPES), p=SHARES)], rng, language=PLAIN)
+        kinds, shades = np.zeros((2, 2), np.int64), np.zeros((2, 2), np.int64)
+        asked = np.zeros((2, 2), np.int64)
+        for finding in scene.findings:
+            kinds[divmod(finding.quadrant, 2)] = 1 + KINDS.index(finding.kind)
+            shades[divmod(finding.quadrant, 2)] = 1 + finding.bright
+        for quadrant in question.quadrants:
+            asked[divmod(quadrant, 2)] = 1
+        out["image"].append(render(scene, draw_look(scene.modality, rng), rng))
+        out["text"].append(question.text)
+        out["answer"].append(ANSWERS.index(question.answer) if question.answer in ANSWERS else 0)
+        out["type"].append(QUESTION_TYPES.index(question.question_type))
+        for name, value in (("kinds", kinds), ("shades", shades), ("asked", asked)):
+            out[name].append(value.repeat(GRID // 2, 0).repeat(GRID // 2, 1).reshape(-1))
+    text = tokenizer(out.pop("text"), padding=True)
+    return {name: np.asarray(value) for name, value in out.items()} | {
+        "input_ids": np.asarray(text["input_ids"]),
+        "attention_mask": np.asarray(text["attention_mask"]),
+    }
+
+
+class Heads(nn.Module):
+    """The linear heads of pre-training, thrown away afterwards."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.answer = nn.Linear(width, len(ANSWERS))
+        self.asked = nn.Linear(width, 2)
+        self.kinds = nn.Linear(width, 1 + len(KINDS))
+        self.shades = nn.Linear(width, 3)
+
+
+def losses(backbone: Vilt, heads: Heads, batch: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+    """Return the total loss, its parts, and per question whether it was answered rightly."""
+    inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
+    inputs["pixel_values"] = batch["image"].permute(0, 3, 1, 2).float().div(127.5).sub(1)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output = backbone.model(**backbone.with_ordered_patches(inputs))
+    patches = output.last_hidden_state[:, -GRID * GRID :].float()
+    logits = heads.answer(output.pooler_output.float())
+    parts = {"answer": nn.functional.cross_entropy(logits, batch["answer"])}
+    for name in ("asked", "kinds", "shades"):
+        parts[name] = nn.functional.cross_entropy(getattr(heads, name)(patches).flatten(0, 1), batch[name].flatten())
+    total = parts["answer"] + parts["asked"] + 0.5 * parts["kinds"] + 0.3 * parts["shades"]
+    return total, parts, logits.argmax(1) == batch["answer"]
+
+
+def redraw_unseen(model: nn.Module, seen: np.ndarray) -> None:
+    """Give words that pre-training never used random embeddings of the same spread as the learned ones."""
+    table = model.embeddings.text_embeddings.word_embeddings.weight.data
+    learned = table[torch.from_numpy(seen)]
+    generator = torch.Generator().manual_seed(SEED)
+    fresh = torch.randn(table.shape, generator=generator) * learned.std(0) + learned.mean(0)
+    table[torch.from_numpy(~seen)] = fresh[torch.from_numpy(~seen)]
+
+
+def save(folder: Path, model: nn.Module) -> None:
+    """Write the weights as float16 safetensors in transformers' layout."""
+    state = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+_tokenizer = None
+
+
+def _start_worker(folder: str) -> None:
+    global _tokenizer
+    _tokenizer = BertTokenizerFast.from_pretrained(folder)
+
+
+def _work(number: int, size: int) -> dict[str, np.ndarray]:
+    return make_batch(number, size, _tokenizer)
+
+
+def batches(folder: Path, numbers: range, size: int, ahead: int = 8) -> Iterator[dict[str, np.ndarray]]:
+    """Draw batches in a process of its own, a few ahead of training."""
+    with multiprocessing.get_context("spawn").Pool(1, _start_worker, (str(folder),)) as pool:
+        waiting = deque(pool.apply_async(_work, (number, size)) for number in numbers[:ahead])
+        for number in numbers:
+            yield waiting.popleft().get()
+            if number + ahead in numbers:
+                waiting.append(pool.apply_async(_work, (number + ahead, size)))
+
+
+def main() -> None:
+    """Run or resume pre-training, log to stdout and log.jsonl, write model.safetensors at the end."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the backbone, checkpoint and log")
+    parser.add_argument("--steps", type=int, default=4000)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--minutes", type=float, default=0, help="stop early, checkpointed, after this time; 0: never")
+    args = parser.parse_args()
+    torch.manual_seed(SEED)
+    torch.set_num_threads(args.threads)
+    backbone = new_model(args.out)
+    heads = Heads(backbone.hidden_size)
+    modules = nn.ModuleDict({"backbone": backbone, "heads": heads})
+    decayed = [p for p in modules.parameters() if p.ndim > 1]
+    rest = [p for p in modules.parameters() if p.ndim <= 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": 0.02}, {"params": rest, "weight_decay": 0}], lr=args.lr, betas=(0.9, 0.98)
+    )
+    seen = np.zeros(backbone.model.config.vocab_size, dtype=bool)
+    checkpoint, step = args.out / "checkpoint.pt", 0
+    if checkpoint.exists():
+        state = torch.load(checkpoint, weights_only=False)
+        modules.load_state_dict(state["modules"])
+        optimizer.load_state_dict(state["optimizer"])
+        step, seen = state["step"], state["seen"]
+    start, window = time.time(), defaultdict(list)
+    for arrays in batches(args.out, range(step, args.steps), args.batch):
+        batch = {name: torch.from_numpy(value) for name, value in arrays.items()}
+        warm = min(1.0, (step + 1) / 200)
+        for group in optimizer.param_groups:
+            group["lr"] = args.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / args.steps)))
+        total, parts, right = losses(backbone, heads, batch)
+        optimizer.zero_grad(set_to_none=True)
+        total.backward()
+        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+        optimizer.step()
+        seen[np.unique(arrays["input_ids"])] = True
+        step += 1
+        for name, value in parts.items():
+            window[name].append(value.item())
+        for kind, ok in zip(arrays["type"], right.tolist(), strict=True):
+            window[f"right {QUESTION_TYPES[kind]}"].append(ok)
+        if step % 100 == 0 or step == args.steps:
+            line = {"step": step, "images": step * args.batch, "seconds": round(time.time() - start)}
+            line |= {name: round(float(np.mean(values)), 3) for name, values in window.items()}
+            print(json.dumps(line), flush=True)
+            with (args.out / "log.jsonl").open("a") as log:
+                log.write(json.dumps(line) + "\n")
+            window.clear()
+        if step % 500 == 0 or step == args.steps:
+            state = {"modules": modules.state_dict(), "optimizer": optimizer.state_dict()}
+            torch.save(state | {"step": step, "seen": seen}, checkpoint)
+        if args.minutes and time.time() - start > 60 * args.minutes:
+            break
+    redraw_unseen(backbone.model, seen)
+    save(args.out, backbone.model)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The embedded benchmark federation: procedural medical visual questions for five named sites, or any other name.
+
+Every site has its own scanner (grey values, noise), findings, wordings, mix of question types and answers; all share
+the clinical words of `phantom_words`, whose meaning the tiny backbone has to learn. Nothing was measured on anybody.
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, draw_look, draw_scene, render
+from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, QUESTION_TYPES
+from fedpeft.data.schema import Example, SiteData
+
+if TYPE_CHECKING:
+    from fedpeft.data.schema import DataSettings
+
+SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
+SIZES = {"train": 300, "validation": 60, "test": 150}
+QUESTIONS_PER_IMAGE = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Profile:
+    """What makes a site different from the others."""
+
+    modality: str
+    kinds: tuple[str, ...]
+    type_weights: tuple[float, ...]  # one per question type
+    wordings: tuple[int, ...]
+    answers: dict[str, str]  # concept -> the site's words for it
+
+
+# shares of presence, placement, density, extent, location, abnormality, shade, count, organ, modality
+_MIXES = {
+    "slake": ("ct", (4, 3, 2, 1, 4, 3, 2, 1, 1, 1)),
+    "vqa-rad": ("xray", (5, 3, 2, 2, 3, 2, 2, 1, 1, 0)),
+    "vqa-med-2019": ("mr", (2, 2, 1, 1, 4, 4, 3, 1, 1, 1)),
+    "vqa-med-2020": ("ultrasound", (3, 1, 2, 0, 3, 6, 2, 1, 0, 0)),
+    "vqa-med-2021": ("nuclear", (2, 2, 2, 0, 4, 5, 3, 0, 1, 0)),
+}
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Make one site's questions; the same seed, site and sizes give the same bytes.
+
+    Args:
+        settings: `site` (None: slake), `seed`, and `train_size`, `validation_size`, `test_size` (None: 300, 60, 150).
+    """
+    site = settings.site or SITES[0]
+    profile = site_profile(site)
+    examples = {
+        split: _examples(
+            site,
+            profile,
+            split,
+            size if (given := getattr(settings, f"{split}_size")) is None else given,
+            np.random.default_rng([settings.seed, zlib.crc32(site.encode()), number]),
+        )
+        for number, (split, size) in enumerate(SIZES.items())
+    }
+    return SiteData(
+        site=site,
+        source=f"procedural phantom data for the site {site!r} (seed {settings.seed}); no image of any person",
+        **examples,
+    )
+
+
+def site_profile(site: str) -> Profile:
+    """Return the profile of a named site; any other name gets one derived from its letters."""
+    rng = np.random.default_rng([zlib.crc32(site.encode()), len(site)])
+    if site in _MIXES:
+        modality, weights = _MIXES[site]
+        style = SITES.index(site)
+    else:
+        modality = MODALITIES[rng.integers(len(MODALITIES))]
+        weights = tuple(int(w) for w in rng.integers(1, 5, size=len(QUESTION_TYPES)))
+        style = int(rng.integers(len(SITES)))
+    first = style * 3 % len(KINDS)
+    return Profile(
+        modality=modality,
+        kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
+        type_weights=tuple(w / sum(weights) for w in weights),
+        wordings=(style % 3, (style + 1) % 3),
+        answers=_answer_words(style),
+    )
+
+
+def _answer_words(style: int) -> dict[str, str]:
+    """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
+    words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
+    words |= {kind: CLINICAL[kind][style % 2] for kind in KINDS}
+    form = ("{0} {1}", "{1} {0}", "{0} {1} quadrant", "{1} {0} field", "{0}-{1}")[style]
+    for place in PLACES:
+        words[place] = form.format(*place.replace("top", "upper").replace("bottom", "lower").split())
+    words |= dict(zip(("bright", "dark"), (("hyperdense", "hypodense"), ("opaque", "lucent"))[style % 2], strict=True))
+    words |= {str(n): str(n) if style % 2 else ("none", "one", "two", "three", "four")[n] for n in range(5)}
+    words |= {region: region if style % 2 else f"{region} region" for region in REGIONS}
+    words |= {modality: modality if style % 2 else f"{modality} scan" for modality in MODALITIES}
+    return words
+
+
+def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random.Generator) -> tuple[Example, ...]:
+    """Draw `size` questions, QUESTIONS_PER_IMAGE of different types on each image; no image is in two splits."""
+    examples: list[Example] = []
+    while len(examples) < size:
+        own = rng.random() < 0.85
+        modality = profile.modality if own else MODALITIES[rng.integers(len(MODALITIES))]
+        scene = draw_scene(rng, kinds=profile.kinds, modality=modality, counts=(1, 2, 2, 3, 3))
+        image = render(scene, draw_look(modality, rng, spread=0.5), rng)
+        image.flags.writeable = False
+        image_id = f"{site}-{split}-{len(examples) // QUESTIONS_PER_IMAGE:04d}"
+        asked = rng.choice(
+            len(QUESTION_TYPES),
+            size=min(QUESTIONS_PER_IMAGE, size - len(examples)),
+            replace=False,
+            p=profile.type_weights,
+        )
+        for index in asked:
+            question = ask(
+                scene,
+                QUESTION_TYPES[index],
+                rng,
+                language=CLINICAL,
+                kinds=profile.kinds,
+                wordings=profile.wordings,
+            )
+            examples.append(
+                Example(
+                    image=image,
+                    question=question.text,
+                    answer=profile.answers[question.answer],
+                    closed=question.question_type in CLOSED_TYPES,
+                    image_id=image_id,
+                    question_type=question.question_type,
+                )
+            )
+    return tuple(examples)

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The procedural patient: findings in the quadrants of a body region, drawn as a small grey image.
+
+Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+SIZE = 48
+KINDS = ("disc", "ring", "cross", "stripes", "bar", "column", "wedge", "crescent")
+REGIONS = ("head", "chest", "abdomen", "limb")
+MODALITIES = ("ct", "mr", "xray", "ultrasound", "nuclear")
+QUADRANTS = 4  # 2 * row + column
+
+_ROWS, _COLUMNS = (axis.astype(np.float64) for axis in np.mgrid[0:SIZE, 0:SIZE])
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finding:
+    """One structure, always wider than a patch of the backbone (12 px): 12.4 to 18.8 px across."""
+
+    kind: str
+    quadrant: int
+    bright: bool
+    large: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scene:
+    """What an image shows; every answer is read off this."""
+
+    region: str
+    modality: str
+    findings: tuple[Finding, ...]
+
+    def at(self, quadrant: int) -> Finding | None:
+        return next((finding for finding in self.findings if finding.quadrant == quadrant), None)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Look:
+    """How a scanner turns tissue into grey values; all values on the scale 0 to 1."""
+
+    air: float
+    body: float
+    contrast: float
+    shade_x: float
+    shade_y: float
+    noise: float
+    speckle: float
+    blur: int
+
+
+# modality -> (low, high) of air, body, contrast, |shade|, noise, speckle, blur passes
+_LOOKS = {
+    "ct": ((0.00, 0.08), (0.38, 0.52), (0.24, 0.36), (0.00, 0.05), (0.01, 0.04), (0.00, 0.05), (0, 1)),
+    "mr": ((0.02, 0.12), (0.36, 0.52), (0.20, 0.32), (0.12, 0.30), (0.02, 0.06), (0.00, 0.08), (0, 2)),
+    "xray": ((0.82, 0.98), (0.45, 0.60), (0.18, 0.30), (0.00, 0.12), (0.02, 0.05), (0.00, 0.06), (0, 2)),
+    "ultrasound": ((0.00, 0.10), (0.34, 0.50), (0.20, 0.32), (0.05, 0.20), (0.02, 0.05), (0.08, 0.20), (0, 1)),
+    "nuclear": ((0.10, 0.25), (0.40, 0.55), (0.22, 0.34), (0.00, 0.12), (0.02, 0.06), (0.00, 0.06), (1, 2)),
+}
+
+
+def draw_look(modality: str, rng: np.random.Generator, spread: float = 1.0) -> Look:
+    """Draw grey-value parameters of a modality.
+
+    Args:
+        modality: one of MODALITIES.
+        rng: source of randomness.
+        spread: 1 draws from the modality's whole range; less keeps to its middle (one scanner).
+    """
+
+    def pick(bounds: tuple[float, float]) -> float:
+        low, high = bounds
+        return (low + high) / 2 + (rng.random() - 0.5) * (high - low) * spread
+
+    air, body, contrast, shade, noise, speckle, blur = _LOOKS[modality]
+    sign_x, sign_y = rng.integers(0, 2, size=2) * 2 - 1
+    return Look(
+        air=pick(air),
+        body=pick(body),
+        contrast=pick(contrast),
+        shade_x=float(sign_x) * pick(shade),
+        shade_y=float(sign_y) * pick(shade),
+        noise=pick(noise),
+        speckle=pick(speckle),
+        blur=int(rng.integers(blur[0], blur[1] + 1)),
+    )
+
+
+def draw_scene(
+    rng: np.random.Generator,
+    *,
+    kinds: tuple[str, ...] = KINDS,
+    modality: str,
+    counts: tuple[int, ...] = (1, 2, 3, 4),
+) -> Scene:
+    """Draw a scene: findings of different kinds in different quadrants, so that a kind names at most one of them."""
+    count = counts[rng.integers(len(counts))]
+    chosen = rng.permutation(len(kinds))[:count]
+    quadrants = rng.permutation(QUADRANTS)[:count]
+    flags = rng.integers(0, 2, size=(count, 2))
+    findings = tuple(
+        Finding(kind=kinds[k], quadrant=int(q), bright=bool(b), large=bool(s))
+        for k, q, (b, s) in zip(chosen, quadrants, flags, strict=True)
+    )
+    return Scene(region=REGIONS[rng.integers(len(REGIONS))], modality=modality, findings=findings)
+
+
+def render(scene: Scene, look: Look, rng: np.random.Generator) -> np.ndarray:
+    """Draw a scene as an (SIZE, SIZE, 3) uint8 image."""
+    body, detail = _anatomy(scene.region, rng)
+    image = look.air + (look.body - look.air) * body + 0.5 * look.contrast * detail
+    for finding in scene.findings:
+        _stamp(image, finding, look, rng)
+    image = image * (1 + look.shade_x * (_COLUMNS / (SIZE / 2) - 1) + look.shade_y * (_ROWS / (SIZE / 2) - 1))
+    for _ in range(look.blur):
+        image = _smooth(image)
+    noise = rng.integers(-128, 129, size=(3, SIZE, SIZE)).sum(0) / 128  # variance 1, nearly normal, exact arithmetic
+    grain = rng.integers(-128, 129, size=(SIZE, SIZE)) / 74  # variance 1, uniform
+    image = image * (1 + look.speckle * grain) + look.noise * noise
+    grey = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    return np.repeat(grey[:, :, None], 3, axis=2)
+
+
+def _anatomy(region: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Return the body mask (SIZE, SIZE) in [0, 1] and the region's landmarks, as contrast in [-1, 1]."""
+    centre = (SIZE - 1) / 2 + (rng.random(2) - 0.5) * 2
+    dy, dx = _ROWS - centre[0], _COLUMNS - centre[1]
+    if region == "limb":
+        body = np.clip(21.5 - np.abs(dx), 0, 1)
+        return body, -np.clip(2.0 - np.abs(dy), 0, 1) * body
+    a, b = {"head": (22.0, 23.5), "chest": (24.0, 21.0), "abdomen": (23.5, 22.0)}[region]
+    radius = (dx / a) ** 2 + (dy / b) ** 2  # 1 on the outline
+    body = np.clip((1 - radius) * 10, 0, 1)
+    if region == "head":
+        return body, np.clip(1 - np.abs(radius - 0.88) * 12, 0, 1)
+    if region == "chest":
+        return body, np.clip(2.0 - np.abs(dx), 0, 1) * body
+    return body, np.clip(4.5 - np.sqrt(dx**2 + dy**2), 0, 1)
+
+
+def _stamp(image: np.ndarray, finding: Finding, look: Look, rng: np.random.Generator) -> None:
+    """Add a finding to the image, in place, with soft edges."""
+    row, column = divmod(finding.quadrant, 2)
+    jitter = (rng.random(2) - 0.5) * 2
+    half = (8.4 if finding.large else 6.2) + rng.random()
+    dy = _ROWS - (12.0 + 23 * row + jitter[0])
+    dx = _COLUMNS - (12.0 + 23 * column + jitter[1])
+    shape = _shape(finding.kind, dy / half, dx / half)
+    edge = np.clip(shape * half, 0, 1)  # one pixel wide
+    image += (look.contrast if finding.bright else -look.contrast) * (0.85 + 0.3 * rng.random()) * edge
+
+
+def _shape(kind: str, y: np.ndarray, x: np.ndarray) -> np.ndarray:
+    """Return how far inside the shape a point lies, in half-widths (positive inside, 0 on the outline)."""
+    radius = np.sqrt(x**2 + y**2)
+    box = 1 - np.maximum(np.abs(x), np.abs(y))
+    if kind == "disc":
+        return 1 - radius
+    if kind == "ring":
+        return 0.26 - np.abs(radius - 0.78)
+    if kind == "cross":
+        return np.minimum(box, 0.3 - np.minimum(np.abs(x), np.abs(y)))
+    if kind == "stripes":
+        return np.minimum(box, 0.17 - np.abs((y + 1) % 0.66 - 0.33))
+    if kind == "bar":
+        return np.minimum(box, 0.36 - np.abs(y))
+    if kind == "column":
+        return np.minimum(box, 0.36 - np.abs(x))
+    if kind == "wedge":
+        return np.minimum(0.9 - y, (y + 0.9) * 0.5 - np.abs(x)) * 0.9
+    return np.minimum(1 - radius, np.sqrt((x - 0.55) ** 2 + y**2) - 0.75)
+
+
+def _smooth(image: np.ndarray) -> np.ndarray:
+    """Binomial 3x3 blur with repeated borders."""
+    padded = np.pad(image, 1, mode="edge")
+    rows = (padded[:-2] + 2 * padded[1:-1] + padded[2:]) / 4
+    return (rows[:, :-2] + 2 * rows[:, 1:-1] + rows[:, 2:]) / 4

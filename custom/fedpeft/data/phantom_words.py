@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Two languages for one world: PLAIN, in which the tiny backbone was pre-trained, and CLINICAL, which the sites speak.
+
+Every CLINICAL word is absent from pre-training, so its embedding is random: what it means has to be learned inside the
+layers. All sites share the words, hence a site alone sees few questions with each of them.
+"""
+
+from collections.abc import Mapping
+
+Language = Mapping[str, tuple[str, ...]]
+
+PLAIN: Language = {
+    "disc": ("disc",),
+    "ring": ("ring",),
+    "cross": ("cross",),
+    "stripes": ("stripes",),
+    "bar": ("bar",),
+    "column": ("column",),
+    "wedge": ("wedge",),
+    "crescent": ("crescent",),
+    "top": ("top",),
+    "bottom": ("bottom",),
+    "left": ("left",),
+    "right": ("right",),
+    "bright": ("bright",),
+    "dark": ("dark",),
+    "large": ("large",),
+    "small": ("small",),
+}
+
+CLINICAL: Language = {
+    "disc": ("nodule", "mass"),
+    "ring": ("cyst", "abscess"),
+    "cross": ("calcification", "fracture"),
+    "stripes": ("fibrosis", "atelectasis"),
+    "bar": ("effusion", "thickening"),
+    "column": ("stenosis", "dilatation"),
+    "wedge": ("infarct", "consolidation"),
+    "crescent": ("hematoma", "hemorrhage"),
+    "top": ("cranial",),
+    "bottom": ("caudal",),
+    "left": ("dextral",),
+    "right": ("sinistral",),
+    "bright": ("hyperdense",),
+    "dark": ("hypodense",),
+    "large": ("extensive",),
+    "small": ("focal",),
+}
+
+# question type -> wordings; {finding}, {place}, {density}, {extent} are filled from a language
+TEMPLATES: Mapping[str, tuple[str, ...]] = {
+    "presence": (
+        "is there a {finding} ?",
+        "does the image show a {finding} ?",
+        "can a {finding} be seen in this image ?",
+    ),
+    "placement": (
+        "is the {finding} in the {place} part ?",
+        "does the {finding} lie in the {place} part of the image ?",
+        "is the {finding} seen at the {place} ?",
+    ),
+    "density": (
+        "is the {finding} {density} ?",
+        "does the {finding} look {density} ?",
+        "is the {finding} in this image {density} ?",
+    ),
+    "extent": (
+        "is the {finding} {extent} ?",
+        "does the {finding} look {extent} ?",
+        "is the {finding} in this image {extent} ?",
+    ),
+    "location": (
+        "where is the {finding} ?",
+        "in which part of the image is the {finding} ?",
+        "where does the {finding} lie ?",
+    ),
+    "abnormality": (
+        "what is in the {place} part ?",
+        "what is seen at the {place} of the image ?",
+        "what does the {place} part show ?",
+    ),
+    "shade": (
+        "what is the shade of the {finding} ?",
+        "which shade does the {finding} have ?",
+        "how does the {finding} look ?",
+    ),
+    "count": (
+        "how many findings are there ?",
+        "how many findings does the image show ?",
+        "what is the number of findings ?",
+    ),
+    "organ": (
+        "what part of the body is this ?",
+        "which body part does the image show ?",
+        "what organ region is seen ?",
+    ),
+    "modality": (
+        "what kind of image is this ?",
+        "how was this image taken ?",
+        "which modality is this ?",
+    ),
+}
+QUESTION_TYPES = tuple(TEMPLATES)
+CLOSED_TYPES = frozenset({"presence", "placement", "density", "extent"})

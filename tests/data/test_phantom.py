@@ -1,0 +1,168 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import hashlib
+
+import numpy as np
+import pytest
+from fedpeft.data import DataSettings, load
+from fedpeft.data.phantom import SITES, SIZES, site_profile
+from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_scene import KINDS, MODALITIES, SIZE, Finding, Look, Scene, draw_look, draw_scene, render
+from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PLAIN, QUESTION_TYPES, TEMPLATES
+
+
+def small(site, seed=7, **sizes):
+    return load(
+        DataSettings(site=site, seed=seed, **{"train_size": 60, "validation_size": 12, "test_size": 30, **sizes})
+    )
+
+
+def digest(data):
+    told = hashlib.sha256()
+    for examples in data.splits().values():
+        for e in examples:
+            told.update(f"{e.question}|{e.answer}|{e.closed}|{e.image_id}|{e.question_type}".encode())
+            told.update(e.image.tobytes())
+    return told.hexdigest()
+
+
+@pytest.mark.parametrize("site", [*SITES, "clinic-7"])
+def test_same_seed_gives_the_same_bytes_and_another_seed_others(site):
+    assert digest(small(site)) == digest(small(site))
+    assert digest(small(site)) != digest(small(site, seed=8))
+
+
+def test_sites_differ_in_bytes_and_in_label_space():
+    data = {site: small(site, train_size=300) for site in SITES}
+    assert len({digest(d) for d in data.values()}) == len(SITES)
+    spaces = [frozenset(e.answer for e in d.train) for d in data.values()]
+    assert len(set(spaces)) == len(SITES)
+    assert all({"yes", "no"} < space for space in spaces)
+
+
+def test_default_sizes_and_splits_share_no_image():
+    data = load(DataSettings(site="vqa-rad", seed=1))
+    ids = {name: {e.image_id for e in examples} for name, examples in data.splits().items()}
+    assert {name: len(examples) for name, examples in data.splits().items()} == SIZES
+    assert not ids["train"] & ids["test"]
+    assert not ids["train"] & ids["validation"]
+    assert not ids["validation"] & ids["test"]
+    pixels = {name: {e.image.tobytes() for e in examples} for name, examples in data.splits().items()}
+    assert not (pixels["train"] & pixels["test"])
+
+
+def test_examples_are_small_rgb_images_with_open_and_closed_questions():
+    data = small("slake", train_size=200)
+    for e in data.train:
+        assert e.image.shape == (SIZE, SIZE, 3)
+        assert e.image.dtype == np.uint8
+        assert e.closed == (e.question_type in CLOSED_TYPES) == (e.answer in ("yes", "no"))
+        assert e.question.endswith("?")
+        assert "{" not in e.question
+    closed = np.mean([e.closed for e in data.train])
+    assert 0.25 < closed < 0.75
+    with pytest.raises(ValueError, match="read-only"):
+        data.train[0].image[0, 0, 0] = 1
+
+
+def test_source_says_that_the_data_are_procedural():
+    assert "procedural" in small("vqa-med-2020").source
+
+
+def test_unnamed_site_is_the_first_one():
+    assert load(DataSettings(seed=7)).site == SITES[0]
+
+
+@pytest.mark.parametrize("site", SITES)
+def test_answers_of_a_site_name_each_concept_once(site):
+    profile = site_profile(site)
+    assert len(set(profile.answers.values())) == len(profile.answers)
+    assert sum(profile.type_weights) == pytest.approx(1)
+    assert len(profile.type_weights) == len(QUESTION_TYPES)
+
+
+def test_clinical_words_of_concepts_are_no_plain_words_and_mean_one_thing():
+    plain = {word for words in PLAIN.values() for word in words}
+    plain |= {word for templates in TEMPLATES.values() for template in templates for word in template.split()}
+    clinical = [word for words in CLINICAL.values() for word in words]
+    assert not plain & set(clinical)
+    assert len(clinical) == len(set(clinical))
+    assert PLAIN.keys() == CLINICAL.keys()
+
+
+def test_concepts_are_shared_by_at_least_three_sites():
+    assert all(sum(kind in site_profile(site).kinds for site in SITES) >= 3 for kind in KINDS)
+
+
+def scene():
+    findings = (
+        Finding(kind="ring", quadrant=1, bright=True, large=False),
+        Finding(kind="disc", quadrant=2, bright=False, large=True),
+    )
+    return Scene(region="head", modality="ct", findings=findings)
+
+
+def truth(question_type, words, named, place):
+    """Read the answer off the scene in a second way: from the words of the question."""
+    where = {finding.kind: finding for finding in scene().findings}
+    asked = where.get(named)
+    match question_type:
+        case "presence":
+            return "yes" if asked else "no"
+        case "placement":
+            return "yes" if PLACES[asked.quadrant] == place else "no"
+        case "density":
+            return "yes" if ("bright" in words) == asked.bright else "no"
+        case "extent":
+            return "yes" if ("large" in words) == asked.large else "no"
+        case "location":
+            return PLACES[asked.quadrant]
+        case "abnormality":
+            return next((kind for kind, f in where.items() if PLACES[f.quadrant] == place), NOTHING)
+        case "shade":
+            return "bright" if asked.bright else "dark"
+    return {"count": "2", "organ": "head", "modality": "ct"}[question_type]
+
+
+@pytest.mark.parametrize("question_type", QUESTION_TYPES)
+def test_answers_are_true_of_the_scene(question_type):
+    rng = np.random.default_rng(3)
+    for _ in range(60):
+        q = ask(scene(), question_type, rng, language=PLAIN)
+        words = q.text.split()
+        named = next((kind for kind in KINDS if kind in words), None)
+        place = next((p for p in PLACES if p in q.text), None)
+        assert q.answer == truth(question_type, words, named, place)
+
+
+@pytest.mark.parametrize("question_type", sorted(CLOSED_TYPES))
+def test_yes_and_no_are_equally_frequent(question_type):
+    rng = np.random.default_rng(5)
+    answers = [ask(draw_scene(rng, modality="mr"), question_type, rng, language=CLINICAL).answer for _ in range(400)]
+    assert 0.4 < np.mean([a == "yes" for a in answers]) < 0.6
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("quadrant", range(4))
+def test_a_finding_changes_its_own_quadrant_only(kind, quadrant):
+    quiet = Look(air=0.1, body=0.5, contrast=0.3, shade_x=0, shade_y=0, noise=0, speckle=0, blur=0)
+
+    def draw(*findings):
+        empty = Scene(region="limb", modality="ct", findings=findings)
+        return render(empty, quiet, np.random.default_rng(0)).astype(int)
+
+    finding = Finding(kind=kind, quadrant=quadrant, bright=True, large=True)
+    changed = np.argwhere((draw(finding) != draw())[:, :, 0])
+    row, column = divmod(quadrant, 2)
+    half = SIZE // 2
+    assert len(changed) > 40
+    assert set(changed[:, 0] // half) == {row}
+    assert set(changed[:, 1] // half) == {column}
+    assert max(np.ptp(changed, axis=0)) >= 12  # wider than a patch of the backbone
+
+
+@pytest.mark.parametrize("modality", MODALITIES)
+def test_one_scanner_stays_in_the_middle_of_its_modality(modality):
+    rng = np.random.default_rng(0)
+    wide = [draw_look(modality, rng).body for _ in range(200)]
+    narrow = [draw_look(modality, rng, spread=0.5).body for _ in range(200)]
+    assert np.std(narrow) < 0.7 * np.std(wide)
