@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Tables, one picture and one page from a run's history.json; matplotlib and rich are loaded only when called for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
+    """Write a run's tables, picture and page into a folder, which is made if need be.
+
+    Args:
+        source: the run's folder, or its history.json itself.
+        out_dir: where the four files go; files of the same names are replaced.
+
+    Returns:
+        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html).
+
+    Raises:
+        HistoryError: the history is missing, broken or incomplete; nothing is written then.
+        FedpeftError: the folder cannot be written.
+    """
+    from fedpeft.errors import FedpeftError
+    from fedpeft.report.history import read
+    from fedpeft.report.markdown import markdown
+    from fedpeft.report.page import page
+    from fedpeft.report.plots import convergence, png
+    from fedpeft.report.tidy_csv import tidy_csv
+
+    history = read(source)
+    picture = png(convergence(history), history)
+    contents = {
+        "markdown": ("tables.md", markdown(history).encode()),
+        "csv": ("accuracy.csv", tidy_csv(history).encode()),
+        "picture": ("convergence.png", picture),
+        "page": ("report.html", page(history, picture, png(convergence(history, dark=True), history)).encode()),
+    }
+    folder = Path(out_dir)
+    written = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for kind, (name, content) in contents.items():
+            written[kind] = folder / name
+            written[kind].write_bytes(content)
+    except OSError as error:
+        raise FedpeftError(f"Cannot write the report into {folder} ({error.strerror}); name another folder.") from error
+    return written
+
+
+def show(source: str | Path, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
+    """Print a run's tables on the terminal: its last round in full, then one table round by round for each metric.
+
+    Args:
+        source: the run's folder, or its history.json itself.
+        console: where to print; the terminal when not given.
+        metrics: which of "overall", "open", "closed" to print round by round.
+
+    Raises:
+        HistoryError: the history is missing, broken or incomplete.
+        FedpeftError: an unknown metric.
+    """
+    from fedpeft.report.history import read
+    from fedpeft.report.terminal import print_tables
+
+    print_tables(read(source), console=console, metrics=metrics)

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The labels beside the lines: what they say, how wide they are, and where they go so that none covers another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.font_manager import FontProperties
+from matplotlib.textpath import TextPath
+from scipy.optimize import isotonic_regression
+
+from fedpeft.report.history import History
+from fedpeft.report.palette import BRIDGE, DISTINCT, Theme, line_style
+from fedpeft.report.series import means, series
+from fedpeft.report.wording import percent
+
+GAP = 0.155  # inches between the middles of two labels
+LEADER = 0.3  # inches from the axes to the labels
+SIZE = 7.5  # points
+LONGEST = 26  # letters of a site's name
+
+
+@dataclass(frozen=True, kw_only=True)
+class Label:
+    """A line's last figure: its round, whether the run went on after it, the value in percent, the text, the look."""
+
+    round: int
+    late: bool
+    value: float
+    text: str
+    style: dict
+    weight: str = "normal"
+
+
+def end_labels(history: History, theme: Theme) -> list[Label]:
+    """One label for every site's last accuracy and the mean's; with more sites than styles: best, worst and mean."""
+    lines = series(history, "overall")
+    labels = []
+    for index, (site, line) in enumerate(lines.items()):
+        labels += _label(history, shorten(site, LONGEST), line, line_style(index, len(lines), theme))
+    if len(lines) > DISTINCT:
+        ranked = sorted(labels, key=lambda label: label.value)
+        labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
+    if len(lines) > 1:
+        name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
+        average = [mean.value for mean in means(history, "overall")]
+        labels += _label(history, name, average, {"color": theme.ink, "linewidth": 2.2}, weight="bold")
+    return labels
+
+
+def _label(history: History, name: str, line: list[float | None], style: dict, weight: str = "normal") -> list[Label]:
+    known = [(one.round, value) for one, value in zip(history.rounds, line, strict=True) if value is not None]
+    if not known:
+        return []
+    number, value = known[-1]
+    late = number != history.rounds[-1].round
+    text = f"{name}  {percent(value)}{f' (round {number})' if late else ''}"
+    return [Label(round=number, late=late, value=100 * value, text=text, style=style, weight=weight)]
+
+
+def label_width(labels: Sequence[Label]) -> float:
+    """Inches that the labels take beside the axes, leaders included."""
+    font = FontProperties(family="DejaVu Sans", weight="bold")
+    points = [TextPath((0, 0), label.text, size=SIZE, prop=font).get_extents().width for label in labels]
+    return LEADER + max(points) / 72 if points else 0.0
+
+
+def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
+    """Write the labels right of the axes, each joined to the end of its line.
+
+    Args:
+        axes: the accuracy panel, with its size and limits set.
+        labels: from ``end_labels``.
+        theme: colours.
+    """
+    (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
+    across = (last - first) / (axes.bbox.width / axes.figure.dpi)  # rounds per inch
+    gap = GAP * (high - low) / (axes.bbox.height / axes.figure.dpi)
+    places = spread([label.value for label in labels], gap=gap, low=low, high=high)
+    for label, place in zip(labels, places, strict=True):
+        # dotted where the site has no figure in the last round, since a solid leader there would read as one
+        leader = {"color": label.style["color"], "linewidth": 0.7, "clip_on": False, "zorder": 1}
+        leader |= {"linestyle": BRIDGE} if label.late else {}
+        bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
+        axes.plot([label.round, bend, end], [label.value, label.value, place], **leader)
+        look = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
+        axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)
+
+
+def shorten(name: str, longest: int) -> str:
+    """A name of at most that many letters; a longer one loses its middle, since names often differ at their ends."""
+    if len(name) <= longest:
+        return name
+    tail = (longest - 1) // 2
+    return f"{name[: longest - 1 - tail]}…{name[len(name) - tail :]}"
+
+
+def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> np.ndarray:
+    """Move labels apart by as little as possible, in order.
+
+    Minimises sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
+    With z_i = y_i - i*gap this is isotonic regression, and its bounded form is the unbounded one, clipped.
+
+    Args:
+        positions: (n,) where the labels belong.
+        gap: least distance between neighbours, in the unit of the positions; smaller where n labels do not fit.
+        low: lowest place.
+        high: highest place.
+
+    Returns:
+        (n,) places, in the order of the positions.
+
+    Source: Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972.
+    """
+    wanted = np.asarray(positions, dtype=float)
+    count = len(wanted)
+    if count == 0:
+        return wanted
+    steps = np.arange(count) * min(gap, (high - low) / max(count - 1, 1))
+    order = np.argsort(wanted, kind="stable")
+    places = np.empty(count)
+    places[order] = np.clip(isotonic_regression(wanted[order] - steps).x, low, high - steps[-1]) + steps
+    return places

@@ -1,0 +1,35 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The tables as GitHub-flavoured Markdown."""
+
+from __future__ import annotations
+
+import re
+
+from fedpeft.report.history import History
+from fedpeft.report.tables import Table, all_tables
+from fedpeft.report.wording import caption, rejections
+
+
+def markdown(history: History) -> str:
+    """The last round and the three accuracies round by round, each with its caption; same history, same text."""
+    parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
+    refused = rejections(history)
+    if refused:
+        parts.append("\n".join(f"- {_escape(line)}" for line in refused))
+    return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\nData: {_escape(history.source)}\n"
+
+
+def _markdown_table(table: Table, line: str) -> str:
+    rule = [":---"] + ["---:"] * (len(table.columns) - 1)
+    rows = [[_escape(cell) for cell in row] for row in (table.columns, *table.rows)]
+    rows.insert(1, rule)
+    body = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    below = "  \n".join(f"*{_escape(text)}*" for text in (line, table.marks) if text)
+    return f"## {_escape(table.title)}\n\n{body}\n\n{below}"
+
+
+def _escape(text: str) -> str:
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
+    # an underscore inside a word is no emphasis, and site_1 reads better than site\_1
+    return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)

@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One panel of the picture: a quantity of every site over the rounds, and the mean of the sites."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from fedpeft.report.history import History
+from fedpeft.report.palette import BRIDGE, DISTINCT, Theme, line_style
+from fedpeft.report.series import means, series
+
+MANY_ROUNDS = 12  # more than these, and markers hide the lines
+
+
+def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, *, scale: float = 1) -> None:
+    """Draw a quantity into axes.
+
+    Args:
+        axes: where.
+        history: the run.
+        quantity: one of ``series.QUANTITIES``.
+        title: stands over the panel, with the unit.
+        theme: colours.
+        scale: factor on the figures; 100 makes percent, which stay within 0 and 100.
+    """
+    rounds = np.array([one.round for one in history.rounds])
+    lines = series(history, quantity)
+    sparse = len(rounds) <= MANY_ROUNDS
+    for index, line in enumerate(lines.values()):
+        style = line_style(index, len(lines), theme)
+        _line(axes, rounds, scale * np.array(line, dtype=float), style, 3.2 if sparse and len(lines) <= DISTINCT else 0)
+    if len(lines) > 1:
+        average = means(history, quantity)
+        values = scale * np.array([mean.value for mean in average], dtype=float)
+        _line(axes, rounds, values, {"color": theme.ink, "linewidth": 2.2, "zorder": 4}, 4.4 if sparse else 0)
+        fewer = np.array([not mean.complete for mean in average])
+        hollow = {"markerfacecolor": theme.paper, "markeredgecolor": theme.ink, "markeredgewidth": 1.1, "zorder": 5}
+        axes.plot(rounds[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
+    axes.set_title(title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
+    axes.grid(axis="y", color=theme.grid, linewidth=0.6)
+    _fit(axes, rounds, scale)
+
+
+def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, style: dict, size: float) -> None:
+    """A line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbour).
+
+    Args:
+        axes: where.
+        rounds: (T,) their numbers.
+        values: (T,) NaN for none.
+        style: colour, dashes and width of the line.
+        size: of the markers, in points.
+    """
+    axes.plot(rounds, values, **style)
+    known = np.isfinite(values)
+    for left, right in pairwise(np.flatnonzero(known)):
+        if right - left > 1:
+            ends = [left, right]
+            axes.plot(rounds[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
+    padded = np.pad(known, 1)
+    marked = known if size else known & ~padded[:-2] & ~padded[2:]
+    look = {key: style[key] for key in ("color", "alpha", "zorder") if key in style}
+    axes.plot(rounds[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look)
+
+
+def _fit(axes: Axes, rounds: np.ndarray, scale: float) -> None:
+    """Fit the axes to the figures: whole rounds, a single figure in the middle, percent never outside 0 to 100."""
+    values = np.concatenate([line.get_ydata() for line in axes.lines])
+    values = values[np.isfinite(values)]
+    low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
+    pad = 0.07 * (high - low)
+    if low == high:
+        pad = 10 if scale == 100 else 0.5 * abs(high) or 1
+    floor, ceiling = (-1, 101) if scale == 100 else (-np.inf, np.inf)
+    axes.set_ylim(max(low - pad, floor), min(high + pad, ceiling))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=7 if scale == 100 else 5, steps=[1, 2, 2.5, 5, 10]))
+    margin = 0.03 * (rounds[-1] - rounds[0]) or 0.5
+    axes.set_xlim(rounds[0] - margin, rounds[-1] + margin)
+    if len(rounds) <= 6:
+        axes.set_xticks(rounds)
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, steps=[1, 2, 5, 10]))

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The convergence picture: accuracy of every site and their mean over the rounds, training loss, transport distance."""
+
+from __future__ import annotations
+
+import io
+import textwrap
+
+import matplotlib.style
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+
+from fedpeft.report.history import History
+from fedpeft.report.labels import GAP, end_labels, label_width, shorten, write_labels
+from fedpeft.report.palette import DARK, LIGHT, Theme
+from fedpeft.report.panel import draw
+from fedpeft.report.series import means, series
+from fedpeft.report.wording import PROCEDURAL, caption
+
+DPI = 200
+# inches
+MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
+TOP, BOTTOM, LEFT, RIGHT, BETWEEN = 0.62, 0.5, 0.5, 0.15, 0.5
+LINE = 0.15
+SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
+STYLE = {
+    "font.family": "DejaVu Sans",  # comes with matplotlib: the same letters on every machine
+    "font.size": 8,
+    "text.parse_math": False,  # a site may be called a$b$
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "xtick.major.width": 0.6,
+    "ytick.major.size": 0,
+}
+
+
+def convergence(history: History, *, dark: bool = False) -> Figure:
+    """Draw a run.
+
+    Panels: accuracy on all questions in percent, with a label beside every line; training loss; transport distance of
+    the alignment. The last two stand only where the run reports them. A dotted bridge spans rounds without a figure.
+
+    Args:
+        history: the run.
+        dark: for a dark page.
+    """
+    theme = DARK if dark else LIGHT
+    colours = {"text.color": theme.ink, "axes.labelcolor": theme.soft, "axes.edgecolor": theme.soft}
+    colours |= {"xtick.color": theme.soft, "ytick.color": theme.soft, "axes.facecolor": theme.paper}
+    with matplotlib.style.context(["default", STYLE, colours]):
+        figure = _figure(history, theme)
+        FigureCanvasAgg(figure)
+        figure.draw_without_rendering()  # ticks are made while drawing: make them while the style holds
+    return figure
+
+
+def png(figure: Figure, history: History) -> bytes:
+    """The picture's bytes; the same history and matplotlib give the same bytes, since no date is written.
+
+    Args:
+        figure: from ``convergence``.
+        history: the run; its caption is written into the file as its description.
+    """
+    file = io.BytesIO()
+    metadata = {"Software": None, "Description": caption(history)}
+    with matplotlib.style.context("default"):
+        figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
+    return file.getvalue()
+
+
+def _figure(history: History, theme: Theme) -> Figure:
+    labels = end_labels(history, theme)
+    side = [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
+    column = label_width(labels)
+    width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
+    head = _head(history, width)
+    foot = _foot(history, width)
+    height = max(LEAST_HEIGHT, GAP * len(labels))
+    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
+    total = top + height + bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+
+    def place(left: float, low: float, wide: float, high: float) -> Axes:
+        return figure.add_axes((left / width, low / total, wide / width, high / total))
+
+    main = place(LEFT, bottom, MAIN_WIDTH, height)
+    draw(main, history, "overall", "Accuracy, all questions (%)", theme, scale=100)
+    write_labels(main, labels, theme)
+    axes = [main]
+    each = (height - BETWEEN * (len(side) - 1)) / max(len(side), 1)
+    for index, name in enumerate(side):
+        low = bottom + (len(side) - 1 - index) * (each + BETWEEN)
+        axes.append(place(LEFT + MAIN_WIDTH + column + BETWEEN, low, SIDE_WIDTH, each))
+        draw(axes[-1], history, name, SIDE_TITLES[name], theme)
+    for one in {axes[0], axes[-1]}:
+        one.set_xlabel("round", labelpad=2)
+    x = 0.12 / width
+    figure.text(x, 1 - 0.12 / total, shorten(history.job, int(width * 8)), fontsize=11, fontweight="bold", va="top")
+    for index, (line, colour, weight) in enumerate(head):
+        y = 1 - (0.34 + LINE * index) / total
+        figure.text(x, y, line, fontsize=7.5, color=getattr(theme, colour), fontweight=weight, va="top")
+    for index, line in enumerate(reversed(foot)):
+        figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
+    return figure
+
+
+def _head(history: History, width: float) -> list[tuple[str, str, str]]:
+    """Lines under the job's name with their colour and weight: the method, and a warning if the data are procedural."""
+    lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
+    if history.procedural:
+        lines.append((PROCEDURAL[0].upper() + PROCEDURAL[1:] + ".", "warning", "bold"))
+    return lines
+
+
+def _foot(history: History, width: float) -> list[str]:
+    """Lines at the bottom: where the data are from, and what dotted bridges and open circles mean if there are any."""
+    parts = [f"Data: {history.source.rstrip('.')}." if history.source else ""]
+    lines = series(history, "overall").values()
+    if any(None in line and any(value is not None for value in line) for line in lines):
+        parts.append("Dotted: no figure in these rounds.")
+    if any(mean.value is not None and not mean.complete for mean in means(history, "overall")):
+        parts.append("Open circle: mean over fewer sites.")
+    return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))

@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One quantity of a history over its rounds, per site and as the mean of the sites."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.errors import FedpeftError
+from fedpeft.report.history import History
+
+ACCURACIES = ("overall", "open", "closed")
+QUANTITIES = (*ACCURACIES, "loss", "samples", "alignment")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean:
+    """The unweighted mean of the sites in one round; not complete where a site that has figures elsewhere has none."""
+
+    value: float | None
+    complete: bool
+
+
+def series(history: History, quantity: str) -> dict[str, list[float | None]]:
+    """A quantity of every site, round by round; None where the site has no figure in that round.
+
+    Args:
+        history: the run.
+        quantity: one of ``QUANTITIES``.
+
+    Raises:
+        FedpeftError: an unknown quantity.
+    """
+    if quantity not in QUANTITIES:
+        raise FedpeftError(f"There is no quantity {quantity!r} in a history; choose from {', '.join(QUANTITIES)}.")
+    if quantity == "alignment":
+        return {site: [one.alignment.get(site) for one in history.rounds] for site in history.sites}
+    return {site: [getattr(one.sites.get(site), quantity, None) for one in history.rounds] for site in history.sites}
+
+
+def means(history: History, quantity: str) -> list[Mean]:
+    """The mean over the sites of a quantity, round by round: 1/n sum_i x_i over the n sites that have a figure.
+
+    Raises:
+        FedpeftError: an unknown quantity.
+    """
+    lines = [line for line in series(history, quantity).values() if any(value is not None for value in line)]
+    found = []
+    for index in range(len(history.rounds)):
+        values = [line[index] for line in lines if line[index] is not None]
+        mean = sum(values) / len(values) if values else None
+        found.append(Mean(value=mean, complete=len(values) == len(lines)))
+    return found

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The page's style sheet, light and dark; it names no font, picture or other file."""
+
+STYLE = """\
+:root {
+  --paper: #ffffff; --ink: #1a1a1a; --soft: #5c5c5c; --line: #e2e2e2; --warn: #8a3600; --warn-paper: #fff4ea;
+}
+@media screen and (prefers-color-scheme: dark) {
+  :root {
+    --paper: #16181c; --ink: #f2f2f2; --soft: #a8abb2; --line: #30343b; --warn: #ffb070; --warn-paper: #2b2118;
+  }
+}
+* { box-sizing: border-box; }
+body {
+  margin: 0 auto; max-width: 64rem; padding: 2.5rem 1.5rem 4rem; background: var(--paper); color: var(--ink);
+  font: 16px/1.5 system-ui, sans-serif;
+}
+h1 { margin: 0; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
+h2 { margin: 0 0 .75rem; font-size: 1.05rem; }
+section { margin-top: 2.75rem; }
+.method { margin: .25rem 0 0; color: var(--soft); overflow-wrap: anywhere; }
+.warning {
+  margin: 1rem 0 0; padding: .6rem .9rem; border-left: 4px solid var(--warn); background: var(--warn-paper); color: var(--warn);
+  font-weight: 600;
+}
+.lead { margin: 2rem 0 .5rem; color: var(--soft); }
+.figures { display: flex; flex-wrap: wrap; gap: .5rem 3.5rem; margin: 0; }
+.figures dt { font-size: .875rem; color: var(--soft); }
+.figures dd { margin: 0; font-size: 2.25rem; line-height: 1.15; font-variant-numeric: tabular-nums; }
+.figures i { font-style: normal; margin-left: .1em; font-size: 1.25rem; color: var(--soft); }
+figure { margin: 0; }
+img { display: block; width: 100%; min-width: 40rem; height: auto; }
+figcaption, .caption { margin: .5rem 0 0; font-size: .8125rem; color: var(--soft); overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: separate; border-spacing: 0; font-size: .9375rem; font-variant-numeric: tabular-nums; }
+th, td { padding: .35rem .9rem; text-align: right; white-space: nowrap; }
+thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
+tbody tr + tr > * { border-top: 1px solid var(--line); }
+th:first-child { position: sticky; left: 0; padding-left: 0; background: var(--paper); text-align: left; font-weight: 400; }
+thead th:first-child { z-index: 1; font-weight: 600; }
+.by-site tbody tr:last-child > * { border-top: 1.5px solid var(--ink); font-weight: 600; }
+.by-round th, .by-round td { padding-right: .5rem; }
+.by-round th + th, .by-round td { padding-left: .5rem; }
+.by-round thead th { white-space: normal; }
+.by-round th:last-child, .by-round td:last-child { position: sticky; right: 0; background: var(--paper); font-weight: 600; }
+.by-round tbody th { color: var(--soft); }
+.settings th { color: var(--soft); vertical-align: top; }
+.settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
+.rejected { margin: 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
+@media print {
+  body { padding: 0; max-width: none; }
+  section { break-inside: avoid; }
+  img { min-width: 0; }
+}
+"""

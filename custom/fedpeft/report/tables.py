@@ -1,0 +1,81 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What stands in the tables, as text; terminal, markdown and page only set it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.errors import FedpeftError
+from fedpeft.report.history import History, Round
+from fedpeft.report.series import ACCURACIES, means, series
+from fedpeft.report.wording import DASH, FEWER, REJECTED, TITLES, legend, percent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    marks: str
+
+
+def last_round(history: History) -> Table:
+    """Every site in the last round: accuracy in percent on all, open and closed questions, training loss, examples."""
+    last = history.rounds[-1]
+    rows = []
+    for site in history.sites:
+        result = last.sites.get(site)
+        accuracies = [_cell(last, site, getattr(result, metric, None)) for metric in ACCURACIES]
+        loss = DASH if result is None or result.loss is None else f"{result.loss:.3f}"
+        samples = DASH if result is None or result.samples is None else str(result.samples)
+        rows.append((site, *accuracies, loss, samples))
+    loss, samples = (_mean(history, name, -1, form) for name, form in (("loss", "{:.3f}"), ("samples", "{:.0f}")))
+    rows.append(("mean", *(_mean(history, metric, -1) for metric in ACCURACIES), loss, samples))
+    return _table(
+        f"Accuracy (%) after round {last.round}",
+        ("site", *ACCURACIES, "training loss", "training examples"),
+        rows,
+    )
+
+
+def by_round(history: History, metric: str = "overall") -> Table:
+    """One accuracy in percent: a row for every round, a column for every site, the mean of the sites last.
+
+    Args:
+        history: the run.
+        metric: "overall", "open" or "closed".
+
+    Raises:
+        FedpeftError: an unknown metric.
+    """
+    if metric not in ACCURACIES:
+        raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")
+    lines = series(history, metric)
+    rows = [
+        (str(one.round), *(_cell(one, site, lines[site][index]) for site in lines), _mean(history, metric, index))
+        for index, one in enumerate(history.rounds)
+    ]
+    return _table(f"Accuracy (%) on {TITLES[metric]}, round by round", ("round", *lines, "mean"), rows)
+
+
+def all_tables(history: History) -> tuple[Table, ...]:
+    """The last round, then the three accuracies round by round."""
+    return (last_round(history), *(by_round(history, metric) for metric in ACCURACIES))
+
+
+def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
+    marks = legend({cell for row in rows for cell in row[1:]})
+    return Table(title=title, columns=columns, rows=tuple(rows), marks=marks)
+
+
+def _cell(one: Round, site: str, value: float | None) -> str:
+    return REJECTED if value is None and site in one.rejected else percent(value)
+
+
+def _mean(history: History, quantity: str, index: int, form: str | None = None) -> str:
+    mean = means(history, quantity)[index]
+    if mean.value is None:
+        return DASH
+    return (form.format(mean.value) if form else percent(mean.value)) + ("" if mean.complete else FEWER)

@@ -1,0 +1,91 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The tables on the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table as Grid
+from rich.text import Text
+
+from fedpeft.report.history import History
+from fedpeft.report.tables import Table, by_round, last_round
+from fedpeft.report.wording import DASH, REJECTED, caption, rejections
+
+LONGEST = 20  # letters of a name before it is folded
+ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
+FRAME = 3  # letters that rich puts around a column
+
+
+def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
+    """Print the last round in full, then one table round by round for each metric, then the rejected replies.
+
+    A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
+
+    Args:
+        history: the run.
+        console: where to print; the terminal when not given.
+        metrics: which of "overall", "open", "closed" to print round by round.
+
+    Raises:
+        FedpeftError: an unknown metric.
+    """
+    console = console or Console()
+    for table in (last_round(history), *(by_round(history, metric) for metric in metrics)):
+        table = _printable_table(table, console)
+        console.print(Text(table.title, style="bold"))
+        for block in _blocks(table, console.width):
+            console.print(_grid(table, block))
+        for line in filter(None, (caption(history), table.marks)):
+            console.print(Text(_printable(line, console)), soft_wrap=True)
+        console.print()
+    for line in rejections(history):
+        console.print(Text(_printable(line, console)), soft_wrap=True)
+
+
+def _printable(text: str, console: Console) -> str:
+    """The text as the terminal's encoding can show it: a run must not fail at its last line because of a dash."""
+    if console.encoding.lower().startswith("utf"):
+        return text
+    return text.translate(ASCII).encode(console.encoding, "replace").decode(console.encoding)
+
+
+def _printable_table(table: Table, console: Console) -> Table:
+    return Table(
+        title=_printable(table.title, console),
+        columns=tuple(_printable(cell, console) for cell in table.columns),
+        rows=tuple(tuple(_printable(cell, console) for cell in row) for row in table.rows),
+        marks=_printable(table.marks, console),
+    )
+
+
+def _least_width(table: Table, index: int) -> int:
+    """Letters that a column cannot do without: its longest figure or word; longer names are folded."""
+    words = [word for cell in (table.columns[index], *(row[index] for row in table.rows)) for word in cell.split()]
+    return min(max(cell_len(word) for word in words), LONGEST)
+
+
+def _blocks(table: Table, width: int) -> list[list[int]]:
+    """Indices of the columns of each block; the first column, which names the rows, stands in every one."""
+    blocks = [[0]]
+    for index in range(1, len(table.columns)):
+        needed = sum(_least_width(table, i) + FRAME for i in [*blocks[-1], index])
+        if len(blocks[-1]) > 1 and needed >= width:
+            blocks.append([0])
+        blocks[-1].append(index)
+    return blocks
+
+
+def _grid(table: Table, block: list[int]) -> Grid:
+    grid = Grid(box=box.SIMPLE_HEAD)
+    for index in block:
+        look = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
+        # names come from outside: as Text they are printed, never read as rich markup
+        grid.add_column(Text(table.columns[index]), **look)
+    for row in table.rows:
+        style = "bold" if row is table.rows[-1] and row[0] == "mean" else None
+        grid.add_row(*(Text(row[index]) for index in block), style=style)
+    return grid

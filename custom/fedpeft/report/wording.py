@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The words that tables, picture and page share: caption, notes, and how a figure is written."""
+
+from __future__ import annotations
+
+from fedpeft.report.history import History
+
+PROCEDURAL = "procedural data, tiny backbone: these figures say nothing about medicine"
+DASH = "–"
+REJECTED = "×"
+FEWER = "*"
+TITLES = {"overall": "all questions", "open": "open questions", "closed": "closed questions"}
+
+
+def caption(history: History) -> str:
+    """The line under every table and picture: job, method and, where it applies, that the data are procedural."""
+    parts = [history.job, history.method]
+    return " · ".join([*parts, PROCEDURAL] if history.procedural else parts)
+
+
+def percent(fraction: float | None) -> str:
+    """A fraction in percent with one decimal, a dash for none."""
+    return DASH if fraction is None else f"{100 * fraction:.1f}"
+
+
+def legend(cells: set[str]) -> str:
+    """What the marks in a table mean, for those marks that it holds.
+
+    Args:
+        cells: the texts of the table's cells.
+    """
+    meanings = []
+    if DASH in cells:
+        meanings.append(f"{DASH} no figure")
+    if REJECTED in cells:
+        meanings.append(f"{REJECTED} reply rejected")
+    if any(cell.endswith(FEWER) for cell in cells):
+        meanings.append(f"{FEWER} mean over fewer sites than in other rounds")
+    return ", ".join(meanings)
+
+
+def rejections(history: History) -> list[str]:
+    """One sentence for every site and reason, with the rounds in which its reply was rejected for it."""
+    rounds: dict[tuple[str, str], list[int]] = {}
+    for one in history.rounds:
+        for site, reason in one.rejected.items():
+            rounds.setdefault((site, reason), []).append(one.round)
+    return [
+        f"{site}, round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: reply rejected: {reason}"
+        for (site, reason), numbers in rounds.items()
+    ]

@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Reading history.json: what is accepted, and what every kind of broken file is told."""
+
+import json
+
+import pytest
+from fedpeft.report.history import HistoryError, parse, read
+from histories import FIVE, gaps, record, write
+
+
+def test_folder_and_file_read_the_same(tmp_path):
+    file = write(tmp_path, record())
+    assert read(tmp_path) == read(file)
+
+
+def test_everything_is_kept(tmp_path):
+    made = gaps()
+    history = read(write(tmp_path, made))
+    assert (history.job, history.method, history.procedural) == (made["job"], made["method"], True)
+    assert history.settings == {"gamma": "0.1", "integration": "frozen_global", "backbone": "tiny-vilt"}
+    for one, entry in zip(history.rounds, made["rounds"], strict=True):
+        assert {name: vars(result) for name, result in one.sites.items()} == entry["sites"]
+        assert (one.round, one.alignment, one.rejected) == (entry["round"], entry["alignment"], entry["rejected"])
+
+
+def test_sites_stand_in_order_of_appearance_and_the_rejected_count():
+    made = record(rounds=2)
+    made["rounds"][0]["sites"].pop("slake")
+    made["rounds"][1]["rejected"] = {"late": "no reply"}
+    assert parse(made, origin="h").sites == (*FIVE[1:], "slake", "late")
+
+
+def test_what_may_be_left_out_and_unknown_keys():
+    made = record(rounds=1)
+    for key in ("alignment", "rejected", "seconds"):
+        del made["rounds"][0][key]
+    for result in made["rounds"][0]["sites"].values():
+        del result["loss"], result["samples"]
+        result["f1"] = 0.5
+    del made["settings"]
+    one = parse(made, origin="h").rounds[0]
+    assert one.seconds is None
+    assert all(result.loss is None and result.samples is None for result in one.sites.values())
+
+
+def test_control_characters_leave_a_reason_but_not_its_words():
+    made = record(rounds=1)
+    made["rounds"][0]["rejected"] = {"slake": "shape (3,)\nis \x1b[31mwrong"}
+    assert parse(made, origin="h").rounds[0].rejected["slake"] == "shape (3,) is \N{REPLACEMENT CHARACTER}[31mwrong"
+
+
+def set_at(*path, value):
+    def change(made):
+        for key in path[:-1]:
+            made = made[key]
+        made[path[-1]] = value
+
+    return change
+
+
+def remove(*path):
+    def change(made):
+        for key in path[:-1]:
+            made = made[key]
+        del made[path[-1]]
+
+    return change
+
+
+SITE = ("rounds", 1, "sites", "slake")
+BROKEN = [
+    ("no rounds", remove("rounds"), ["'rounds' is missing", "incomplete"]),
+    ("empty rounds", set_at("rounds", value=[]), ["no finished round"]),
+    ("rounds no list", set_at("rounds", value={}), ["'rounds'", "a list"]),
+    ("round no object", set_at("rounds", 1, value=3), ["entry 2 of 'rounds'", "3", "object"]),
+    ("no job", remove("job"), ["'job' is missing"]),
+    ("empty job", set_at("job", value=" "), ["'job'", "' '"]),
+    ("procedural unsaid", remove("procedural"), ["'procedural' is missing"]),
+    ("procedural a word", set_at("procedural", value="false"), ["'procedural'", "'false'", "true or false"]),
+    ("source null", set_at("source", value=None), ["'source'", "None"]),
+    ("no sites", remove("rounds", 1, "sites"), ["entry 2", "'sites' is missing"]),
+    ("no open", remove(*SITE, "open"), ["entry 2", "'slake'", "'open' is missing"]),
+    ("percent", set_at(*SITE, "open", value=51.0), ["'slake'", "'open'", "51.0", "fraction from 0 to 1"]),
+    ("a word", set_at(*SITE, "overall", value="0.5"), ["'slake'", "'overall'", "'0.5'"]),
+    ("a truth", set_at(*SITE, "closed", value=True), ["'slake'", "'closed'", "True"]),
+    ("NaN", set_at(*SITE, "loss", value=float("nan")), ["'slake'", "'loss'", "nan", "finite"]),
+    ("infinity", set_at(*SITE, "loss", value=float("inf")), ["'slake'", "'loss'", "inf", "finite"]),
+    ("half an example", set_at(*SITE, "samples", value=1.5), ["'slake'", "'samples'", "1.5"]),
+    ("distance below 0", set_at("rounds", 1, "alignment", "slake", value=-0.1), ["'slake'", "-0.1"]),
+    ("reason no text", set_at("rounds", 1, "rejected", value={"slake": 3}), ["'slake'", "3"]),
+    ("round number", set_at("rounds", 1, "round", value="2"), ["'round'", "'2'"]),
+    ("round twice", set_at("rounds", 1, "round", value=1), ["round 1 follows round 1"]),
+    ("control in a name", set_at("rounds", 1, "sites", "a\x1b", value={}), ["site's name", "control"]),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
+def test_a_broken_history_is_told_in_one_sentence(tmp_path, change, words):
+    made = record()
+    change(made)
+    file = write(tmp_path, made)
+    with pytest.raises(HistoryError) as caught:
+        read(file)
+    said = str(caught.value)
+    assert said.startswith(str(file))
+    assert all(word in said for word in words), said
+    assert "\n" not in said
+    assert len(said) < 300 + len(str(file))
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"job": "a", "rou', b"\xff\xfe{", b"[" * 100_000])
+def test_a_file_that_is_no_history(tmp_path, content):
+    file = tmp_path / "history.json"
+    file.write_bytes(content)
+    with pytest.raises(HistoryError, match=r"history\.json"):
+        read(file)
+
+
+def test_no_file(tmp_path):
+    with pytest.raises(HistoryError, match=r"history\.json does not exist; name a run's folder"):
+        read(tmp_path)
+
+
+def test_unknown_encoding_of_names_survives(tmp_path):
+    made = record(("東京大学",), 1)
+    (tmp_path / "history.json").write_text(json.dumps(made, ensure_ascii=False), encoding="utf-8")
+    assert read(tmp_path).sites == ("東京大学",)

@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The page stands alone and says what the history says."""
+
+import base64
+import re
+from html.parser import HTMLParser
+
+import pytest
+from fedpeft.report.history import parse
+from fedpeft.report.page import page
+from fedpeft.report.tables import all_tables
+from fedpeft.report.wording import PROCEDURAL
+from histories import gaps, record
+
+NASTY = (
+    "<script>alert(1)</script>",
+    "a & b",
+    "\"quoted\" 'twice'",
+    "https://evil.example/x.png",
+    "javascript:alert(1)",
+)
+
+
+class Reader(HTMLParser):
+    """Collects tags with attributes, the texts of the table cells and all text outside the style sheet."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.rows, self.text, self.open = [], [], "", []
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "source", "br"):
+            self.open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("th", "td"):
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in ("th", "td"):
+            self.rows[-1][-1] += data
+        if "style" not in self.open:
+            self.text += data
+
+
+def read(made):
+    return Reader(page(parse(made, origin="h"), b"light picture", b"dark picture"))
+
+
+@pytest.mark.parametrize("made", [record(), gaps(), record(NASTY, 2), record(("hospital",), 1)])
+def test_tables_and_settings_stand_on_the_page(made):
+    history, found = parse(made, origin="h"), read(made)
+    tables = [list(line) for table in all_tables(history) for line in (table.columns, *table.rows)]
+    assert found.rows[: len(tables)] == tables
+    rest = dict(found.rows[len(tables) :])
+    assert rest["data"] == made["source"]
+    assert rest["gamma"] == "0.1"
+    assert found.open == []
+
+
+@pytest.mark.parametrize("made", [record(NASTY, 2), gaps()])
+def test_nothing_is_loaded_and_nothing_runs(made):
+    html = page(parse(made, origin="h"), b"light picture", b"dark picture")
+    found = Reader(html)
+    assert not {"script", "link", "iframe", "object", "embed", "base", "a", "form", "style-src"} & {
+        t for t, _ in found.tags
+    }
+    for _, attributes in found.tags:
+        assert not [name for name in attributes if name.startswith("on") or name in ("href", "action", "style")]
+        for name in ("src", "srcset"):
+            assert attributes.get(name, "data:").startswith("data:")
+    style = re.search(r"<style>(.*?)</style>", html, re.S).group(1)
+    assert not re.search(r"url\(|@import|//", style)
+    policy = [a["content"] for t, a in found.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
+
+
+def test_site_names_are_text():
+    html = page(parse(record(NASTY, 1), origin="h"), b"", b"")
+    assert "<script" not in html
+    assert all(name in read(record(NASTY, 1)).text for name in NASTY)
+
+
+def test_both_pictures_are_embedded_with_a_description():
+    found = read(record())
+    (image,) = [attributes for tag, attributes in found.tags if tag == "img"]
+    (source,) = [attributes for tag, attributes in found.tags if tag == "source"]
+    assert base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) == b"light picture"
+    assert base64.b64decode(source["srcset"].removeprefix("data:image/png;base64,")) == b"dark picture"
+    assert source["media"] == "screen and (prefers-color-scheme: dark)"
+    assert "vqa-med-2021" in image["alt"]
+
+
+@pytest.mark.parametrize("procedural", [True, False])
+def test_the_warning_stands_at_top_picture_and_every_table_exactly_when_the_data_are_procedural(procedural):
+    assert read(record(procedural=procedural)).text.lower().count(PROCEDURAL) == 6 * procedural
+
+
+def test_rejected_replies_are_listed():
+    assert "ct, rounds 5, 9: reply rejected: layer.3.output.up.weight holds NaN" in read(gaps()).text
+    assert "Rejected replies" not in read(record()).text

@@ -1,0 +1,177 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The picture: what is drawn is what the history holds."""
+
+import io
+import subprocess
+import sys
+
+import matplotlib
+import numpy as np
+import pytest
+from fedpeft.report.history import parse
+from fedpeft.report.labels import shorten, spread
+from fedpeft.report.palette import COLOURS, DISTINCT
+from fedpeft.report.plots import convergence, png
+from fedpeft.report.wording import PROCEDURAL, caption
+from histories import FIVE, gaps, record
+from PIL import Image
+
+
+def draw(made, **settings):
+    return convergence(parse(made, origin="h"), **settings)
+
+
+def texts(figure):
+    return [text.get_text() for place in (figure, *figure.axes) for text in place.texts]
+
+
+def curve(line):
+    return np.asarray(line.get_xdata(), float).tolist(), np.asarray(line.get_ydata(), float)
+
+
+@pytest.mark.parametrize("made", [record(), gaps(), record(FIVE, 30)], ids=["five", "gaps", "long"])
+def test_every_site_and_the_mean_are_drawn(made):
+    entries = made["rounds"]
+    rounds = [entry["round"] for entry in entries]
+    for axes, name, scale in zip(draw(made).axes, ("overall", "loss", "alignment"), (100, 1, 1), strict=True):
+        drawn = [y for x, y in map(curve, axes.lines) if x == rounds]
+        rows = []
+        for site in parse(made, origin="h").sites:
+            found = [
+                e["alignment"] if name == "alignment" else {s: r[name] for s, r in e["sites"].items()} for e in entries
+            ]
+            rows.append(scale * np.array([figures.get(site) for figures in found], float))
+        for values in [row for row in rows if np.isfinite(row).any()] + [np.nanmean(rows, axis=0)]:
+            assert any(np.allclose(values, y, equal_nan=True) for y in drawn)
+
+
+def test_open_circles_stand_where_the_mean_misses_a_site():
+    figure = draw(gaps())
+    for axes, rounds in zip(figure.axes, ([3, 4, 5, 9], [3, 4, 5, 7, 9], [3, 4, 5, 9]), strict=True):
+        circles = [line for line in axes.lines if line.get_marker() == "o" and line.get_markerfacecolor() == "#ffffff"]
+        assert [list(line.get_xdata()) for line in circles] == [rounds]
+    assert "Open circle: mean over fewer sites." in " ".join(texts(figure))
+    assert "Open circle" not in " ".join(texts(draw(record())))
+
+
+def test_labels_name_every_site_with_its_last_figure():
+    said = texts(draw(gaps()))
+    made = gaps()["rounds"][-1]["sites"]
+    for site, result in made.items():
+        assert f"{site}  {100 * result['overall']:.1f}" in said
+    assert f"ct  {100 * gaps()['rounds'][-2]['sites']['ct']['overall']:.1f} (round 8)" in said
+    assert not any("histology" in text for text in said)
+
+
+@pytest.mark.parametrize("count", [2, 10, DISTINCT])
+def test_labels_do_not_cover_each_other(count):
+    made = record(tuple(f"site-{i}" for i in range(count)), 3)
+    for result in made["rounds"][-1]["sites"].values():
+        result["overall"] = 0.5
+    figure = draw(made)
+    boxes = [text.get_window_extent() for text in figure.axes[0].texts]
+    assert len(boxes) == count + 1
+    for i, box in enumerate(boxes):
+        assert box.x1 < figure.bbox.x1
+        assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_more_sites_than_styles_are_drawn_alike_around_their_mean():
+    made = record(tuple(f"site-{i}" for i in range(DISTINCT + 1)), 3)
+    said = " ".join(texts(draw(made)))
+    last = {site: result["overall"] for site, result in made["rounds"][-1]["sites"].items()}
+    assert f"mean of {DISTINCT + 1} sites" in said
+    named = [site for site in last if f"{site}  " in said]
+    assert sorted(named) == sorted({max(last, key=last.get), min(last, key=last.get)})
+
+
+@pytest.mark.parametrize(
+    ("missing", "panels"), [((), 3), (("alignment",), 2), (("loss",), 2), (("loss", "alignment"), 1)]
+)
+def test_panels_stand_only_where_there_are_figures(missing, panels):
+    made = record()
+    for entry in made["rounds"]:
+        if "alignment" in missing:
+            entry["alignment"] = {}
+        for result in entry["sites"].values():
+            result["loss"] = None if "loss" in missing else result["loss"]
+    assert len(draw(made).axes) == panels
+
+
+@pytest.mark.parametrize("made", [record(("hospital",), 1), record(rounds=1), record(("a",), 3)])
+def test_few_figures_make_a_picture(made):
+    assert all(np.isfinite(axes.get_ylim()).all() and np.ptp(axes.get_ylim()) > 0 for axes in draw(made).axes)
+
+
+def test_no_accuracy_at_all_makes_a_picture():
+    made = record(rounds=2)
+    for entry in made["rounds"]:
+        entry["sites"], entry["alignment"], entry["rejected"] = {}, {}, {"slake": "NaN"}
+    assert len(draw(made).axes) == 1
+
+
+@pytest.mark.parametrize("procedural", [True, False])
+@pytest.mark.parametrize("dark", [True, False])
+def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(procedural, dark):
+    made = record(procedural=procedural)
+    history = parse(made, origin="h")
+    figure = draw(made, dark=dark)
+    warned = any(PROCEDURAL in text.lower() for text in texts(figure))
+    described = Image.open(io.BytesIO(png(figure, history))).text["Description"]
+    assert warned == procedural == (PROCEDURAL in described)
+    assert described == caption(history)
+
+
+def test_same_history_same_bytes_whatever_the_users_style():
+    history = parse(gaps(), origin="h")
+    once = png(convergence(history), history)
+    with matplotlib.rc_context(
+        {"font.size": 20, "savefig.bbox": "tight", "axes.facecolor": "red", "xtick.labelsize": 30}
+    ):
+        before = dict(matplotlib.rcParams)
+        assert png(convergence(history), history) == once
+        assert dict(matplotlib.rcParams) == before
+
+
+def test_names_are_drawn_to_the_letter():
+    said = texts(draw(record((r"a$b$_c", "_x", r"$\frac$"), 2)))
+    assert all(any(text.startswith(name) for text in said) for name in (r"a$b$_c", "_x", r"$\frac$"))
+
+
+def test_pyplot_stays_out():
+    code = "import sys; import fedpeft.report.plots; assert 'matplotlib.pyplot' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_colours_are_okabe_and_itos():
+    assert set(COLOURS) < {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spread_keeps_gap_order_and_bounds_and_nothing_is_closer(seed):
+    draws = np.random.default_rng(seed)
+    wanted = draws.uniform(-1, 11, draws.integers(1, 12))
+    places = spread(wanted, gap=0.8, low=0, high=10)
+    ordered = np.sort(places)
+    assert (np.diff(ordered) >= 0.8 - 1e-9).all()
+    assert ordered[0] >= -1e-9
+    assert ordered[-1] <= 10 + 1e-9
+    assert (np.argsort(wanted) == np.argsort(places)).all()
+    cost = ((places - wanted) ** 2).sum()
+    for _ in range(200):
+        other = places + draws.normal(0, 0.1, len(places))
+        if (np.diff(other[np.argsort(wanted)]) >= 0.8).all() and other.min() >= 0 and other.max() <= 10:
+            assert ((other - wanted) ** 2).sum() >= cost - 1e-9
+
+
+def test_spread_squeezes_what_does_not_fit():
+    assert spread([5, 5, 5], gap=10, low=0, high=4).tolist() == [0, 2, 4]
+    assert spread([], gap=1, low=0, high=1).tolist() == []
+
+
+@pytest.mark.parametrize(
+    ("name", "short"),
+    [("slake", "slake"), ("abcdefgh", "abcdefgh"), ("abcdefghi", "abcd…ghi"), ("site-000001", "site…001")],
+)
+def test_long_names_lose_their_middle(name, short):
+    assert shorten(name, 8) == short

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The package's two functions."""
+
+import io
+import subprocess
+import sys
+
+import pytest
+from fedpeft.errors import FedpeftError
+from fedpeft.report import render, show
+from fedpeft.report.history import HistoryError
+from histories import gaps, record, write
+from PIL import Image
+from rich.console import Console
+
+
+def test_four_files_with_the_same_bytes_each_time(tmp_path):
+    write(tmp_path, gaps())
+    first, second = render(tmp_path, tmp_path / "a" / "b"), render(tmp_path / "history.json", str(tmp_path / "c"))
+    names = {"markdown": "tables.md", "csv": "accuracy.csv", "picture": "convergence.png", "page": "report.html"}
+    assert {kind: path.name for kind, path in first.items()} == names
+    for kind in names:
+        assert first[kind].read_bytes() == second[kind].read_bytes()
+    with Image.open(first["picture"]) as image:
+        image.load()
+        assert image.format == "PNG"
+        assert min(image.size) > 600
+
+
+def test_a_broken_history_writes_nothing(tmp_path):
+    write(tmp_path, {"job": "a"})
+    with pytest.raises(HistoryError):
+        render(tmp_path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_where_the_folder_should_be(tmp_path):
+    write(tmp_path, record(rounds=1))
+    (tmp_path / "out").write_text("")
+    with pytest.raises(FedpeftError, match=r"out .*; name another folder"):
+        render(tmp_path, tmp_path / "out")
+
+
+def test_show_prints_the_metrics_that_are_asked_for(tmp_path):
+    write(tmp_path, record())
+    for metrics, count in (((), 0), (("overall",), 1), (("overall", "open", "closed"), 3)):
+        console = Console(file=io.StringIO(), width=120)
+        show(tmp_path, console=console, metrics=metrics)
+        assert console.file.getvalue().count("round by round") == count
+
+
+def test_importing_the_package_is_light():
+    heavy = "{'matplotlib', 'rich', 'scipy', 'numpy', 'torch'}"
+    code = f"import sys; import fedpeft.report; found = {heavy} & set(sys.modules); assert not found, found"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,162 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Tables on the terminal, as Markdown and as CSV: nothing is lost, nothing is invented."""
+
+import csv
+import io
+import re
+
+import pytest
+from fedpeft.errors import FedpeftError
+from fedpeft.report.history import parse
+from fedpeft.report.markdown import markdown
+from fedpeft.report.series import means, series
+from fedpeft.report.tables import all_tables, by_round, last_round
+from fedpeft.report.terminal import print_tables
+from fedpeft.report.tidy_csv import tidy_csv
+from fedpeft.report.wording import PROCEDURAL
+from histories import FIVE, gaps, record
+from rich.cells import cell_len
+from rich.console import Console
+
+METRICS = ("overall", "open", "closed")
+TEN = (*FIVE, "ct", "ultrasound", "fundus", "dermatoscopy", "histology")
+CASES = {
+    "five": record(),
+    "one": record(("hospital",), 1, procedural=False),
+    "ten": record(TEN, 30, seed=1),
+    "gaps": gaps(),
+    "long": record(("Universitätsklinikum Hamburg-Eppendorf, Radiologie 2", "a" * 70, "b"), 2),
+    "odd": record(("[red]a[/red]", "b|c", "_d_ *e*", "<i>f</i>", "東京大学", "mean"), 2),
+}
+
+
+def terminal(made, width=100, metrics=METRICS, encoding="utf-8"):
+    raw = io.BytesIO()
+    file = io.TextIOWrapper(raw, encoding=encoding)
+    print_tables(parse(made, origin="h"), console=Console(file=file, width=width, color_system=None), metrics=metrics)
+    file.flush()
+    return raw.getvalue().decode(encoding)
+
+
+def shown(value):
+    return "–" if value is None else f"{100 * value:.1f}"
+
+
+@pytest.mark.parametrize("made", CASES.values(), ids=CASES)
+def test_tables_hold_every_figure_at_its_place(made):
+    history = parse(made, origin="h")
+    for metric in METRICS:
+        table = by_round(history, metric)
+        assert table.columns == ("round", *history.sites, "mean")
+        for entry, row in zip(made["rounds"], table.rows, strict=True):
+            assert row[0] == str(entry["round"])
+            for site, cell in zip(history.sites, row[1:-1], strict=True):
+                if site in entry["rejected"]:
+                    assert cell == "×"
+                else:
+                    assert cell == shown(entry["sites"].get(site, {}).get(metric))
+    for row in last_round(history).rows[:-1]:
+        result = made["rounds"][-1]["sites"].get(row[0])
+        if result is not None:
+            figures = [shown(result[metric]) for metric in METRICS]
+            assert row[1:] == (*figures, f"{result['loss']:.3f}", str(result["samples"]))
+
+
+@pytest.mark.parametrize("made", CASES.values(), ids=CASES)
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_terminal_loses_no_figure_at_any_width(made, width):
+    said = terminal(made, width)
+    tables = all_tables(parse(made, origin="h"))
+    expected = sorted(cell for table in tables for row in table.rows for cell in row[1:] if cell not in "–×")
+    found = sorted(re.findall(r"(?<![\w.])\d+\.\d+\*?(?!\S)", said))
+    assert found == [cell for cell in expected if "." in cell]
+    for result in made["rounds"][-1]["sites"].values():
+        assert re.search(rf"(?<!\S){result['samples']}(?!\S)", said)
+    assert "…" not in said
+    assert max(map(cell_len, said.splitlines()[1:4])) <= width
+
+
+@pytest.mark.parametrize("made", CASES.values(), ids=CASES)
+def test_names_and_figures_stand_in_markdown_and_csv(made):
+    text, rows = markdown(parse(made, origin="h")), list(csv.DictReader(io.StringIO(tidy_csv(parse(made, origin="h")))))
+    cells = [re.split(r"(?<!\\)\|", line)[1:-1] for line in text.splitlines() if line.startswith("|")]
+    plain = [[re.sub(r"\\(.)", r"\1", cell).strip() for cell in line] for line in cells]
+    plain = [[cell.replace("&lt;", "<").replace("&gt;", ">") for cell in line] for line in plain if ":---" not in line]
+    tables = all_tables(parse(made, origin="h"))
+    assert plain == [list(line) for table in tables for line in (table.columns, *table.rows)]
+    by_place = {(int(row["round"]), row["site"]): row for row in rows}
+    assert len(by_place) == len(rows)
+    for entry in made["rounds"]:
+        for site in parse(made, origin="h").sites:
+            row, result = by_place.pop((entry["round"], site)), entry["sites"].get(site, {})
+            for name in (*METRICS, "loss", "samples"):
+                assert row[name] == ("" if result.get(name) is None else str(result[name]))
+            assert row["alignment"] == str(entry["alignment"].get(site, ""))
+            assert row["reason"] == entry["rejected"].get(site, "")
+            assert row["status"] == ("rejected" if site in entry["rejected"] else "replied" if result else "absent")
+    assert not by_place
+
+
+@pytest.mark.parametrize("procedural", [True, False])
+def test_the_warning_stands_at_every_table_exactly_when_the_data_are_procedural(procedural):
+    made = record(rounds=2, procedural=procedural)
+    history = parse(made, origin="h")
+    assert terminal(made).count(PROCEDURAL) == 4 * procedural
+    assert markdown(history).count(PROCEDURAL) == 4 * procedural
+    notes = [row["note"] for row in csv.DictReader(io.StringIO(tidy_csv(history)))]
+    assert notes == [PROCEDURAL * procedural] * 10
+
+
+def test_marks_are_explained_exactly_where_they_stand():
+    for table in all_tables(parse(gaps(), origin="h")):
+        cells = [cell for row in table.rows for cell in row[1:]]
+        assert ("–" in cells) == ("– no figure" in table.marks)
+        assert ("×" in cells) == ("× reply rejected" in table.marks)
+        assert any("*" in cell for cell in cells) == ("* mean over fewer sites" in table.marks)
+    assert {table.marks for table in all_tables(parse(record(), origin="h"))} == {""}
+
+
+def test_the_mean_is_over_the_sites_that_have_a_figure():
+    made = gaps()
+    history = parse(made, origin="h")
+    for metric in METRICS:
+        for entry, mean in zip(made["rounds"], means(history, metric), strict=True):
+            values = [r[metric] for r in entry["sites"].values() if r[metric] is not None]
+            assert mean.value == pytest.approx(sum(values) / len(values))
+            # histology never has a figure and vqa-rad no open one: neither can be missed
+            assert mean.complete == (len(values) == 9 - (metric == "open"))
+
+
+def test_rejections_are_told_once_for_each_reason():
+    said = terminal(gaps())
+    assert said.count("layer.3.output.up.weight holds NaN") == 1
+    assert "ct, rounds 5, 9: reply rejected" in said
+    assert "- ct, rounds 5, 9: reply rejected" in markdown(parse(gaps(), origin="h"))
+
+
+def test_names_are_printed_not_read_as_markup():
+    said, text = terminal(CASES["odd"], 200), markdown(parse(CASES["odd"], origin="h"))
+    for name in ("[red]a[/red]", "b|c", "_d_ *e*", "<i>f</i>", "東京大学"):
+        assert said.count(name) == 4  # a row of the last round, the head of three columns
+    for name in (r"\[red\]a\[/red\]", r"b\|c", r"\_d\_ \*e\*", "&lt;i&gt;f&lt;/i&gt;", "東京大学"):
+        assert text.count(name) == 4
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_a_terminal_without_unicode_still_gets_its_tables(encoding):
+    said = terminal(gaps(), encoding=encoding)
+    assert "75.5" in said
+    assert PROCEDURAL in said
+
+
+@pytest.mark.parametrize("write", [markdown, tidy_csv])
+def test_same_history_same_text(write):
+    assert write(parse(gaps(), origin="a")) == write(parse(gaps(), origin="b"))
+
+
+def test_unknown_names_are_refused():
+    history = parse(record(), origin="h")
+    with pytest.raises(FedpeftError, match="'f1'; choose from overall, open, closed"):
+        by_round(history, "f1")
+    with pytest.raises(FedpeftError, match="'speed'"):
+        series(history, "speed")
