@@ -20,8 +20,8 @@ h2 { margin: 0 0 .75rem; font-size: 1.05rem; }
 section { margin-top: 2.75rem; }
 .method { margin: .25rem 0 0; color: var(--soft); overflow-wrap: anywhere; }
 .warning {
-  margin: 1rem 0 0; padding: .6rem .9rem; border-left: 4px solid var(--warn); background: var(--warn-paper); color: var(--warn);
-  font-weight: 600;
+  margin: 1rem 0 0; padding: .6rem .9rem; border-left: 4px solid var(--warn); background: var(--warn-paper);
+  color: var(--warn); font-weight: 600;
 }
 .lead { margin: 2rem 0 .5rem; color: var(--soft); }
 .figures { display: flex; flex-wrap: wrap; gap: .5rem 3.5rem; margin: 0; }
@@ -36,13 +36,17 @@ table { border-collapse: separate; border-spacing: 0; font-size: .9375rem; font-
 th, td { padding: .35rem .9rem; text-align: right; white-space: nowrap; }
 thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
-th:first-child { position: sticky; left: 0; padding-left: 0; background: var(--paper); text-align: left; font-weight: 400; }
+th:first-child {
+  position: sticky; left: 0; padding-left: 0; background: var(--paper); text-align: left; font-weight: 400;
+}
 thead th:first-child { z-index: 1; font-weight: 600; }
 .by-site tbody tr:last-child > * { border-top: 1.5px solid var(--ink); font-weight: 600; }
 .by-round th, .by-round td { padding-right: .5rem; }
 .by-round th + th, .by-round td { padding-left: .5rem; }
 .by-round thead th { white-space: normal; }
-.by-round th:last-child, .by-round td:last-child { position: sticky; right: 0; background: var(--paper); font-weight: 600; }
+.by-round th:last-child, .by-round td:last-child {
+  position: sticky; right: 0; background: var(--paper); font-weight: 600;
+}
 .by-round tbody th { color: var(--soft); }
 .settings th { color: var(--soft); vertical-align: top; }
 .settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
