@@ -120,9 +120,13 @@ class PHMProjection(nn.Module):
         # in a tuple, or torch would count the rule as a parameter of every layer
         self._shared = (shared,)
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """The matrix that the factors stand for, (out, in)."""
+        return phm_weight(self._shared[0]["rule"].to(self.left), self.left, self.right)
+
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        rule = self._shared[0]["rule"].to(self.left)
-        return F.linear(x, phm_weight(rule, self.left, self.right), self.bias)
+        return F.linear(x, self.weight, self.bias)
 
 
 class CompacterLayer(BottleneckLayer):

@@ -10,7 +10,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.module import Bottleneck, Projection
+from fedpeft.adapters.bottleneck.module import Bottleneck, Projection, add_branches
 from fedpeft.errors import FedpeftError
 
 
@@ -103,9 +103,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
             return result
         output = result[0] if isinstance(result, tuple) else result
         h = self.branch_input(args, output)
-        for adapter in active:
-            branch = adapter(self._cast_input_dtype(h, adapter.down.bias.dtype))
-            output = torch.add(output, branch.to(output.dtype), alpha=adapter.scaling / len(active))
+        output = add_branches(output, h, active)
         return (output, *result[1:]) if isinstance(result, tuple) else output
 
     def enable_adapters(self, enabled: bool) -> None:

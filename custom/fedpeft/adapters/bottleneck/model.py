@@ -39,7 +39,19 @@ class BottleneckModel(BaseTuner):
         return peft_config
 
     def _prepare_model(self, peft_config: BottleneckConfig, model: nn.Module) -> None:
-        check_sites(peft_config, model)
+        # everything that can be wrong is found here, before the first module is replaced
+        sites = find_sites(peft_config, model)
+        for path, (role, layer) in sites.items():
+            module = model.get_submodule(path)
+            if isinstance(module, self.tuner_layer_cls):
+                if module.role != role:
+                    raise FedpeftError(
+                        f"target_modules calls {path} {role!r}, but another adapter of this model calls it "
+                        f"{module.role!r}: use one name"
+                    )
+                module = module.base_layer
+            if peft_config.layers is None or layer in peft_config.layers:
+                peft_config.width(self.hidden_size_at(module, path), layer)
 
     @staticmethod
     def _check_target_module_exists(peft_config: BottleneckConfig, key: str) -> bool:
@@ -60,11 +72,6 @@ class BottleneckModel(BaseTuner):
         if not isinstance(target, self.tuner_layer_cls):
             base_layer, target = target, self.build_layer(target, role, layer)
             self._replace_module(parent, target_name, target, base_layer)
-        elif target.role != role:
-            raise FedpeftError(
-                f"adapter {adapter_name!r} calls {current_key} {role!r}, but another adapter of this model calls it "
-                f"{target.role!r}: use one name"
-            )
         target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
@@ -96,31 +103,33 @@ class BottleneckModel(BaseTuner):
         return re.sub(pattern, r"\1", key, count=1)
 
 
-def check_sites(config: BottleneckConfig, model: nn.Module) -> None:
-    """Refuse a configuration whose sites the model does not have, before anything is replaced.
+def find_sites(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Module path -> (role, layer) of every site that the configuration's templates name, whatever its ``layers``.
 
     Raises:
         FedpeftError: a template matches nothing or two towers, or a layer number is beyond the model's layers.
     """
-    layers: dict[str, set[int]] = {role: set() for role in config.target_modules}
+    sites: dict[str, tuple[str, int]] = {}
     parents: dict[str, set[str]] = {role: set() for role in config.target_modules}
     for path, _ in model.named_modules():
         found = locate(path, config.target_modules)
         if found:
-            layers[found[0]].add(found[1])
-            parents[found[0]].add(found[2])
+            role, layer, parent = found
+            sites[path] = (role, layer)
+            parents[role].add(parent)
     for role, template in config.target_modules.items():
-        if not layers[role]:
+        if not parents[role]:
             raise FedpeftError(f"target_modules[{role!r}]={template!r} matches no module of {type(model).__name__}")
         if len(parents[role]) > 1:
             raise FedpeftError(
                 f"target_modules[{role!r}]={template!r} matches modules under several parents "
                 f"({', '.join(repr(parent) for parent in sorted(parents[role]))}): write the path from the model's root"
             )
-    known = set.union(*layers.values())
+    known = {layer for _, layer in sites.values()}
     for name, asked in (("layers", config.layers), ("layer_widths", config.layer_widths)):
         beyond = sorted(set(asked or ()) - known)
         if beyond:
             raise FedpeftError(
                 f"{name} names layer {beyond[0]}, but {type(model).__name__} has layers {min(known)} to {max(known)}"
             )
+    return sites

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The bottleneck itself: two projections and what stands between them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
@@ -44,14 +44,46 @@ class Bottleneck(nn.Module):
         self.down = down
         self.up = up
         self.scaling = scaling
-        self._activate = ACTIVATIONS[activation]
+        self.activation = activation
+        self.activate = ACTIVATIONS[activation]
+
+    @property
+    def kind(self) -> tuple:
+        """Bottlenecks of one kind without a LayerNorm differ in their weights alone."""
+        return self.norm is None, self.activation, self.scaling, self.down.bias.dtype
 
     def hidden(self, h: torch.Tensor) -> torch.Tensor:
         """Activations of the bottleneck's neurons: (..., d) -> (..., r)."""
         if self.norm is not None:
             h = self.norm(h)
-        return self._activate(self.down(h))
+        return self.activate(self.down(h))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         """What the adapter adds to the residual stream: (..., d) -> (..., d)."""
         return self.up(self.hidden(h))
+
+
+def add_branches(output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck]) -> torch.Tensor:
+    """``output + (1/K) sum_k scaling_k up_k(act(down_k(norm_k(h))))``.
+
+    K bottlenecks of one kind are one bottleneck of all their neurons: a second adapter beside the first then costs no
+    further pass over the tokens.
+
+    Args:
+        output: (..., d)
+        h: what the adapters read, (..., d).
+        bottlenecks: the K adapters, of any widths.
+    """
+    first, count = bottlenecks[0], len(bottlenecks)
+    if count > 1 and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
+        down_weight = torch.cat([each.down.weight for each in bottlenecks])
+        down_bias = torch.cat([each.down.bias for each in bottlenecks])
+        up_weight = torch.cat([each.up.weight for each in bottlenecks], dim=1)
+        up_bias = sum(each.up.bias for each in bottlenecks)
+        hidden = first.activate(F.linear(h.to(down_weight.dtype), down_weight, down_bias))
+        branch = F.linear(hidden, up_weight, up_bias)
+        return torch.add(output, branch.to(output.dtype), alpha=first.scaling / count)
+    for each in bottlenecks:
+        branch = each(h.to(each.down.bias.dtype))
+        output = torch.add(output, branch.to(output.dtype), alpha=each.scaling / count)
+    return output

@@ -1,0 +1,141 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Adapters on disk, without a model on one side and with all strictness on the other."""
+
+import json
+
+import fedpeft
+import pytest
+import torch
+from fedpeft import adapters
+from fedpeft.errors import FedpeftError
+from peft import PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
+
+METHODS = [
+    ("houlsby", {}),
+    ("houlsby", {"layers": [1], "layer_widths": {1: 3}}),
+    ("pfeiffer", {"layer_norm": True}),
+    ("parallel", {}),
+    ("compacter", {"reduction_factor": 8}),
+    ("lora", {}),
+]
+every_method = pytest.mark.parametrize(("name", "settings"), METHODS)
+
+
+@every_method
+def test_saved_without_a_model_it_is_what_peft_saves_with_one(name, settings, vilt, draw, run, tmp_path):
+    config = adapters.config(name, **settings)
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    adapters.save_adapter(tmp_path / "wire", state, config, family="vilt")
+    model = get_peft_model(vilt(), adapters.config(name, **settings)).eval()
+    adapters.load_adapter_state(model, state)
+    model.save_pretrained(tmp_path / "peft")
+    ours, theirs = (load_file(tmp_path / kind / "adapter_model.safetensors") for kind in ("wire", "peft"))
+    assert set(ours) == set(theirs)
+    assert all(torch.equal(ours[key], theirs[key]) for key in ours)
+    ours, theirs = (json.loads((tmp_path / kind / "adapter_config.json").read_text()) for kind in ("wire", "peft"))
+    theirs["auto_mapping"] = None  # the class of the model, which only PEFT has seen
+    assert {k: sorted(v) if isinstance(v, list) else v for k, v in theirs.items()} == ours
+    for folder in (tmp_path / "wire", tmp_path / "peft"):
+        assert torch.equal(run(PeftModel.from_pretrained(vilt(), folder)), run(model))
+        loaded = fedpeft.load_adapter(vilt(), folder)
+        assert isinstance(loaded, PeftModel)
+        assert torch.equal(run(loaded), run(model))
+        assert not loaded.training
+        assert not any(parameter.requires_grad for parameter in loaded.parameters())
+
+
+def test_same_state_same_bytes(draw, tmp_path):
+    config = adapters.config("lora", target_modules=["value", "query"])
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    for name, order in (("a", 1), ("b", -1)):
+        adapters.save_adapter(tmp_path / name, dict(list(state.items())[::order]), config, "vilt")
+    for file in ("adapter_config.json", "adapter_model.safetensors"):
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes()
+
+
+def test_a_configuration_that_went_through_a_model_needs_no_family(vilt, tmp_path):
+    model = get_peft_model(vilt(), adapters.config("houlsby"))
+    folder = adapters.save_adapter(tmp_path, adapters.adapter_state(model), model.peft_config["default"])
+    assert fedpeft.load_adapter(vilt(), folder).peft_config["default"].method == "houlsby"
+    with pytest.raises(FedpeftError, match="houlsby: give the model family"):
+        adapters.save_adapter(tmp_path, adapters.adapter_state(model), adapters.config("houlsby"))
+
+
+def test_a_second_adapter_is_loaded_beside_the_first_and_may_be_trained(vilt, draw, tmp_path):
+    config = adapters.config("houlsby")
+    state = draw(adapters.schema(config, "vilt", 2, 32))
+    adapters.save_adapter(tmp_path, state, config, "vilt")
+    model = fedpeft.load_adapter(vilt(), tmp_path, trainable=True)
+    count = sum(tensor.numel() for tensor in state.values())
+    assert model.get_nb_trainable_parameters()[0] == count
+    assert fedpeft.load_adapter(model, tmp_path, "global") is model
+    assert model.active_adapters == ["default"]
+    assert model.get_nb_trainable_parameters()[0] == count
+    assert all(torch.equal(state[key], tensor) for key, tensor in adapters.adapter_state(model, "global").items())
+
+
+def spoil(folder, what):
+    weights, config = folder / "adapter_model.safetensors", folder / "adapter_config.json"
+    if what == "no config":
+        config.unlink()
+    elif what == "broken config":
+        config.write_text("{")
+    elif what == "list":
+        config.write_text("[]")
+    elif what == "unknown kind":
+        config.write_text(json.dumps({"peft_type": "HOULSBI"}))
+    elif what == "no wire form":
+        config.write_text(json.dumps({"peft_type": "IA3", "target_modules": ["x"], "feedforward_modules": []}))
+    elif what == "no weights":
+        weights.unlink()
+    elif what == "truncated weights":
+        weights.write_bytes(weights.read_bytes()[:100])
+    else:
+        tensors = load_file(weights)
+        key = "base_model.model.encoder.layer.1.output.houlsby_adapter.up.bias"
+        if what == "missing tensor":
+            del tensors[key]
+        elif what == "unknown tensor":
+            tensors["base_model.model.encoder.layer.1.nowhere.houlsby_adapter.up.bias"] = tensors[key].clone()
+        elif what == "other shape":
+            tensors[key] = tensors[key][:-1]
+        save_file(tensors, weights)
+
+
+@pytest.mark.parametrize("added", [False, True])
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no config", r"adapter_config.json does not exist: give a folder"),
+        ("broken config", r"adapter_config.json cannot be read"),
+        ("list", r"adapter_config.json cannot be read"),
+        ("unknown kind", r"names peft_type 'HOULSBI', which this PEFT does not know"),
+        ("no wire form", r"IA3Config has no wire form"),
+        ("no weights", r"adapter_model.safetensors does not exist"),
+        ("truncated weights", r"is no readable safetensors file"),
+        ("missing tensor", r"does not fit ViltModel: the adapter state lacks 'layer.1.output.up.bias'"),
+        ("unknown tensor", r"'.*nowhere.houlsby_adapter.up.bias' belongs to no site of houlsby"),
+        ("other shape", r"does not fit ViltModel: 'layer.1.output.up.bias' in the adapter state has shape \(31,\)"),
+    ],
+)
+def test_a_spoilt_folder_is_named_and_the_model_stays_as_it_was(what, message, added, vilt, draw, run, tmp_path):
+    config = adapters.config("houlsby")
+    adapters.save_adapter(tmp_path, draw(adapters.schema(config, "vilt", 2, 32)), config, "vilt")
+    spoil(tmp_path, what)
+    model = get_peft_model(vilt(), adapters.config("houlsby")).eval() if added else vilt()
+    before, names = run(model), [name for name, _ in model.named_modules()]
+    with pytest.raises(FedpeftError, match=message):
+        fedpeft.load_adapter(model, tmp_path, "global")
+    assert [name for name, _ in model.named_modules()] == names
+    assert torch.equal(run(model), before)
+
+
+def test_keys_that_are_none(tmp_path, draw):
+    config = adapters.config("houlsby")
+    for key, message in (
+        ("encoder.layer.1.down", "is no adapter key"),
+        ("layer.1.query.down.weight", "names site 'query', but the adapter's are attention, output"),
+    ):
+        with pytest.raises(FedpeftError, match=message):
+            adapters.save_adapter(tmp_path, draw({key: (2, 2)}), config, "vilt")

@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What each adapter computes, against the formula written out, at every site of a running model."""
+
+import pytest
+import torch
+from fedpeft import adapters
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer
+from peft import get_peft_model
+from torch.nn import functional as F
+
+METHODS = [
+    ("houlsby", {}),
+    ("pfeiffer", {}),
+    ("pfeiffer", {"layer_norm": True}),
+    ("parallel", {}),
+    ("compacter", {"reduction_factor": 4, "rank": 2}),
+]
+
+
+def kronecker_matrix(rule, left, right):
+    return sum(torch.kron(rule[i], left[i] @ right[i]) for i in range(len(rule)))
+
+
+def expected_branch(name, tensors, shared, h):
+    """One adapter's addition to the residual stream, from its wire tensors alone."""
+    if name == "compacter":
+        down = kronecker_matrix(shared, tensors["down.left"], tensors["down.right"])
+        up = kronecker_matrix(shared, tensors["up.left"], tensors["up.right"])
+        return F.gelu(h @ down + tensors["down.bias"]) @ up + tensors["up.bias"]
+    if "norm.weight" in tensors:
+        h = (h - h.mean(-1, keepdim=True)) / (h.var(-1, keepdim=True, correction=0) + 1e-5).sqrt()
+        h = h * tensors["norm.weight"] + tensors["norm.bias"]
+    hidden = h @ tensors["down.weight"].T + tensors["down.bias"]
+    hidden = hidden * hidden.sigmoid() if name == "houlsby" else hidden.clamp(min=0)
+    return (4.0 if name == "parallel" else 1.0) * (hidden @ tensors["up.weight"].T + tensors["up.bias"])
+
+
+def site_tensors(state, site):
+    return {key.removeprefix(f"{site}."): tensor for key, tensor in state.items() if key.startswith(f"{site}.")}
+
+
+def watch(model):
+    """Record, per site, what the wrapped module got and gave and what the layer gave."""
+    seen = {}
+    for layer in model.modules():
+        if isinstance(layer, BottleneckLayer):
+            layer.base_layer.register_forward_hook(
+                lambda _, args, out, site=layer.site: seen.setdefault(site, {}).update(args=args, base=out)
+            )
+            layer.register_forward_hook(lambda layer, _, out: seen[layer.site].update(out=out))
+    return seen
+
+
+@pytest.mark.parametrize(("name", "settings"), METHODS)
+@pytest.mark.parametrize("names", [["default"], ["default", "global"]])
+def test_output_is_the_modules_plus_the_mean_of_the_active_adapters(name, settings, names, vilt, run, draw):
+    model = get_peft_model(vilt(), adapters.config(name, **settings))
+    other = adapters.config(name, **{**settings, "reduction_factor": 8})  # of another width
+    model.add_adapter("global", other)
+    model.base_model.set_adapter(names)
+    states = {
+        "default": draw(adapters.schema(model.peft_config["default"], "vilt", 2, 32), seed=1),
+        "global": draw(adapters.schema(other, "vilt", 2, 32), seed=2),
+    }
+    for adapter_name, state in states.items():
+        adapters.load_adapter_state(model, state, adapter_name)
+    seen = watch(model)
+    run(model)
+    roles = ("attention", "output") if name in ("houlsby", "compacter") else ("output",)
+    assert sorted(seen) == sorted(f"layer.{layer}.{role}" for layer in range(2) for role in roles)
+    for site, values in seen.items():
+        h = values["args"][1] if name == "parallel" else values["base"]
+        branches = [
+            expected_branch(name, site_tensors(states[n], site), states[n].get("shared.rule"), h) for n in names
+        ]
+        torch.testing.assert_close(values["out"], values["base"] + sum(branches) / len(names))
+
+
+def test_houlsby_reads_attention_before_and_feed_forward_after_its_residual_sum(vilt, run):
+    model = get_peft_model(vilt(), adapters.config("houlsby"))
+    layer = model.get_base_model().encoder.layer[0]
+    assert type(layer.attention.output.base_layer).__name__ == "ViltSelfOutput"
+    assert type(layer.output.base_layer).__name__ == "ViltOutput"
+
+
+def test_a_fresh_parallel_adapter_leaves_the_model_as_it_is(vilt, run):
+    assert torch.equal(run(get_peft_model(vilt(), adapters.config("parallel"))), run(vilt()))
+
+
+def test_an_adapter_of_half_precision_trains_beside_one_of_single(vilt, run, draw):
+    # one adapter loaded in bfloat16 cannot be fused with the other; the result stays close to the exact mean
+    model = get_peft_model(vilt(), adapters.config("houlsby"))
+    model.add_adapter("global", adapters.config("houlsby"))
+    model.base_model.set_adapter(["default", "global"])
+    for seed, name in enumerate(("default", "global")):
+        adapters.load_adapter_state(model, draw(adapters.schema(adapters.config("houlsby"), "vilt", 2, 32), seed), name)
+    exact = run(model)
+    for layer in model.modules():
+        if isinstance(layer, BottleneckLayer):
+            layer.adapters["global"].to(torch.bfloat16)
+    assert run(model).dtype == torch.float32
+    torch.testing.assert_close(run(model), exact, atol=0.1, rtol=0.1)
+
+
+def test_adapters_on_a_half_precision_backbone_are_single_and_keep_its_output_type(vilt, batch):
+    for name in ("houlsby", "compacter"):
+        model = get_peft_model(vilt().to(torch.bfloat16), adapters.config(name, reduction_factor=8))
+        assert {p.dtype for n, p in model.named_parameters() if p.requires_grad} == {torch.float32}
+        inputs = {k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in batch().items()}
+        assert model(**inputs).last_hidden_state.dtype == torch.bfloat16

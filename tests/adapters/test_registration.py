@@ -1,0 +1,90 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""After ``import fedpeft`` PEFT knows the methods, in whatever order the two were imported."""
+
+import copy
+import pickle
+import subprocess
+import sys
+
+import pytest
+from fedpeft.adapters import registration
+from fedpeft.errors import FedpeftError
+from peft import PeftType
+from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+
+KNOWN = """
+from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
+assert {"HOULSBY", "PFEIFFER", "PARALLEL", "COMPACTER"} <= set(PEFT_TYPE_TO_TUNER_MAPPING)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "imports",
+    [
+        "import fedpeft; import peft",
+        "import peft; import fedpeft",
+        "import fedpeft.adapters.bottleneck.layer",
+        "from fedpeft.adapters import HoulsbyConfig; HoulsbyConfig()",
+    ],
+)
+def test_methods_are_known_in_a_fresh_process(imports):
+    subprocess.run([sys.executable, "-c", f"{imports}\n{KNOWN}"], check=True)
+
+
+def test_importing_fedpeft_imports_neither_torch_nor_peft():
+    code = (
+        "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.sites, fedpeft.adapters.keys\n"
+        "fedpeft.adapters.names(), fedpeft.__version__\n"
+        "heavy = {'torch', 'peft', 'transformers', 'numpy', 'nvflare'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_unknown_attributes_are_unknown():
+    import fedpeft
+    from fedpeft import adapters
+
+    for module in (fedpeft, adapters):
+        with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+            _ = module.nothing
+    assert all(callable(getattr(adapters, name)) for name in adapters.__all__)
+
+
+@pytest.mark.parametrize("name", registration.METHODS)
+def test_a_new_peft_type_is_like_pefts_own(name):
+    member = PeftType(name.upper())
+    assert member is PeftType[name.upper()] is getattr(PeftType, name.upper())
+    assert member == name.upper()
+    assert member in list(PeftType)
+    assert isinstance(member, PeftType)
+    assert (member.name, member.value) == (name.upper(), name.upper())
+    assert repr(member) == repr(PeftType.LORA).replace("LORA", name.upper())
+    assert copy.deepcopy(member) is member
+    assert pickle.loads(pickle.dumps(member)) is member
+    assert PEFT_TYPE_TO_CONFIG_MAPPING[member].method == name
+    assert PEFT_TYPE_TO_TUNER_MAPPING[member].prefix == PEFT_TYPE_TO_PREFIX_MAPPING[member] == f"{name}_"
+    assert PEFT_TYPE_TO_TUNER_MAPPING[member].tuner_layer_cls.adapter_layer_names == (f"{name}_adapter",)
+
+
+@pytest.mark.parametrize("version", ["0.20.0", "0.22.1", "1.0", "0.210.0"])
+def test_untested_peft_versions_are_refused(version):
+    with pytest.raises(FedpeftError, match=rf"peft {version} is installed, .* 'pip install peft==0\.21\.2'"):
+        registration.check_version(version)
+
+
+@pytest.mark.parametrize("version", ["0.21.2", "0.21.0", "0.21.3.dev0"])
+def test_versions_of_the_tested_minor_are_taken(version):
+    registration.check_version(version)
+
+
+def test_names_that_are_taken_or_not_listed_are_refused(monkeypatch):
+    config, model = (mapping["HOULSBY"] for mapping in (PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING))
+    with pytest.raises(FedpeftError, match="PEFT already has a method named 'houlsby'"):
+        registration.register("houlsby", config, model)
+    with pytest.raises(FedpeftError, match="adapter 'fusion' is not in METHODS"):
+        registration.register("fusion", config, model)
+    monkeypatch.setattr(registration, "METHODS", (*registration.METHODS, "lora"))
+    with pytest.raises(FedpeftError, match="PEFT already has a method named 'lora'"):
+        registration.register("lora", config, model)
