@@ -76,8 +76,8 @@ def check(sections: Mapping[str, Any]) -> None:
     build(TrainingSettings, sections.get("training"), section="training")
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
-    if method.trains == "adapters":
-        one_of("method.adapter", method.adapter, adapters.names())
+    for name in (method.adapter, *method.adapter_settings):
+        one_of("method.adapter", name, adapters.names())
     for site in federation.sites:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
     strangers = sorted(set(method.site_adapter_settings) - set(federation.sites))

@@ -20,9 +20,12 @@ from fedpeft.flare.run_folder import run_folder
 from fedpeft.federation import FederationSettings
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.settings import build
+from fedpeft.training.aggregation import State
+from fedpeft.training.export import export_adapter
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 HELLO, TRAIN = "hello", "train"
+ADAPTER = "adapter"
 POLL_SECONDS = 0.1
 
 
@@ -64,8 +67,12 @@ class FederationController(ModelController):
             self._federation = build(FederationSettings, self._sections["federation"], section="federation")
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
+            threading.Thread(target=_import_peft, daemon=True).start()
             introductions = self._handshake(record)
-            self._rounds(record, introductions)
+            state = self._rounds(record, introductions)
+            if state and self._method.trains == "adapters":
+                family = next(iter(introductions.values())).family
+                export_adapter(record.folder / ADAPTER, state, self._method, family=family)
         except FedpeftError as error:
             record.fail(str(error))
             self.panic(str(error))
@@ -91,8 +98,9 @@ class FederationController(ModelController):
         record.begin(self._method, self._training, introductions, problems)
         return introductions
 
-    def _rounds(self, record: Record, introductions: dict[str, Introduction]) -> None:
-        state: dict = {}
+    def _rounds(self, record: Record, introductions: dict[str, Introduction]) -> State:
+        """All rounds; the final global adapter, empty where nothing is exchanged."""
+        state: State = {}
         aggregator = self.get_component(self._aggregator_id)
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
@@ -112,6 +120,7 @@ class FederationController(ModelController):
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(record.progress(number, self._training.rounds))
+        return state
 
     def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int) -> dict[str, FLModel]:
         """Send each site its own payload and collect replies until all are there, the grace is over, or the time is."""
@@ -148,7 +157,7 @@ class FederationController(ModelController):
                         f"site {site} sent no usable reply in round {number}: look at its log, or raise "
                         f"federation.round_timeout ({self._federation.round_timeout} s)."
                     )
-                reply = TrainReply.from_model(replies[site])
+                reply = TrainReply.from_model(replies[site], sender=f"site {site}")
                 check_reply(
                     reply,
                     site=site,
@@ -161,7 +170,7 @@ class FederationController(ModelController):
                 rejected[site] = str(error)
         return accepted, rejected
 
-    def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[dict, dict[str, Any]]:
+    def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()
         for site, reply in accepted.items():
             aggregator.accept_model(FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples}))
@@ -172,3 +181,8 @@ class FederationController(ModelController):
 def _shortage(when: str, valid: int, needed: int, problems: dict[str, str]) -> str:
     reasons = " ".join(problems[site] for site in sorted(problems))
     return f"{when} ended with {valid} valid replies, the quorum is {needed}: {reasons}"
+
+
+def _import_peft() -> None:
+    """PEFT costs seconds and is needed only at the end: load it while the sites work."""
+    import peft  # noqa: F401

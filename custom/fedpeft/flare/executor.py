@@ -131,6 +131,7 @@ def _introduction(learner: Learner) -> Introduction:
         samples={split: len(examples) for split, examples in learner.data.splits().items()},
         dataset=learner.dataset,
         backbone=learner.backbone_name,
+        family=learner.backbone.family,
     )
 
 

@@ -28,9 +28,9 @@ def read(
             problems[site] = f"site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?"
             continue
         try:
-            introduction = Introduction.from_model(replies[site])
+            introduction = Introduction.from_model(replies[site], sender=f"site {site}")
         except FedpeftError as error:
-            problems[site] = f"site {site}: {error}"
+            problems[site] = str(error)
             continue
         if introduction.problem:
             problems[site] = f"site {site} cannot take part: {introduction.problem}"

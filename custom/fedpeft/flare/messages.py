@@ -37,19 +37,19 @@ class _Message:
         )
 
     @classmethod
-    def from_model(cls: type[M], model: FLModel) -> M:
-        """Read a message; FedpeftError if its fields are not exactly the declared ones."""
+    def from_model(cls: type[M], model: FLModel, *, sender: str = "the server") -> M:
+        """Read a message; FedpeftError naming its sender if its fields are not exactly the declared ones."""
         values = model.meta.get(FIELDS)
         declared = {f.name for f in dataclasses.fields(cls)} - {"state"}
         if not isinstance(values, Mapping) or set(values) != declared:
             got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
             raise FedpeftError(
-                f"expected a {cls.__name__} message with {sorted(declared)}, got {got}: "
+                f"{sender} sent no {cls.__name__} message with {sorted(declared)}, but {got}: "
                 f"install the same fedpeft version everywhere."
             )
         if not cls.carries_state:
             if model.params:
-                raise FedpeftError(f"a {cls.__name__} message carries no tensors, got {sorted(model.params)[:3]}.")
+                raise FedpeftError(f"{sender} sent tensors in a {cls.__name__} message: {_some(sorted(model.params))}.")
             return cls(**values)
         return cls(**values, state=dict(model.params or {}))
 
@@ -72,6 +72,7 @@ class Introduction(_Message):
         samples: size of each split.
         dataset: registered name of the data set.
         backbone: registered name of the backbone.
+        family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
         problem: why the site cannot take part, free of the site's data; empty when it can.
     """
 
@@ -81,6 +82,7 @@ class Introduction(_Message):
     samples: dict[str, int] = field(default_factory=dict)
     dataset: str = ""
     backbone: str = ""
+    family: str = ""
     problem: str = ""
 
 

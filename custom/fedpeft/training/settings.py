@@ -21,8 +21,8 @@ class MethodSettings:
     Args:
         trains: `adapters` (plus the head), `head` (the papers' lower bound), or `all` (full fine-tuning).
         adapter: one of `fedpeft.adapters.names()`; used when `trains` is `adapters`.
-        adapter_settings: settings of that adapter, e.g. `{"reduction_factor": 16}`.
-        site_adapter_settings: per site, settings that replace those (sites of unequal width).
+        adapter_settings: by adapter, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
+        site_adapter_settings: by site, settings of the chosen adapter that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
         pia: settings of `fedpeft.alignment.PIASettings`; used when `aggregation` is `pia`.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
@@ -45,12 +45,15 @@ class MethodSettings:
         one_of("initialisation", self.initialisation, ("shared", "own"))
         if self.trains == "head" and self.aggregation != "none":
             raise FedpeftError(f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}.")
+        linear = self.adapter == "lora" and self.trains == "adapters" and self.aggregation == "pia"
+        if linear and self.pia.get("client", True) and self.pia.get("support") != "weights":
+            raise FedpeftError("adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'.")
         if self.trains == "all" and self.aggregation == "pia":
             raise FedpeftError("aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'.")
 
     def adapter_settings_of(self, site: str) -> dict[str, Any]:
         """The adapter settings of one site: the common ones, replaced by its own."""
-        return {**self.adapter_settings, **self.site_adapter_settings.get(site, {})}
+        return {**self.adapter_settings.get(self.adapter, {}), **self.site_adapter_settings.get(site, {})}
 
     @property
     def label(self) -> str:

@@ -1,0 +1,55 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What several test folders share: a random two-layer ViLT on disk, and learners on a few phantom samples."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
+
+
+@pytest.fixture(scope="session")
+def tiny_source(tmp_path_factory) -> str:
+    """Folder of a two-layer ViLT with random weights and a tokenizer of single letters."""
+    import torch
+    from transformers import BertTokenizerFast, ViltConfig, ViltModel
+
+    folder = tmp_path_factory.mktemp("tiny_vilt")
+    words = [*TOKENS, *(f"##{token}" for token in TOKENS[5:])]
+    config = ViltConfig(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        image_size=16,
+        patch_size=8,
+        vocab_size=len(words),
+        max_position_embeddings=40,
+    )
+    torch.manual_seed(0)
+    ViltModel(config).save_pretrained(folder)
+    BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="session")
+def sections(tiny_source):
+    """Function from overrides to the sections of a small job: two rounds, five sites, few samples."""
+    from fedpeft.jobs import compose
+
+    small = [
+        f"backbone.source={tiny_source}",
+        "training.rounds=2",
+        "method.probe_samples=8",
+        "data.train_size=16",
+        "data.validation_size=4",
+        "data.test_size=8",
+    ]
+
+    def build(*overrides: str) -> dict:
+        return compose(Path(__file__).parents[1] / "app_configs", "fedpia_task1", [*small, *overrides])
+
+    return build

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's rounds against sites that are functions, without FLARE's network."""
+
+import json
+
+import pytest
+import torch
+
+import fedpeft
+from fedpeft.flare import controller as module
+from fedpeft.flare.aggregator import PIAAggregator
+from fedpeft.flare.controller import HELLO, FederationController
+from fedpeft.flare.messages import METRICS, Introduction, TrainOrder, TrainReply
+
+SITES = ["slake", "vqa-rad", "chest"]
+SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
+METHOD = {"aggregation": "fedavg"}
+
+
+def introduction(site, **changes):
+    values = {"schema": SCHEMA, "classes": 2, "samples": {"train": 5}, "dataset": "phantom", "backbone": "tiny-vilt", "family": "vilt"}
+    return Introduction(version=fedpeft.__version__, **{**values, **changes})
+
+
+def reply(site, order, **changes):
+    value = float(SITES.index(site) + order.round)
+    state = {key: torch.full(shape, value) for key, shape in SCHEMA.items()}
+    values = {"metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0, "problem": "", "state": state}
+    return TrainReply(round=order.round, samples=5, **{**values, **changes})
+
+
+class Harness(FederationController):
+    """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
+
+    def __init__(self, introduce=introduction, train=reply, *, quorum=0, rounds=2, method=METHOD):
+        super().__init__(
+            job="test", federation={"sites": SITES, "quorum": quorum}, method=method, training={"rounds": rounds}
+        )
+        self.introduce, self.train = introduce, train
+        self.aggregator = PIAAggregator(method)
+        self.saved, self.panics, self.fl_ctx = [], [], None
+
+    def _ask(self, task, orders, *, timeout):
+        answers = {}
+        for site, order in orders.items():
+            message = self.introduce(site) if task == HELLO else self.train(site, TrainOrder.from_model(order))
+            if message is not None:
+                answers[site] = message.to_model() if hasattr(message, "to_model") else message
+        return answers
+
+    def get_component(self, component_id):
+        return self.aggregator
+
+    def save_model(self, model):
+        self.saved.append(model.params)
+
+    def panic(self, reason):
+        self.panics.append(reason)
+
+    def info(self, message):
+        pass
+
+    warning = info
+
+
+@pytest.fixture
+def run(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
+
+    def start(*args, **kwargs):
+        harness = Harness(*args, **kwargs)
+        harness.run()
+        history = tmp_path / "history.json"
+        return harness, json.loads((tmp_path / "manifest.json").read_text()), history.exists() and json.loads(history.read_text())
+
+    return start
+
+
+def but(site, other, *, rounds=(1, 2)):
+    """All sites reply as they should, but for one in some rounds."""
+    return lambda name, order: other(name, order) if name == site and order.round in rounds else reply(name, order)
+
+
+def test_a_job_averages_records_and_completes(run):
+    harness, manifest, history = run()
+    assert manifest["status"] == "completed"
+    assert manifest["rounds"] == 2
+    assert len(harness.saved) == 2
+    assert torch.equal(harness.saved[-1]["layer.0.output.down.weight"], torch.full((2, 3), 3.0))
+    assert set(history["rounds"][0]["sites"]) == set(SITES)
+    assert "report/convergence.png" in manifest["files"]
+
+
+BAD = {
+    "NaN": lambda site, order: reply(site, order, state={k: torch.full(s, float("nan")) for k, s in SCHEMA.items()}),
+    "shape": lambda site, order: reply(site, order, state={k: torch.ones(7) for k in SCHEMA}),
+    "keys": lambda site, order: reply(site, order, state={**reply(site, order).state, "head.weight": torch.ones(2)}),
+    "empty": lambda site, order: reply(site, order, state={}),
+    "exception": lambda site, order: reply(site, order, problem="out of memory"),
+    "silence": lambda site, order: None,
+    "undeclared": lambda site, order: introduction(site),
+}
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_bad_reply_does_not_poison_the_model(run, kind):
+    harness, manifest, history = run(train=but("chest", BAD[kind], rounds=(2,)), quorum=2)
+    assert manifest["status"] == "completed"
+    assert "chest" in history["rounds"][1]["rejected"]
+    assert torch.equal(harness.saved[-1]["layer.0.output.down.weight"], torch.full((2, 3), 2.5))
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run, kind):
+    harness, manifest, history = run(train=but("chest", BAD[kind], rounds=(2,)))
+    assert manifest["status"] == "failed"
+    assert "round 2 ended with 2 valid replies, the quorum is 3" in manifest["reason"]
+    assert "chest" in manifest["reason"]
+    assert harness.panics == [manifest["reason"]]
+    assert len(history["rounds"]) == manifest["rounds"] == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
+        ({"schema": {"layer.0.output.down.weight": [9, 3], "layer.0.output.up.weight": [3, 9]}}, r"at site chest"),
+        ({"schema": {"layer.0.output.down.weight": [2, 3]}}, "sites slake and chest differ"),
+        ({"problem": "its data cannot be used"}, "site chest cannot take part: its data cannot be used"),
+    ],
+)
+def test_a_site_that_does_not_fit_ends_the_job_by_name(run, changes, told):
+    import re
+
+    def introduce(site):
+        if site != "chest":
+            return introduction(site)
+        fields = {**vars(introduction(site)), **changes}
+        return Introduction(**fields)
+
+    harness, manifest, _ = run(introduce)
+    assert manifest["status"] == "failed"
+    assert re.search(told, manifest["reason"])
+    assert harness.panics
+
+
+def test_declared_widths_may_differ(run):
+    wide = {"layer.0.output.down.weight": [4, 3], "layer.0.output.up.weight": [3, 4]}
+
+    def train(site, order):
+        schema = wide if site == "chest" else SCHEMA
+        torch.manual_seed(order.round)
+        return reply(site, order, state={key: torch.randn(shape) for key, shape in schema.items()})
+
+    method = {"aggregation": "pia", "site_adapter_settings": {"chest": {"reduction_factor": 2}}}
+    _, manifest, _ = run(lambda s: introduction(s, schema=wide if s == "chest" else SCHEMA), train, method=method)
+    assert manifest["status"] == "completed", manifest.get("reason")
+
+
+def test_a_site_that_never_answers_is_named(run):
+    _, manifest, _ = run(lambda site: None if site == "vqa-rad" else introduction(site))
+    assert "site vqa-rad did not answer within" in manifest["reason"]
+
+
+@pytest.mark.parametrize(
+    ("section", "values", "told"),
+    [
+        ("training", {"rounds": None}, "training.rounds is None"),
+        ("federation", {"sites": []}, "at least one site"),
+        ("method", None, "method is None"),
+    ],
+)
+def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, section, values, told):
+    original = Harness.__init__
+
+    def init(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        self._sections[section] = values
+
+    monkeypatch.setattr(Harness, "__init__", init)
+    _, manifest, _ = run()
+    assert told in manifest["reason"]
