@@ -39,7 +39,7 @@ def record(sites: tuple[str, ...] = FIVE, rounds: int = 5, *, procedural: bool =
         "method": "FedPIA, Houlsby adapters",
         "procedural": procedural,
         "source": SOURCE if procedural else "VQA-RAD as published, split by body part",
-        "settings": {"gamma": 0.1, "integration": "frozen_global", "backbone": "tiny-vilt"},
+        "settings": {"method": {"gamma": 0.1, "integration": "frozen_global"}, "seed": 0},
         "rounds": entries,
     }
 

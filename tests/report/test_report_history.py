@@ -17,7 +17,7 @@ def test_everything_is_kept(tmp_path):
     made = gaps()
     history = read(write(tmp_path, made))
     assert (history.job, history.method, history.procedural) == (made["job"], made["method"], True)
-    assert history.settings == {"gamma": "0.1", "integration": "frozen_global", "backbone": "tiny-vilt"}
+    assert history.settings == {"method.gamma": "0.1", "method.integration": "frozen_global", "seed": "0"}
     for one, entry in zip(history.rounds, made["rounds"], strict=True):
         assert {name: vars(result) for name, result in one.sites.items()} == entry["sites"]
         assert (one.round, one.alignment, one.rejected) == (entry["round"], entry["alignment"], entry["rejected"])

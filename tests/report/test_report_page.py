@@ -59,8 +59,8 @@ def test_tables_and_settings_stand_on_the_page(made):
     tables = [list(line) for table in all_tables(history) for line in (table.columns, *table.rows)]
     assert found.rows[: len(tables)] == tables
     rest = dict(found.rows[len(tables) :])
-    assert rest["data"] == made["source"]
-    assert rest["gamma"] == "0.1"
+    assert rest["source"] == made["source"]
+    assert rest["method.gamma"] == "0.1"
     assert found.open == []
 
 

@@ -2,7 +2,7 @@
 """history.json: what a run leaves behind of every round, read and checked.
 
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "procedural": true, "source": "where from",
-     "settings": {"gamma": 0.1},
+     "settings": {"method": {"gamma": 0.1}},
      "rounds": [{"round": 1, "seconds": 3.2,
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300}},
                  "alignment": {"slake": 0.12},
@@ -58,7 +58,7 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True)
 class History:
-    """A whole run; ``rounds`` is never empty and its numbers rise."""
+    """A whole run; ``rounds`` is never empty and its numbers rise; nested settings have dotted names."""
 
     job: str
     method: str
@@ -136,13 +136,20 @@ def parse(record: Any, *, origin: str) -> History:
         procedural=procedural,
         source=_sentence(_need(top, "source", origin), origin, "'source'"),
         rounds=parsed,
-        settings={
-            _name(key, origin, "a setting's name"): _sentence(
-                value if isinstance(value, str) else json.dumps(value), origin, "'settings'"
-            )
-            for key, value in _mapping(top.get("settings", {}), origin, "'settings'").items()
-        },
+        settings=_flat(_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
+
+
+def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
+    """Nested settings under dotted names, each value as text."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        name = prefix + _name(key, origin, "a setting's name")
+        if isinstance(value, Mapping):
+            found |= _flat(value, origin, f"{name}.")
+        else:
+            found[name] = _sentence(value if isinstance(value, str) else json.dumps(value), origin, f"setting {name!r}")
+    return found
 
 
 def _round(entry: Any, where: str) -> Round:

@@ -16,7 +16,7 @@ def markdown(history: History) -> str:
     refused = rejections(history)
     if refused:
         parts.append("\n".join(f"- {_escape(line)}" for line in refused))
-    return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\nData: {_escape(history.source)}\n"
+    return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\n{_escape(history.source)}\n"
 
 
 def _markdown_table(table: Table, line: str) -> str:

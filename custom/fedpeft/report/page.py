@@ -111,7 +111,7 @@ def _settings(history: History) -> str:
     facts = {
         "job": history.job,
         "method": history.method,
-        "data": history.source,
+        "source": history.source,
         "sites": ", ".join(history.sites),
         "rounds": f"{len(history.rounds)} finished, the last is round {history.rounds[-1].round}",
         **({"time of the rounds": f"{sum(spent):.1f} s, {sum(spent) / len(spent):.1f} s each"} if spent else {}),

@@ -117,7 +117,8 @@ def _head(history: History, width: float) -> list[tuple[str, str, str]]:
 
 def _foot(history: History, width: float) -> list[str]:
     """Lines at the bottom: where the data are from, and what dotted bridges and open circles mean if there are any."""
-    parts = [f"Data: {history.source.rstrip('.')}." if history.source else ""]
+    source = history.source.rstrip(".")
+    parts = [source[0].upper() + source[1:] + "." if source else ""]
     lines = series(history, "overall").values()
     if any(None in line and any(value is not None for value in line) for line in lines):
         parts.append("Dotted: no figure in these rounds.")
