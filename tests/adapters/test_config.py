@@ -42,6 +42,7 @@ def test_defaults_are_those_of_the_specification():
         ("houlsby", {"layer_norm": True}, "adapter 'houlsby' has no setting 'layer_norm'"),
         ("houlsby", {"reduction_factor": 0}, "houlsby: reduction_factor=0 must be a number above 0"),
         ("houlsby", {"reduction_factor": None}, "houlsby: reduction_factor=None must be a number above 0"),
+        ("houlsby", {"reduction_factor": float("nan")}, "houlsby: reduction_factor=nan must be a number above 0"),
         ("houlsby", {"reduction_factor": True}, "houlsby: reduction_factor=True must be a number above 0"),
         ("houlsby", {"activation": "tanh"}, "activation='tanh' is unknown: choose one of relu, swish, gelu"),
         ("houlsby", {"init_seed": None}, "init_seed=None must be an integer of at least 0"),

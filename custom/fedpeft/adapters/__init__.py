@@ -3,14 +3,13 @@
 
 import importlib
 
+from fedpeft.adapters.registration import METHODS
+
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
     "names": "catalogue",
     "config": "catalogue",
-    "HoulsbyConfig": "houlsby",
-    "PfeifferConfig": "pfeiffer",
-    "ParallelConfig": "parallel",
-    "CompacterConfig": "compacter",
+    **{f"{method.capitalize()}Config": method for method in METHODS},
     "adapter_state": "state",
     "load_adapter_state": "state",
     "check_state": "state",

@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Settings that every bottleneck adapter has."""
 
+import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -42,7 +43,7 @@ class BottleneckConfig(PeftConfig):
     layer_widths: dict[int, int] | None = None
     activation: str = "relu"
     init_seed: int = 0
-    modules_to_save: list[str] | None = field(default=None)
+    modules_to_save: list[str] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -65,12 +66,11 @@ class BottleneckConfig(PeftConfig):
                     f"{self.method}: layer_widths={self.layer_widths!r} must map layers to widths, such as {{0: 8}}"
                 )
             # JSON writes the layer numbers as strings
-            self.layer_widths = {
-                self._integer("layer_widths", int(layer) if str(layer).isdigit() else layer, 0): self._integer(
-                    f"layer_widths[{layer}]", width, 1
-                )
-                for layer, width in self.layer_widths.items()
-            }
+            widths = {int(key) if str(key).isdigit() else key: width for key, width in self.layer_widths.items()}
+            for layer, width in widths.items():
+                self._integer("layer_widths", layer, 0)
+                self._integer(f"layer_widths[{layer}]", width, 1)
+            self.layer_widths = widths
         if self.activation not in ACTIVATIONS:
             raise FedpeftError(
                 f"{self.method}: activation={self.activation!r} is unknown: choose one of {', '.join(ACTIVATIONS)}"
@@ -141,5 +141,5 @@ class BottleneckConfig(PeftConfig):
 
 
 def is_number(value: object) -> bool:
-    """An integer or a float; True and False are neither."""
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """A finite integer or float; True and False are neither."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
