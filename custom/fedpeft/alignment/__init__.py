@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Permutation and integration of adapters (FedPIA): bring neurons into one order, then average what corresponds.
+
+    settings      PIASettings: every choice, its default, and why
+    transport     which neuron plays the part of which: costs and optimal transport plans
+    neurons       where the neurons of each kind of adapter lie in its tensors; Compacter made plain
+    permutation   from a plan to aligned weights, and what happens to the function where widths differ
+    averaging     the one weighted sum that FedAvg and PIA share, and its weights
+    integration   the server: integrate a round, or a few adapters by hand
+    personal      a site: align the received adapter to the own one, merge the two, finish the round
+    checks        refuse what cannot be averaged, naming site and key
+    wire, report  states in wire form; what alignment did, for JSON
+
+Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and the same by hand:
+
+    state, report = integrate(states, counts, PIASettings(gamma=0.1), sites=names, previous=state)
+    plan = transport_plan(client.down, reference.down)          # (r_client, r_reference)
+    merged = barycenter([site_a, site_b, site_c], gamma=0.1)    # adapters of any width
+"""
+
+import importlib
+
+# torch and scipy cost seconds: a name is imported when it is first used
+_HOME = {
+    "PIASettings": "settings",
+    "cost_matrix": "transport",
+    "transport_plan": "transport",
+    "Bottleneck": "neurons",
+    "Neurons": "neurons",
+    "register": "neurons",
+    "materialize": "neurons",
+    "integrate": "integration",
+    "barycenter": "integration",
+    "align_global": "personal",
+    "start_merged": "personal",
+    "finish_round": "personal",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The one weighted sum that FedAvg and PIA share, and the weights that go into it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor
+
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.wire import computable
+from fedpeft.errors import FedpeftError
+
+
+def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
+    """sum_k weights_k W_k: FedAvg and PIA both end here, so that equal weights give equal bytes.
+
+    Args:
+        tensors: of one shape; taken one after the other, so that a generator keeps one of them alive at a time.
+        weights: one for each; for a mean they sum to 1.
+
+    Returns:
+        The sum, in float32 (float64 for float64 tensors).
+    """
+    total: Tensor | None = None
+    for tensor, weight in zip(tensors, weights, strict=True):
+        tensor = computable(tensor)
+        total = tensor * weight if total is None else total.add_(tensor, alpha=weight)
+    if total is None:
+        raise FedpeftError("there is nothing to average: give at least one tensor.")
+    return total
+
+
+def fedavg_weights(counts: Sequence[float], settings: PIASettings) -> list[float]:
+    """n_k / n, or 1 / K under `weighting="uniform"`."""
+    return _normalized([float(count) if settings.weighting == "samples" else 1.0 for count in counts])
+
+
+def pia_weights(counts: Sequence[float], distances: Sequence[float], settings: PIASettings) -> list[float]:
+    """What each aligned adapter is multiplied by.
+
+        normalize=True:  n_k exp(-gamma D_k) / sum_j n_j exp(-gamma D_j)      (n_k = 1 under weighting="uniform")
+        normalize=False: exp(-gamma D_k) / K
+
+    Args:
+        counts: training samples n_k of each site.
+        distances: D_k of each site's aligned adapter from the reference, Frobenius norm.
+        settings: `gamma`, `normalize` and `weighting` are used.
+    """
+    if not settings.normalize:
+        return [math.exp(-settings.gamma * distance) / len(distances) for distance in distances]
+    # Distances count from the nearest site, a factor that cancels: without it all weights of far sites underflow to 0.
+    nearest = min(distances)
+    factors = [math.exp(-settings.gamma * (distance - nearest)) for distance in distances]
+    ones = [1.0] * len(factors)
+    return _normalized(
+        [n * factor for n, factor in zip(counts if settings.weighting == "samples" else ones, factors, strict=True)]
+    )
+
+
+def _normalized(weights: Sequence[float]) -> list[float]:
+    total = sum(weights)
+    return [weight / total for weight in weights]

@@ -1,0 +1,135 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Refuse adapters that cannot be averaged, in one sentence that names site and key, before anything is computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedpeft.alignment.neurons import Neurons, neurons_of
+from fedpeft.alignment.wire import State, places
+from fedpeft.errors import FedpeftError
+
+GLOBAL = "the global adapter"
+
+
+def check_round(
+    states: Sequence[State], counts: Sequence[float], sites: Sequence[str], previous: State | None
+) -> dict[str, Tensor]:
+    """Refuse a round of the server whose adapters do not fit together.
+
+    Args:
+        states: one adapter in wire form for each site.
+        counts: training samples of each site.
+        sites: their names.
+        previous: the global adapter so far, or None.
+
+    Returns:
+        Every key of the federation with an example of its tensor, in the order of `previous`.
+
+    Raises:
+        FedpeftError: naming the site, and the key where one is at fault.
+    """
+    if not states or not len(states) == len(counts) == len(sites) == len(set(sites)):
+        raise FedpeftError(
+            f"{len(states)} adapters, {len(counts)} counts and {len(set(sites))} different site names were given: "
+            f"give one of each for every site, and at least one site."
+        )
+    model = dict(previous or {})
+    check_tensors(model, GLOBAL)
+    for site, count, state in zip(sites, counts, states, strict=True):
+        owner = f"site {site}"
+        if not (math.isfinite(count) and count > 0):
+            raise FedpeftError(f"{owner} counts {count} training samples: it must be a finite number above 0.")
+        check_tensors(state, owner)
+        check_alike(state, owner, model, GLOBAL if previous else "another site", complete=bool(previous))
+        model = model | {key: tensor for key, tensor in state.items() if key not in model}
+    if not model:
+        raise FedpeftError("no site sent a tensor: there is nothing to average.")
+    return model
+
+
+def check_tensors(state: State, owner: str) -> None:
+    """Refuse what is not a finite floating-point tensor.
+
+    Args:
+        state: wire form.
+        owner: whose it is, as the error calls it, e.g. `site slake`.
+
+    Raises:
+        FedpeftError: naming owner and key.
+    """
+    for key, tensor in state.items():
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            kind = getattr(tensor, "dtype", type(tensor).__name__)
+            raise FedpeftError(f"{owner} has {key} as {kind}: only floating-point tensors can be averaged.")
+        # A finite sum proves finite elements, ten times faster than looking at each; another may be mere overflow.
+        total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
+        if not torch.isfinite(total) and not torch.isfinite(tensor).all():
+            raise FedpeftError(f"{owner} has NaN or infinity in {key}: its training diverged, leave out this round.")
+
+
+def check_alike(state: State, owner: str, model: State, model_owner: str, *, complete: bool = True) -> None:
+    """Refuse an adapter that differs from another in more than the number of its hidden neurons.
+
+    Args:
+        state: wire form; may lack whole places (layers that were not trained), but no tensor of a place that it has.
+        owner: whose it is, as the error calls it.
+        model: what it must be like.
+        model_owner: whose that is.
+        complete: whether the model has every place there is; otherwise only common places are compared.
+
+    Raises:
+        FedpeftError: a tensor is missing, unknown or of another shape; naming owner and key.
+    """
+    expected = places(model)
+    for place, names in places(state).items():
+        neurons = neurons_of(names)
+        if neurons is not None:
+            _check_width(state, place, names, neurons, owner)
+        if place not in expected and not complete:
+            continue
+        for key in names.values():
+            if key not in model:
+                raise FedpeftError(f"{owner} has {key}, which {model_owner} lacks: use one kind of adapter everywhere.")
+        for key in expected[place].values():
+            if key not in state:
+                raise FedpeftError(f"{owner} lacks {key}: a layer that is sent must be sent with all its tensors.")
+        for name, key in names.items():
+            if _free_shape(state[key], name, neurons) != _free_shape(model[key], name, neurons):
+                raise FedpeftError(
+                    f"{owner} has {key} with shape {tuple(state[key].shape)}, {model_owner} has it with "
+                    f"{tuple(model[key].shape)}: nothing but an adapter's number of neurons may differ."
+                )
+
+
+def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Neurons, owner: str) -> None:
+    """Refuse a place whose tensors disagree about its number of neurons, or which lacks what its kind shares."""
+    for key in neurons.shared:
+        if key not in state:
+            raise FedpeftError(f"{owner} has {place} without {key}, which an adapter of kind {neurons.kind} needs.")
+    first, width = "", 0
+    for name, axis in (neurons.incoming | neurons.outgoing).items():
+        if name not in names:
+            continue
+        key, shape = names[name], tuple(state[names[name]].shape)
+        blocks = state[names[neurons.counts_blocks]].shape[0] if name in neurons.blocked else 1
+        if axis >= len(shape) or shape[axis] == 0 or shape[axis] % blocks:
+            raise FedpeftError(
+                f"{owner} has {key} with shape {shape}: its axis {axis} must hold the adapter's neurons."
+            )
+        if not first:
+            first, width = key, shape[axis] // blocks
+        elif shape[axis] // blocks != width:
+            raise FedpeftError(
+                f"{owner} has {width} neurons in {first} but {shape[axis] // blocks} in {key}: one adapter, one width."
+            )
+
+
+def _free_shape(tensor: Tensor, name: str, neurons: Neurons | None) -> tuple[int | None, ...]:
+    """The shape with None at the axis of the hidden neurons."""
+    axis = (neurons.incoming | neurons.outgoing).get(name) if neurons else None
+    return tuple(None if i == axis else size for i, size in enumerate(tensor.shape))

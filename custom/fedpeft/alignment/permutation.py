@@ -1,0 +1,142 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""From a plan to aligned weights: the adapter of one place, its neurons moved to where the reference has their like.
+
+    down~ = diag(1/beta) P^T down      b_down~ = diag(1/beta) P^T b_down      b_up~ = b_up
+    up~ = up diag(1/alpha) P           mass="preserved"
+    up~ = up P diag(1/beta)            mass="paper"
+
+With equal widths and uniform masses P is a permutation, both lines for `up` are one, and the adapter computes what it
+computed. With unequal widths they differ by the ratio of the widths. Let a client with 2 neurons meet a reference with
+4: each neuron is split in two, and both parts read with its whole incoming row. The paper's form also lets both write
+with its whole column, so the adapter's effect doubles; where 4 neurons meet 2, it is halved. `preserved` divides the
+column among the parts, which add up to the neuron again, and adds up the columns of neurons that fall together. The
+function stays whenever those that fall together are duplicates; `preserved` is therefore the default.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedpeft.alignment.neurons import Neurons, Tensors
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.transport import match, permutation_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned:
+    """An aligned adapter and how far its neurons had to go.
+
+    Args:
+        tensors: the adapter, by tensor name.
+        changed: names of those tensors that alignment may change; the others are the client's own.
+        before: <C, I/n>, mean distance between neurons of equal index; None where widths differ.
+        after: <C, P>, the transport distance.
+        moved: fraction of the neurons (of the mass) that left their index; None where widths differ.
+    """
+
+    tensors: dict[str, Tensor]
+    changed: tuple[str, ...]
+    before: float | None
+    after: float
+    moved: float | None
+
+
+@torch.no_grad()
+def align_adapter(
+    client: Tensors,
+    reference: Tensors,
+    neurons: Neurons,
+    settings: PIASettings,
+    *,
+    activations: tuple[Tensor, Tensor] | None = None,
+) -> Aligned:
+    """Put the neurons of one adapter in the order of another's.
+
+    Args:
+        client: the adapter to align: tensor name -> tensor, with the keys that its kind shares over the model.
+        reference: the adapter to align it to; may have another width.
+        neurons: where the neurons lie in both.
+        settings: `solver`, `regularization`, `output_axis` and `mass` are used; `support` with activations.
+        activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
+            neurons by; incoming weights when not given.
+
+    Returns:
+        The client's adapter as wide as the reference, in the client's dtype.
+
+    Source: Saha et al., FedPIA, equation for W~; `mass` is ours.
+    """
+    aligned = dict(client)
+    changed = [*neurons.incoming, *neurons.outgoing]
+    plan, cost = _match_neurons(client, reference, neurons, settings, activations, outputs=False)
+    order = permutation_of(plan)
+    reading = plan / plan.sum(dim=0)
+    writing = reading if settings.mass == "paper" else plan / plan.sum(dim=1, keepdim=True)
+    _carry(aligned, neurons.incoming, neurons, order, reading)
+    _carry(aligned, neurons.outgoing, neurons, order, writing)
+    if settings.output_axis == "matched":
+        now = aligned if activations is None else client
+        output_plan, _ = _match_neurons(now, reference, neurons, settings, activations, outputs=True)
+        output_mixing = output_plan / output_plan.sum(dim=0)
+        _carry(aligned, neurons.outputs, neurons, permutation_of(output_plan), output_mixing)
+        changed += neurons.outputs
+    same_width = cost.shape[0] == cost.shape[1]
+    return Aligned(
+        tensors={name: tensor for name, tensor in aligned.items() if name not in neurons.shared},
+        changed=tuple(name for name in client if name in changed),
+        before=float(cost.diagonal().mean()) if same_width else None,
+        after=float((plan * cost).sum()),
+        moved=_moved(plan, order) if same_width else None,
+    )
+
+
+def _match_neurons(
+    client: Tensors,
+    reference: Tensors,
+    neurons: Neurons,
+    settings: PIASettings,
+    activations: tuple[Tensor, Tensor] | None,
+    *,
+    outputs: bool,
+) -> tuple[Tensor, Tensor]:
+    """Plan and cost between the hidden (or the output) neurons of two adapters."""
+    if activations is None:
+        support = neurons.output_support if outputs else neurons.hidden_support
+        rows = [support(client), support(reference)]
+    else:
+        seen = neurons.output_activations if outputs else neurons.hidden_activations
+        rows = [seen(client, activations[0]), seen(reference, activations[1])]
+        if settings.support == "mean":
+            # One scalar for each neuron; a neuron of Compacter stands for one in each block, with a scalar for each.
+            rows = [row.unflatten(1, (-1, len(activations[0]))).mean(dim=2) for row in rows]
+    return match(rows[0], rows[1], solver=settings.solver, regularization=settings.regularization)
+
+
+def _carry(
+    tensors: dict[str, Tensor], axes: Mapping[str, int], neurons: Neurons, order: Tensor | None, mixing: Tensor
+) -> None:
+    """Along each neuron axis: new neuron j = old neuron order[j], or sum_i mixing[i,j] * old neuron i."""
+    for name, axis in axes.items():
+        if name not in tensors:
+            continue
+        tensor = tensors[name]
+        blocked = name in neurons.blocked
+        if blocked:
+            tensor = tensor.unflatten(axis, (neurons.blocks(tensors), -1))
+            axis += 1
+        if order is not None:
+            tensor = tensor.index_select(axis, order)
+        else:
+            mixed = tensor.movedim(axis, -1).to(mixing.dtype) @ mixing
+            tensor = mixed.movedim(-1, axis).to(tensor.dtype)
+        tensors[name] = tensor.flatten(axis - 1, axis) if blocked else tensor
+
+
+def _moved(plan: Tensor, order: Tensor | None) -> float:
+    """Fraction of the mass that leaves its index."""
+    if order is None:
+        return 1.0 - float(plan.diagonal().sum())
+    return int(torch.count_nonzero(order != torch.arange(len(order), device=order.device))) / len(order)

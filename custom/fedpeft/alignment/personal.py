@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Client-level PIA: align the received global adapter to the site's own, and integrate the two.
+
+    first round, or client=False   the received adapter replaces the own, there is nothing to do here
+    integration="frozen_global"    align_global; train the own adapter with the aligned one frozen beside it, the output
+                                   being the mean of both branches; finish_round
+    integration="merge"            align_global; start_merged; train that; it is sent and kept as it comes out
+
+Source: Saha et al., FedPIA, "Client-level PIA" and Figure 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpeft.alignment.averaging import weighted_mean
+from fedpeft.alignment.checks import GLOBAL, check_alike, check_tensors
+from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
+from fedpeft.alignment.permutation import align_adapter
+from fedpeft.alignment.report import Figures, report_of
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.wire import State, copy, places
+from fedpeft.errors import FedpeftError
+
+Activations = Mapping[str, Tensor]
+
+
+class RoundEnd(NamedTuple):
+    """What a site sends, and what it keeps as its own adapter for the next round."""
+
+    upload: dict[str, Tensor]
+    own: dict[str, Tensor]
+
+
+def align_global(
+    global_state: State,
+    own_state: State,
+    activations: tuple[Activations, Activations] | None = None,
+    settings: PIASettings | None = None,
+    *,
+    site: str = "here",
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """The received global adapter with its neurons in the order of the site's own.
+
+    It computes what it did, unless widths differ, neurons are blurred (`sinkhorn`) or outputs are `matched`.
+
+    Args:
+        global_state: the received adapter in wire form.
+        own_state: what the site kept from its last round. May have another width, which the result then has; may lack
+            layers, which then stay as received.
+        activations: of the global and of the own adapter on the same inputs: `layer.<l>.<site>` -> (m, r), the
+            token-averaged activations of the hidden neurons for m samples, as `adapters.hidden_activations` returns
+            them. Needed unless `support="weights"`.
+        settings: `support`, `solver`, `regularization`, `output_axis` and `mass` are used.
+        site: name for errors and report.
+
+    Returns:
+        The aligned adapter, sharing no memory with the arguments, and a report.
+
+    Raises:
+        FedpeftError: adapters or activations that do not fit together, NaN; naming the key.
+    """
+    settings = settings or PIASettings()
+    owner = f"site {site}"
+    check_tensors(global_state, GLOBAL)
+    check_tensors(own_state, owner)
+    check_alike(own_state, owner, global_state, GLOBAL)
+    aligned = copy(global_state)
+    figures: dict[str, dict[str, Figures]] = {}
+    for place, names in places(own_state).items():
+        neurons = neurons_of(names)
+        if neurons is None:
+            continue
+        received, own = neurons.gather(global_state, names), neurons.gather(own_state, names)
+        seen = None
+        if settings.compares_activations:
+            seen = _activations(activations, place, (received, own), (GLOBAL, owner), neurons)
+        moved = align_adapter(received, own, neurons, settings, activations=seen)
+        aligned |= {names[name]: moved.tensors[name].to(global_state[names[name]].dtype) for name in moved.changed}
+        figures[place] = {site: Figures(before=moved.before, after=moved.after, moved=moved.moved)}
+    return aligned, report_of(figures)
+
+
+@torch.no_grad()
+def start_merged(own: State, aligned: State) -> dict[str, Tensor]:
+    """The mean of the own and the aligned global weights; what only one of them has stays as it is.
+
+    Args:
+        own: the site's adapter in wire form.
+        aligned: the global adapter, aligned to it.
+    """
+    merged = copy({**aligned, **own})
+    for key in own.keys() & aligned.keys():
+        merged[key] = weighted_mean((own[key], aligned[key]), (0.5, 0.5)).to(own[key].dtype)
+    return merged
+
+
+def finish_round(trained: State, frozen: State, settings: PIASettings | None = None) -> RoundEnd:
+    """What becomes of an adapter that was trained with the aligned global adapter frozen beside it.
+
+    With `upload="integrated"` the mean of both weight sets is uploaded and kept (the paper), with `upload="local"` the
+    trained adapter alone.
+
+    Args:
+        trained: the own adapter after training, wire form.
+        frozen: the aligned global adapter that stood beside it.
+        settings: `upload` is used.
+    """
+    settings = settings or PIASettings()
+    result = start_merged(trained, frozen) if settings.upload == "integrated" else copy(trained)
+    return RoundEnd(upload=result, own=result)
+
+
+def _activations(
+    activations: tuple[Activations, Activations] | None,
+    place: str,
+    adapters: tuple[Tensors, Tensors],
+    owners: tuple[str, str],
+    neurons: Neurons,
+) -> tuple[Tensor, Tensor]:
+    """Both adapters' activations at one place, (m, r) and (m, r'), once they have been checked."""
+    found = []
+    for of, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
+        if place not in of:
+            raise FedpeftError(
+                f"{owner} has no activations for {place}: run a batch through both adapters, or use support='weights'."
+            )
+        width = neurons.width(tensors) * neurons.blocks(tensors)
+        shape = tuple(of[place].shape)
+        if len(shape) != 2 or shape[1] != width or shape[0] == 0:
+            raise FedpeftError(f"{owner} has activations of shape {shape} in {place}: they must be (m, {width}).")
+        if not torch.isfinite(of[place]).all():
+            raise FedpeftError(f"{owner} has NaN or infinity in its activations in {place}: its training diverged.")
+        found.append(of[place].detach())
+    if len(found[0]) != len(found[1]):
+        raise FedpeftError(
+            f"{owners[0]} has activations of {len(found[0])} samples in {place}, {owners[1]} of {len(found[1])}: "
+            f"run the same batch through both."
+        )
+    return found[0], found[1]

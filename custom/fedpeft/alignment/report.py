@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What alignment did, as dictionaries that JSON can hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Figures:
+    """One site's adapter at one place, or the mean over places.
+
+    Args:
+        before: mean distance between its neurons and the reference's of equal index, <C, I/n>; None for unequal widths.
+        after: the transport distance <C, P>: the same once neurons correspond.
+        moved: fraction of the neurons that changed their index; None for unequal widths.
+        distance: D_k, Frobenius distance of the aligned adapter from the reference.
+        weight: what it was multiplied by in the sum over the sites; the paper's form does not sum to 1.
+    """
+
+    before: float | None = None
+    after: float | None = None
+    moved: float | None = None
+    distance: float | None = None
+    weight: float | None = None
+
+
+def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
+    """The report of a round.
+
+    Args:
+        places: `layer.<l>.<site>` -> name of the participant -> figures.
+
+    Returns:
+        `distance`: participant -> transport distance, mean over its places; `sites`: participant -> means of all its
+        figures; `places`: the figures themselves. None stands for a figure that does not exist.
+    """
+    by_site: dict[str, list[Figures]] = {}
+    for sites in places.values():
+        for site, figures in sites.items():
+            by_site.setdefault(site, []).append(figures)
+    means = {site: _mean(rows) for site, rows in by_site.items()}
+    return {
+        "distance": {site: mean.after for site, mean in means.items()},
+        "sites": {site: asdict(mean) for site, mean in means.items()},
+        "places": {place: {site: asdict(row) for site, row in sites.items()} for place, sites in places.items()},
+    }
+
+
+def _mean(rows: list[Figures]) -> Figures:
+    means = {}
+    for field in fields(Figures):
+        known = [value for value in (getattr(row, field.name) for row in rows) if value is not None]
+        means[field.name] = sum(known) / len(known) if known else None
+    return Figures(**means)

@@ -1,0 +1,100 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every choice that permutation and integration of adapters (PIA) leaves open, with the defaults of this project."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import one_of
+
+CHOICES = {
+    "reference": ("fedavg", "largest"),
+    "weighting": ("samples", "uniform"),
+    "output_axis": ("fixed", "matched"),
+    "mass": ("preserved", "paper"),
+    "solver": ("exact", "sinkhorn", "identity"),
+    "support": ("samples", "mean", "weights"),
+    "integration": ("frozen_global", "merge"),
+    "upload": ("integrated", "local"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PIASettings:
+    """Settings of FedPIA, for the server and for the sites.
+
+    Args:
+        server: align the sites' adapters before averaging; False is plain FedAvg (the paper's ablation "without server
+            PIA").
+        client: align and integrate at the sites; False lets the received adapter replace the site's own ("without
+            client PIA"). With both False this is FedAvg.
+        reference: what the server aligns the sites to. `fedavg` (the paper) is their mean as they stand, in which every
+            site finds itself in its own order; it serves sites that started from one adapter. `largest` is the adapter
+            of the site with the most samples (the first of several); it serves sites in unrelated orders, whose mean
+            blurs every neuron and holds each site, most of all one of two, to the order it already has.
+        gamma: how fast the weight exp(-gamma D_k) of a site falls with the Frobenius distance D_k of its aligned
+            adapter from the reference; at least 0. The paper gives no value; 0 is plain averaging of aligned adapters.
+        normalize: divide by the sum of the weights. False is the paper's equation, whose weights sum to less than 1, so
+            that it shrinks the adapter whenever gamma > 0.
+        weighting: sites weigh in with their `samples` n_k, or `uniform`ly. (The paper's equation, normalize=False, has
+            no n_k; there this concerns the FedAvg reference alone.)
+        output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream; `matched` is the paper's
+            literal form, which also permutes them, by the rows of `up`, and so changes the adapter's function.
+        mass: where widths differ, whether a neuron that is split among several keeps its total effect (`preserved`) or
+            has it repeated in each (`paper`). One and the same for equal widths; see `permutation.py`.
+        solver: `exact` optimal transport, entropic `sinkhorn`, or `identity` (nothing moves: the control experiment
+            that separates integrating from permuting).
+        regularization: Sinkhorn's entropy as a share of the mean cost, hence free of scale; above 0.
+        support: what a site compares neurons by: activations on all `samples` of a batch, their `mean` (the paper: one
+            scalar for each neuron), or incoming `weights` (ablation). The server, which has no data, uses weights.
+        integration: at a site, keep the aligned global adapter as a `frozen_global` second branch (the paper), or
+            `merge` it into the trained one before training.
+        upload: send and keep the `integrated` adapter (the paper), or the `local`ly trained one alone. One and the same
+            under `merge`, where the trained adapter is the integrated one.
+
+    Raises:
+        FedpeftError: a value is not allowed; the sentence names argument, value and what is.
+
+    Source: Saha et al., FedPIA, equations of the method section and Table 5.
+    """
+
+    server: bool = True
+    client: bool = True
+    reference: str = "fedavg"
+    gamma: float = 0.1
+    normalize: bool = True
+    weighting: str = "samples"
+    output_axis: str = "fixed"
+    mass: str = "preserved"
+    solver: str = "exact"
+    regularization: float = 0.05
+    support: str = "samples"
+    integration: str = "frozen_global"
+    upload: str = "integrated"
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name in CHOICES:
+                one_of(field.name, value, CHOICES[field.name])
+            elif isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise FedpeftError(f"{field.name} is {value!r}, allowed are True and False.")
+            elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
+                raise FedpeftError(f"{field.name} is {value!r}, it must be a finite number of at least 0.")
+        if self.regularization == 0:
+            raise FedpeftError(
+                "regularization is 0, it must be above 0; for transport without entropy: solver='exact'."
+            )
+
+    @property
+    def needs_activations(self) -> bool:
+        """Whether a site must run a batch through both adapters before it can align them."""
+        return self.client and self.compares_activations
+
+    @property
+    def compares_activations(self) -> bool:
+        """Whether aligning at a site, where it is done at all, compares activations."""
+        return self.support != "weights" and self.solver != "identity"

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Bad input: one sentence with the site and the key, before anything is computed."""
+
+import pytest
+import torch
+from fedpeft.alignment import PIASettings, integrate
+from fedpeft.errors import FedpeftError
+from samples import generator, state
+
+DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
+
+
+def changed(state, key, tensor):
+    return state | {key: tensor}
+
+
+def without(state, key):
+    return {k: t for k, t in state.items() if k != key}
+
+
+def poisoned(state, key, value):
+    tensor = state[key].clone()
+    tensor.view(-1)[3] = value
+    return changed(state, key, tensor)
+
+
+BAD = {
+    "nan": ("houlsby", lambda s: poisoned(s, DOWN, float("nan")), ["site rad", DOWN, "NaN"]),
+    "infinity": ("houlsby", lambda s: poisoned(s, UP, float("-inf")), ["site rad", UP, "infinity"]),
+    "nan in half precision": (
+        "houlsby",
+        lambda s: changed(s, UP, poisoned(s, UP, float("nan"))[UP].half()),
+        ["site rad", UP, "NaN"],
+    ),
+    "integers": ("houlsby", lambda s: changed(s, DOWN, s[DOWN].int()), ["site rad", DOWN, "int32"]),
+    "no tensor": ("houlsby", lambda s: changed(s, DOWN, [1.0]), ["site rad", DOWN, "list"]),
+    "other stream": (
+        "houlsby",
+        lambda s: changed(s, DOWN, torch.ones(16, 31)),
+        ["site rad", DOWN, "(16, 31)", "(16, 32)"],
+    ),
+    "other rank": ("houlsby", lambda s: changed(s, UP, torch.ones(16)), ["site rad", UP, "(16,)"]),
+    "two widths": ("houlsby", lambda s: changed(s, UP, torch.ones(32, 12)), ["site rad", UP, "16", "12"]),
+    "no neurons": ("houlsby", lambda s: changed(s, DOWN, torch.ones(0, 32)), ["site rad", DOWN, "(0, 32)"]),
+    "missing tensor": (
+        "houlsby",
+        lambda s: without(s, "layer.0.output.up.bias"),
+        ["site rad", "layer.0.output.up.bias"],
+    ),
+    "unknown layer": (
+        "houlsby",
+        lambda s: changed(s, "layer.9.output.up.bias", torch.ones(4)),
+        ["site rad", "layer.9.output.up.bias"],
+    ),
+    "other kind": ("houlsby", lambda s: state("lora", generator(3)), ["site rad", "layer.0.attention.A"]),
+    "no rule": ("compacter", lambda s: without(s, "shared.rule"), ["site rad", "shared.rule"]),
+    "uneven blocks": (
+        "compacter",
+        lambda s: changed(s, "layer.0.output.down.bias", torch.ones(15)),
+        ["site rad", "layer.0.output.down.bias", "(15,)"],
+    ),
+}
+
+
+@pytest.mark.parametrize("server", [True, False])
+@pytest.mark.parametrize("name", BAD)
+def test_a_bad_adapter_is_refused_by_site_and_key(name, server):
+    kind, spoil, told = BAD[name]
+    good = state(kind, generator(1))
+    with pytest.raises(FedpeftError) as caught:
+        integrate(
+            [good, spoil(state(kind, generator(2)))],
+            [1, 1],
+            PIASettings(server=server),
+            sites=["slake", "rad"],
+            previous=good,
+        )
+    message = str(caught.value)
+    assert all(part in message for part in told), message
+    assert message.count(". ") == 0
+
+
+@pytest.mark.parametrize("name", ["nan", "other stream", "two widths", "missing tensor", "no rule"])
+def test_it_is_refused_without_a_global_adapter_to_compare_with(name):
+    kind, spoil, told = BAD[name]
+    with pytest.raises(FedpeftError) as caught:
+        integrate([state(kind, generator(1)), spoil(state(kind, generator(2)))], [1, 1], sites=["slake", "rad"])
+    assert all(part in str(caught.value) for part in told)
+
+
+def test_large_finite_values_are_not_taken_for_infinity():
+    large = {key: tensor * 0 + 3e38 for key, tensor in state("houlsby", generator(1)).items()}
+    merged, _ = integrate([large], [1], PIASettings(server=False))
+    assert all(torch.equal(merged[key], large[key]) for key in large)
+
+
+def test_nan_in_the_previous_global_adapter_is_refused():
+    good = state("houlsby", generator(1))
+    with pytest.raises(FedpeftError, match=r"the global adapter has NaN or infinity in layer\.0\.output\.down\.weight"):
+        integrate([good], [1], previous=poisoned(good, DOWN, float("nan")))
+
+
+def test_plain_fedavg_of_unequal_widths_is_refused_with_the_remedy():
+    states = [state("houlsby", generator(k), width) for k, width in enumerate((16, 12))]
+    with pytest.raises(FedpeftError, match=r"site rad has 12 neurons in layer\.0\.attention.*use server=True"):
+        integrate(states, [1, 1], PIASettings(server=False), sites=["slake", "rad"])
+
+
+@pytest.mark.parametrize(
+    ("number", "counts", "names", "told"),
+    [
+        (2, [1, 0], ["a", "b"], "site b counts 0"),
+        (2, [1, float("nan")], ["a", "b"], "site b counts nan"),
+        (2, [1], ["a", "b"], "2 adapters, 1 counts"),
+        (2, [1, 1], ["a", "a"], "1 different site names"),
+        (0, [], [], "at least one site"),
+    ],
+)
+def test_counts_and_names_must_fit(number, counts, names, told):
+    with pytest.raises(FedpeftError, match=told):
+        integrate([state("houlsby", generator(k)) for k in range(number)], counts, sites=names)
+
+
+def test_a_round_without_tensors_is_refused():
+    with pytest.raises(FedpeftError, match="nothing to average"):
+        integrate([{}, {}], [1, 1])

@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""PIASettings and the package's front door."""
+
+import subprocess
+import sys
+
+import pytest
+from fedpeft.alignment import PIASettings
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import build
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "told"),
+    [
+        ("support", "neurons", "samples, mean, weights"),
+        ("output_axis", "both", "fixed, matched"),
+        ("solver", None, "exact, sinkhorn, identity"),
+        ("server", None, "True and False"),
+        ("normalize", 1, "True and False"),
+        ("gamma", -0.1, "at least 0"),
+        ("gamma", float("nan"), "at least 0"),
+        ("gamma", "0.1", "at least 0"),
+        ("gamma", True, "at least 0"),
+        ("regularization", 0, "above 0"),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(name, value, told):
+    with pytest.raises(FedpeftError, match=f"{name} is .*{told}") as caught:
+        PIASettings(**{name: value})
+    assert repr(value) in str(caught.value)
+
+
+def test_a_flare_variable_that_became_none_is_refused():
+    with pytest.raises(FedpeftError, match="gamma is None"):
+        build(PIASettings, {"gamma": None}, section="pia")
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, True),
+        ({"support": "mean"}, True),
+        ({"support": "weights"}, False),
+        ({"client": False}, False),
+        ({"solver": "identity"}, False),
+    ],
+)
+def test_a_site_runs_a_batch_only_where_activations_are_compared(settings, expected):
+    assert PIASettings(**settings).needs_activations is expected
+
+
+def test_every_public_name_resolves_whatever_was_imported_before():
+    import fedpeft.alignment
+    import fedpeft.alignment.integration
+    import fedpeft.alignment.personal
+
+    assert all(callable(getattr(fedpeft.alignment, name)) for name in fedpeft.alignment.__all__)
+    with pytest.raises(AttributeError, match="barycentre"):
+        _ = fedpeft.alignment.barycentre
+
+
+def test_importing_the_package_loads_nothing_heavy():
+    code = "import sys, fedpeft.alignment; print([m for m in ('torch', 'scipy', 'ot', 'numpy') if m in sys.modules])"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

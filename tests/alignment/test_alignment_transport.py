@@ -1,0 +1,143 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Plans: as cheap as POT's, with the right masses, and refused where they make no sense."""
+
+import os
+
+import ot
+import pytest
+import torch
+from fedpeft.alignment import cost_matrix, transport_plan
+from fedpeft.alignment.transport import permutation_of, solve
+from fedpeft.errors import FedpeftError
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from samples import generator
+
+SIZES = [(1, 1), (8, 8), (48, 48), (5, 9), (9, 5), (12, 24), (48, 32)]
+
+
+def uniform(n: int) -> torch.Tensor:
+    return torch.full((n,), 1 / n, dtype=torch.float64)
+
+
+def optimum(cost: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor) -> float:
+    return float(ot.emd2(alpha.numpy(), beta.numpy(), cost.numpy()))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("seed", range(3))
+def test_plan_costs_what_pots_emd_costs(size, seed):
+    cost = torch.rand(size, generator=generator(seed), dtype=torch.float64)
+    plan = solve(cost)
+    assert float((plan * cost).sum()) == pytest.approx(optimum(cost, uniform(size[0]), uniform(size[1])), rel=1e-12)
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(n=st.integers(1, 12), m=st.integers(1, 12), f=st.integers(1, 4), ties=st.booleans(), seed=st.integers(0, 2**16))
+def test_plan_of_supports_costs_what_pots_emd_costs(n, m, f, ties, seed):
+    rng = generator(seed)
+    x, y = torch.randn(n, f, generator=rng), torch.randn(m, f, generator=rng)
+    if ties:
+        x, y = x.round(), y.round()
+    cost, plan = cost_matrix(x, y), transport_plan(x, y)
+    assert float((plan * cost).sum()) == pytest.approx(optimum(cost, uniform(n), uniform(m)), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("weighted", [False, True])
+def test_marginals_are_the_masses(solver, size, weighted):
+    rng = generator(1)
+    x, y = torch.randn(size[0], 6, generator=rng), torch.randn(size[1], 6, generator=rng)
+    alpha, beta = (torch.rand(n, generator=rng, dtype=torch.float64) + 0.1 for n in size)
+    masses = {"client_mass": alpha, "reference_mass": beta} if weighted else {}
+    plan = transport_plan(x, y, solver=solver, regularization=0.1, **masses)
+    alpha, beta = (alpha / alpha.sum(), beta / beta.sum()) if weighted else (uniform(size[0]), uniform(size[1]))
+    tolerance = 1e-12 if solver == "exact" else 1e-5
+    assert plan.dtype == torch.float64
+    assert plan.shape == size
+    assert bool((plan >= 0).all())
+    torch.testing.assert_close(plan.sum(dim=1), alpha, rtol=0, atol=tolerance)
+    torch.testing.assert_close(plan.sum(dim=0), beta, rtol=0, atol=tolerance)
+    if weighted and solver == "exact":
+        assert float((plan * cost_matrix(x, y)).sum()) == pytest.approx(optimum(cost_matrix(x, y), alpha, beta))
+
+
+def test_sinkhorn_approaches_the_exact_cost_from_above():
+    rng = generator(2)
+    x, y = torch.randn(16, 8, generator=rng), torch.randn(16, 8, generator=rng)
+    cost = cost_matrix(x, y)
+    exact = float((transport_plan(x, y) * cost).sum())
+    costs = [float((transport_plan(x, y, solver="sinkhorn", regularization=r) * cost).sum()) for r in (1.0, 0.1, 0.01)]
+    assert costs == sorted(costs, reverse=True)
+    assert exact - 1e-6 <= costs[-1] <= 1.01 * exact
+
+
+def test_sinkhorn_of_identical_neurons_spreads_them_evenly():
+    plan = transport_plan(torch.ones(3, 2), torch.ones(3, 2), solver="sinkhorn")
+    torch.testing.assert_close(plan, torch.full((3, 3), 1 / 9, dtype=torch.float64))
+
+
+def test_sinkhorn_with_too_little_entropy_says_so():
+    rng = generator(8)
+    x, y = torch.randn(16, 8, generator=rng), torch.randn(16, 8, generator=rng)
+    with pytest.raises(FedpeftError, match="regularization=1e-09: raise it or use solver='exact'"):
+        transport_plan(x, y, solver="sinkhorn", regularization=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_scalar_supports_are_sorted_and_cost_what_the_assignment_costs(seed):
+    rng = generator(seed)
+    x, y = torch.randn(32, 1, generator=rng), torch.randn(32, 1, generator=rng)
+    cost = cost_matrix(x, y)
+    plan = transport_plan(x, y)
+    assert float((plan * cost).sum()) == pytest.approx(float((solve(cost) * cost).sum()), rel=1e-12)
+    order = permutation_of(plan)
+    assert torch.equal(x[order, 0].argsort(), y[:, 0].argsort())
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3])
+def test_cost_is_the_euclidean_distance_even_of_close_neurons_far_from_zero(offset):
+    rng = generator(3)
+    y = torch.randn(24, 48, generator=rng, dtype=torch.float64) + offset
+    x = y[torch.randperm(24, generator=rng)] + 1e-4 * torch.randn(24, 48, generator=rng, dtype=torch.float64)
+    direct = (x[:, None] - y[None]).square().sum(dim=2).sqrt()
+    torch.testing.assert_close(cost_matrix(x, y), direct, rtol=1e-6, atol=0)
+
+
+def test_permutation_is_found_exactly_where_there_is_one():
+    order = torch.randperm(49, generator=generator(4))
+    neurons = torch.randn(49, 5, generator=generator(5))
+    assert torch.equal(neurons[permutation_of(transport_plan(neurons, neurons[order]))], neurons[order])
+    assert permutation_of(transport_plan(neurons, neurons[:30])) is None
+    assert permutation_of(torch.tensor([[0.5, 0.5], [0.0, 0.0]])) is None
+
+
+def test_identity_moves_nothing():
+    x, y = torch.randn(7, 3, generator=generator(6)), torch.randn(7, 3, generator=generator(7))
+    assert torch.equal(permutation_of(transport_plan(x, y, solver="identity")), torch.arange(7))
+
+
+def test_pot_is_imported_without_leaving_traces_in_the_environment():
+    before = dict(os.environ)
+    transport_plan(torch.eye(3), torch.eye(3)[:2])
+    assert dict(os.environ) == before
+
+
+@pytest.mark.parametrize(
+    ("client", "reference", "options", "told"),
+    [
+        (torch.ones(3), torch.ones(3, 1), {}, r"shapes \(3,\) and \(3, 1\)"),
+        (torch.ones(3, 2), torch.ones(3, 4), {}, r"shapes \(3, 2\) and \(3, 4\)"),
+        (torch.ones(0, 2), torch.ones(3, 2), {}, r"shapes \(0, 2\)"),
+        (torch.full((2, 2), float("nan")), torch.ones(2, 2), {}, "NaN or infinity"),
+        (torch.full((2, 2), float("inf")), torch.ones(2, 2), {}, "NaN or infinity"),
+        (torch.ones(2, 2), torch.ones(2, 2), {"client_mass": torch.tensor([1.0, 0.0])}, "client_mass is .* positive"),
+        (torch.ones(2, 2), torch.ones(2, 2), {"reference_mass": torch.ones(3)}, "reference_mass is .* 2 positive"),
+        (torch.ones(2, 2), torch.ones(3, 2), {"solver": "identity"}, "cannot map 2 neurons to 3"),
+        (torch.ones(2, 2), torch.ones(2, 2), {"solver": "greedy"}, "solver is 'greedy', allowed are exact"),
+    ],
+)
+def test_what_has_no_plan_is_refused_in_words(client, reference, options, told):
+    with pytest.raises(FedpeftError, match=told):
+        transport_plan(client, reference, **options)
