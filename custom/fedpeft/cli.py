@@ -81,7 +81,7 @@ def _report(chosen: argparse.Namespace) -> None:
 
     out = chosen.out or chosen.run / "report"
     render(chosen.run, out)
-    show(chosen.run)
+    show(chosen.run, metrics=("overall", "open", "closed"))
     print(f"report   {out}")
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.files import write_json
-from fedpeft.flare.messages import Introduction, TrainReply
+from fedpeft.flare.messages import METRICS, Introduction, TrainReply
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 MANIFEST = "manifest.json"
@@ -91,7 +91,7 @@ class Record:
 
         render(self.folder, self.folder / "report")
         self._write_manifest("completed")
-        show(self.folder)
+        show(self.folder, metrics=METRICS[:3])
         return [f"finished: results in {self.folder}"]
 
     def _write_manifest(self, status: str, **more: str) -> None:

@@ -1,0 +1,41 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Bad input at the command line: one clear sentence, a non-zero exit."""
+
+import pytest
+from conftest import simulate, write
+
+from fedpeft.cli import main
+
+pytestmark = pytest.mark.simulator
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["jobs/nothing"], "jobs/nothing is no FLARE job folder"),
+        (["jobs/fedpia_task1", "-t", "9"], "-t 9 is more than the 5 sites"),
+        (["jobs/fedpia_task1", "-t", "0"], "-t is 0"),
+        (["jobs/fedpia_task1", "--set", "method.adapter=houlsbi"], "houlsbi"),
+    ],
+)
+def test_arguments_are_checked_before_anything_starts(arguments, told, tmp_path, capsys, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    assert main(["simulate", *arguments, "-w", str(tmp_path)]) == 1
+    assert told in capsys.readouterr().err
+
+
+def test_a_site_without_data_is_named_with_the_remedy(tmp_path, sections):
+    chosen = sections("federation.sites=[head, abd-a]")
+    chosen["data"] = {"dataset": "vqa_rad"}
+    run = simulate(write(tmp_path / "job", chosen), tmp_path / "ws", threads=2, environment={"FEDPEFT_DATA": ""})
+    assert run.code == 1
+    assert "site head cannot take part" in run.error
+    assert "FEDPEFT_DATA" in run.error
+
+
+def test_an_undefined_flare_variable_is_named(tmp_path, sections):
+    chosen = sections("federation.sites=[slake, vqa-rad]")
+    chosen["training"] |= {"learning_rate": "{learning_rate}"}
+    run = simulate(write(tmp_path / "job", chosen), tmp_path / "ws", threads=2)
+    assert run.code == 1
+    assert "training.learning_rate is None" in run.error

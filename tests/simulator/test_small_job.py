@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A whole job in FLARE's simulator, as a user runs it."""
+
+import hashlib
+import json
+
+import pytest
+import torch
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import ViltModel
+
+from fedpeft import data
+from fedpeft.federation import site_data
+from fedpeft.settings import build
+from fedpeft.training.federate import federate
+from fedpeft.training.learner import Learner
+
+pytestmark = pytest.mark.simulator
+STATE = "simulate_job/fedpeft/state/round-00002"
+
+
+def manifest(run):
+    return json.loads((run.results / "manifest.json").read_text())
+
+
+def test_it_ends_with_table_picture_adapters_and_manifest(five_sites):
+    assert five_sites.code == 0, five_sites.text
+    found = manifest(five_sites)
+    assert found["status"] == "completed"
+    assert found["rounds"] == 2
+    assert len(found["sites"]) == 5
+    for name, digest in found["files"].items():
+        assert hashlib.sha256((five_sites.results / name).read_bytes()).hexdigest() == digest
+    assert {"report/convergence.png", "report/report.html", "report/tables.md", "history.json", "global.safetensors"} <= set(found["files"])
+    assert str(five_sites.results) in five_sites.text
+    for site in found["sites"]:
+        assert site in five_sites.text
+    assert "procedural" in five_sites.text
+
+
+def test_no_pickle_is_left_behind(five_sites):
+    kinds = {path.suffix for path in five_sites.workspace.rglob("*") if path.is_file()}
+    assert not kinds & {".pt", ".pth", ".pkl", ".pickle", ".bin", ".npy", ".npz"}
+
+
+def test_one_thread_and_five_give_the_same_bytes(five_sites, one_at_a_time):
+    assert one_at_a_time.code == 0, one_at_a_time.text
+    for name in ("global.safetensors", "adapter/adapter_model.safetensors"):
+        assert (five_sites.results / name).read_bytes() == (one_at_a_time.results / name).read_bytes()
+    for site in manifest(five_sites)["sites"]:
+        for part in ("adapter", "head", "optimizer"):
+            name = f"{site}/{STATE}/{part}.safetensors"
+            assert (five_sites.workspace / name).read_bytes() == (one_at_a_time.workspace / name).read_bytes(), name
+
+
+def test_the_loop_without_flare_gives_the_same_adapter(five_sites, sections, tmp_path):
+    sites = sections()["federation"]["sites"]
+    learners = {s: Learner.from_sections(sections(), site=s, folder=tmp_path / s) for s in sites}
+    *_, last = federate(learners)
+    saved = load_file(five_sites.results / "global.safetensors")
+    assert saved.keys() == last.state.keys()
+    assert all(torch.equal(saved[key], last.state[key]) for key in saved)
+
+
+def test_peft_reads_the_adapter(five_sites, tiny_source):
+    model = PeftModel.from_pretrained(ViltModel.from_pretrained(tiny_source), five_sites.results / "adapter")
+    inside = {name: p for name, p in model.named_parameters() if "houlsby" in name}
+    saved = load_file(five_sites.results / "global.safetensors")
+    assert sum(p.numel() for p in inside.values()) == sum(t.numel() for t in saved.values())
+    assert any(torch.equal(p, saved["layer.1.output.up.weight"]) for p in inside.values())
+
+
+def test_nothing_private_is_in_any_message(five_sites, sections):
+    frames = b"".join(file.read_bytes() for file in sorted(five_sites.frames.glob("*.frames")))
+    uploaded = load_file(five_sites.workspace / "slake" / STATE / "adapter.safetensors")
+    assert all(t.numpy().tobytes() in frames for t in uploaded.values()), "the recorder must see the adapters"
+    for site in sections()["federation"]["sites"]:
+        kept = load_file(five_sites.workspace / site / STATE / "head.safetensors")
+        for name, tensor in kept.items():
+            assert tensor.numpy().tobytes()[:64] not in frames, f"{name} of {site}"
+        examples = data.load(build(data.DataSettings, site_data(sections()["data"], site), section="data"))
+        for example in (e for split in examples.splits().values() for e in split):
+            assert example.question.encode() not in frames
+            assert example.image.tobytes()[1000:1064] not in frames
+        # a short answer such as "no" occurs in any bytes; the long ones are unmistakable
+        for answer in {e.answer for e in examples.train if len(e.answer) > 6}:
+            assert answer.encode() not in frames, answer
