@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Pre-train the tiny ViLT that ships with fedpeft, on a fresh stream of procedural images and plain words.
 
-    python benchmarks/pretrain_tiny_vilt.py --out DIR [--steps 4000] [--minutes 13]
+    python benchmarks/pretrain_tiny_vilt.py --out DIR [--steps 3200]
 
 No image is seen twice and none of the sites' clinical words is used. Per image one question; the losses are
     answer      cross-entropy of the pooled output over all answers of the plain language
@@ -13,25 +13,26 @@ The heads are thrown away, the pooler is kept. An interrupted run goes on from i
 import argparse
 import json
 import math
-import multiprocessing
+import tempfile
 import time
-from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections import defaultdict
 from pathlib import Path
 
 import numpy as np
 import torch
-from fedpeft.backbones.vilt import SquareImages, Vilt
-from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
-from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, TEMPLATES
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import Tensor, distributed, multiprocessing, nn
 from transformers import BertTokenizerFast
 from transformers.models.vilt.configuration_vilt import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltModel
 
+from fedpeft.backbones.vilt import SquareImages, Vilt
+from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
+from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
+from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, TEMPLATES
+
 SEED = 20260101
+SHARDS = 2  # processes with one thread each, which share every batch
 PATCH = 12
 GRID = SIZE // PATCH
 ANSWERS = ("yes", "no", NOTHING, *KINDS, *PLACES, "bright", "dark", *REGIONS, *MODALITIES, "1", "2", "3", "4")
@@ -71,13 +72,13 @@ def vocabulary() -> list[str]:
     return list(dict.fromkeys([*SPECIAL, *pieces, *sorted(words), *sorted(RADIOLOGY.split())]))
 
 
-def new_model(folder: Path) -> Vilt:
-    """Make an untrained tiny ViLT; writes its vocabulary to `folder`."""
+def write_configuration(folder: Path) -> None:
+    """Write vocabulary, tokenizer and model configuration, as transformers reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     tokens = vocabulary()
     (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
     BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    config = ViltConfig(
+    ViltConfig(
         vocab_size=len(tokens),
         hidden_size=96,
         num_hidden_layers=12,
@@ -87,13 +88,17 @@ def new_model(folder: Path) -> Vilt:
         patch_size=PATCH,
         max_position_embeddings=40,
         layer_norm_eps=1e-6,
-    )
-    config.save_pretrained(folder)
-    return Vilt(ViltModel(config), BertTokenizerFast.from_pretrained(folder), SquareImages(SIZE), 40)
+    ).save_pretrained(folder)
 
 
-def make_batch(number: int, size: int, tokenizer: BertTokenizerFast) -> dict[str, np.ndarray]:
-    """Draw batch `number` of the stream; it depends on nothing but SEED and the number."""
+def load_untrained(folder: Path) -> Vilt:
+    """Make a tiny ViLT with random weights from the configuration in `folder`."""
+    model = ViltModel(ViltConfig.from_pretrained(folder))
+    return Vilt(model, BertTokenizerFast.from_pretrained(folder), SquareImages(SIZE), 40)
+
+
+def make_batch(number: int, size: int, tokenizer: BertTokenizerFast) -> dict[str, Tensor]:
+    """Draw shard `number` of the stream; it depends on nothing but SEED and the number."""
     rng = np.random.default_rng([SEED, number])
     out = defaultdict(list)
     for _ in range(size):
@@ -112,11 +117,9 @@ def make_batch(number: int, size: int, tokenizer: BertTokenizerFast) -> dict[str
         out["type"].append(QUESTION_TYPES.index(question.question_type))
         for name, value in (("kinds", kinds), ("shades", shades), ("asked", asked)):
             out[name].append(value.repeat(GRID // 2, 0).repeat(GRID // 2, 1).reshape(-1))
-    text = tokenizer(out.pop("text"), padding=True)
-    return {name: np.asarray(value) for name, value in out.items()} | {
-        "input_ids": np.asarray(text["input_ids"]),
-        "attention_mask": np.asarray(text["attention_mask"]),
-    }
+    text = tokenizer(out.pop("text"), padding=True, return_tensors="pt")
+    batch = {name: torch.from_numpy(np.asarray(value)) for name, value in out.items()}
+    return batch | {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"]}
 
 
 class Heads(nn.Module):
@@ -145,13 +148,13 @@ def losses(backbone: Vilt, heads: Heads, batch: dict[str, Tensor]) -> tuple[Tens
     return total, parts, logits.argmax(1) == batch["answer"]
 
 
-def redraw_unseen(model: nn.Module, seen: np.ndarray) -> None:
+def redraw_unseen(model: nn.Module, seen: Tensor) -> None:
     """Give words that pre-training never used random embeddings of the same spread as the learned ones."""
     table = model.embeddings.text_embeddings.word_embeddings.weight.data
-    learned = table[torch.from_numpy(seen)]
+    learned = table[seen]
     generator = torch.Generator().manual_seed(SEED)
     fresh = torch.randn(table.shape, generator=generator) * learned.std(0) + learned.mean(0)
-    table[torch.from_numpy(~seen)] = fresh[torch.from_numpy(~seen)]
+    table[~seen] = fresh[~seen]
 
 
 def save(folder: Path, model: nn.Module) -> None:
@@ -160,86 +163,86 @@ def save(folder: Path, model: nn.Module) -> None:
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-_tokenizer = None
-
-
-def _start_worker(folder: str) -> None:
-    global _tokenizer
-    _tokenizer = BertTokenizerFast.from_pretrained(folder)
-
-
-def _work(number: int, size: int) -> dict[str, np.ndarray]:
-    return make_batch(number, size, _tokenizer)
-
-
-def batches(folder: Path, numbers: range, size: int, ahead: int = 8) -> Iterator[dict[str, np.ndarray]]:
-    """Draw batches in a process of its own, a few ahead of training."""
-    with multiprocessing.get_context("spawn").Pool(1, _start_worker, (str(folder),)) as pool:
-        waiting = deque(pool.apply_async(_work, (number, size)) for number in numbers[:ahead])
-        for number in numbers:
-            yield waiting.popleft().get()
-            if number + ahead in numbers:
-                waiting.append(pool.apply_async(_work, (number + ahead, size)))
-
-
-def main() -> None:
-    """Run or resume pre-training, log to stdout and log.jsonl, write model.safetensors at the end."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the backbone, checkpoint and log")
-    parser.add_argument("--steps", type=int, default=4000)
-    parser.add_argument("--batch", type=int, default=64)
-    parser.add_argument("--lr", type=float, default=1.5e-3)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--minutes", type=float, default=0, help="stop early, checkpointed, after this time; 0: never")
-    args = parser.parse_args()
+def train(rank: int, args: argparse.Namespace, rendezvous: str) -> None:
+    """Train as one of SHARDS processes, which average their gradients at every step; process 0 logs and saves."""
     torch.manual_seed(SEED)
-    torch.set_num_threads(args.threads)
-    backbone = new_model(args.out)
+    torch.set_num_threads(1)
+    distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=SHARDS)
+    backbone = load_untrained(args.out)
     heads = Heads(backbone.hidden_size)
     modules = nn.ModuleDict({"backbone": backbone, "heads": heads})
-    decayed = [p for p in modules.parameters() if p.ndim > 1]
-    rest = [p for p in modules.parameters() if p.ndim <= 1]
+    parameters = list(modules.parameters())
     optimizer = torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": 0.02}, {"params": rest, "weight_decay": 0}], lr=args.lr, betas=(0.9, 0.98)
+        [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": 0.02},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0},
+        ],
+        lr=args.lr,
+        betas=(0.9, 0.98),
     )
-    seen = np.zeros(backbone.model.config.vocab_size, dtype=bool)
+    seen = torch.zeros(backbone.model.config.vocab_size, dtype=torch.long)
     checkpoint, step = args.out / "checkpoint.pt", 0
     if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=False)
+        state = torch.load(checkpoint, weights_only=True)
         modules.load_state_dict(state["modules"])
         optimizer.load_state_dict(state["optimizer"])
         step, seen = state["step"], state["seen"]
     start, window = time.time(), defaultdict(list)
-    for arrays in batches(args.out, range(step, args.steps), args.batch):
-        batch = {name: torch.from_numpy(value) for name, value in arrays.items()}
+    while step < args.steps:
+        batch = make_batch(step * SHARDS + rank, args.batch // SHARDS, backbone.tokenizer)
+        seen[batch["input_ids"].unique()] = 1
         warm = min(1.0, (step + 1) / 200)
         for group in optimizer.param_groups:
             group["lr"] = args.lr * warm * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / args.steps)))
         total, parts, right = losses(backbone, heads, batch)
-        optimizer.zero_grad(set_to_none=True)
+        optimizer.zero_grad(set_to_none=False)
         total.backward()
-        nn.utils.clip_grad_norm_(modules.parameters(), 1.0)
+        average_gradients(parameters)
+        nn.utils.clip_grad_norm_(parameters, 1.0)
         optimizer.step()
-        seen[np.unique(arrays["input_ids"])] = True
         step += 1
         for name, value in parts.items():
             window[name].append(value.item())
-        for kind, ok in zip(arrays["type"], right.tolist(), strict=True):
+        for kind, ok in zip(batch["type"].tolist(), right.tolist(), strict=True):
             window[f"right {QUESTION_TYPES[kind]}"].append(ok)
-        if step % 100 == 0 or step == args.steps:
+        if step % 100 == 0 and rank == 0:
             line = {"step": step, "images": step * args.batch, "seconds": round(time.time() - start)}
             line |= {name: round(float(np.mean(values)), 3) for name, values in window.items()}
             print(json.dumps(line), flush=True)
             with (args.out / "log.jsonl").open("a") as log:
                 log.write(json.dumps(line) + "\n")
             window.clear()
-        if step % 500 == 0 or step == args.steps:
-            state = {"modules": modules.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state | {"step": step, "seen": seen}, checkpoint)
-        if args.minutes and time.time() - start > 60 * args.minutes:
-            break
-    redraw_unseen(backbone.model, seen)
-    save(args.out, backbone.model)
+        if step % 400 == 0 or step == args.steps:
+            distributed.all_reduce(seen, op=distributed.ReduceOp.MAX)
+            if rank == 0:
+                state = {"modules": modules.state_dict(), "optimizer": optimizer.state_dict()}
+                torch.save(state | {"step": step, "seen": seen}, checkpoint)
+    if rank == 0:
+        redraw_unseen(backbone.model, seen.bool())
+        save(args.out, backbone.model)
+    distributed.destroy_process_group()
+
+
+def average_gradients(parameters: list[nn.Parameter]) -> None:
+    """Replace every gradient by its mean over the processes."""
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    flat = torch.cat([gradient.flatten() for gradient in gradients])
+    distributed.all_reduce(flat)
+    for parameter, mean in zip(parameters, (flat / SHARDS).split([g.numel() for g in gradients]), strict=True):
+        parameter.grad = mean.view_as(parameter)
+
+
+def main() -> None:
+    """Run or resume pre-training."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--out", type=Path, required=True, help="folder of the backbone, its checkpoint and log")
+    parser.add_argument("--steps", type=int, default=3200)
+    parser.add_argument("--batch", type=int, default=64, help="images a step, over all processes")
+    parser.add_argument("--lr", type=float, default=1.5e-3)
+    args = parser.parse_args()
+    write_configuration(args.out)
+    with tempfile.TemporaryDirectory() as folder:
+        multiprocessing.spawn(train, (args, f"{folder}/rendezvous"), nprocs=SHARDS)
 
 
 if __name__ == "__main__":

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft.workspace import PREFIX, resources, seed
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import compose, outdated, recipes, write_job
+from fedpeft.workspace import PREFIX, resources, seed
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "app_configs"

@@ -181,7 +181,9 @@ def _read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = yaml.safe_load(file.read_text())
     except FileNotFoundError as error:
-        raise FedpeftError(f"there is no {file}: run in a clone of the repository, or name its app_configs folder.") from error
+        raise FedpeftError(
+            f"there is no {file}: run in a clone of the repository, or name its app_configs folder."
+        ) from error
     except yaml.YAMLError as error:
         raise FedpeftError(f"{file} is no YAML: {error}.") from error
     if not isinstance(content, dict):

@@ -40,14 +40,18 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
             raise _undefined(where)
         if not _fits(value, hints[name]):
             expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
-            raise FedpeftError(f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration.")
+            raise FedpeftError(
+                f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration."
+            )
     try:
         return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
     except FedpeftError as error:
         raise FedpeftError(f"{section}: {error}") from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
-        raise FedpeftError(f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration.") from error
+        raise FedpeftError(
+            f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration."
+        ) from error
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:

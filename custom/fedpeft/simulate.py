@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Run a job in FLARE's simulator and tell the truth about how it ended.
 
-The simulator's exit code is 0 when a site dies and it may hang for ever; the manifest that the server writes at the very
-end is what counts.
+The simulator's exit code is 0 when a site dies and it may hang for ever; the manifest that the server writes at the
+very end is what counts.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.workspace import LOG_CONFIG, seed
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import compose, write_job
+from fedpeft.workspace import LOG_CONFIG, seed
 
 RUN = Path("simulate_job") / "fedpeft"
 DATA = "FEDPEFT_DATA"
@@ -70,7 +70,9 @@ def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
             folder = scratch / job.name
             write_job(folder, name, compose(root / "app_configs", name, overrides))
             return folder
-    raise FedpeftError(f"--set needs app_configs/ beside jobs/, and {job} lies in no such clone: edit its JSON instead.")
+    raise FedpeftError(
+        f"--set needs app_configs/ beside jobs/, and {job} lies in no such clone: edit its JSON instead."
+    )
 
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> int:

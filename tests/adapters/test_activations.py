@@ -3,11 +3,12 @@
 
 import pytest
 import torch
+from peft import get_peft_model
+from torch.nn import functional as F
+
 from fedpeft import adapters
 from fedpeft.adapters.bottleneck.layer import BottleneckLayer
 from fedpeft.errors import FedpeftError
-from peft import get_peft_model
-from torch.nn import functional as F
 
 METHODS = [
     ("houlsby", {}),

@@ -3,11 +3,12 @@
 
 import pytest
 import torch
-from fedpeft import adapters
-from fedpeft.errors import FedpeftError
 from peft import get_peft_model
 from torch import nn
 from transformers import ViltForQuestionAnswering
+
+from fedpeft import adapters
+from fedpeft.errors import FedpeftError
 
 
 class Block(nn.Module):

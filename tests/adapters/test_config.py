@@ -2,9 +2,10 @@
 """Settings: what is refused, in which words, and what survives a file."""
 
 import pytest
+from peft import LoraConfig, PeftConfig
+
 from fedpeft import adapters
 from fedpeft.errors import FedpeftError
-from peft import LoraConfig, PeftConfig
 
 
 def test_names():

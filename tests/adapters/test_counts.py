@@ -5,10 +5,11 @@ import math
 
 import pytest
 import torch
-from fedpeft import adapters
-from fedpeft.adapters.state import adapter_parameters
 from peft import get_peft_model
 from transformers import ViltConfig, ViltModel
+
+from fedpeft import adapters
+from fedpeft.adapters.state import adapter_parameters
 
 COUNTS = [
     ("houlsby", {}, 1_789_056),

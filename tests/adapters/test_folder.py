@@ -3,13 +3,14 @@
 
 import json
 
-import fedpeft
 import pytest
 import torch
-from fedpeft import adapters
-from fedpeft.errors import FedpeftError
 from peft import PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
+
+import fedpeft
+from fedpeft import adapters
+from fedpeft.errors import FedpeftError
 
 METHODS = [
     ("houlsby", {}),

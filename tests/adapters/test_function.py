@@ -3,10 +3,11 @@
 
 import pytest
 import torch
-from fedpeft import adapters
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
 from peft import get_peft_model
 from torch.nn import functional as F
+
+from fedpeft import adapters
+from fedpeft.adapters.bottleneck.layer import BottleneckLayer
 
 METHODS = [
     ("houlsby", {}),

@@ -2,6 +2,7 @@
 """Wire keys, PEFT keys and module paths: three spellings of the same place."""
 
 import pytest
+
 from fedpeft.adapters.keys import SiteKey, parse_key, peft_to_wire, wire_to_peft
 from fedpeft.backbones.sites import SITES, locate, module_path, site_templates
 from fedpeft.errors import FedpeftError

@@ -5,9 +5,10 @@ import copy
 
 import pytest
 import torch
+from peft import PeftModel, get_peft_model
+
 from fedpeft import adapters
 from fedpeft.errors import FedpeftError
-from peft import PeftModel, get_peft_model
 
 METHODS = [
     ("houlsby", {}),

@@ -7,10 +7,11 @@ import subprocess
 import sys
 
 import pytest
-from fedpeft.adapters import registration
-from fedpeft.errors import FedpeftError
 from peft import PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
+
+from fedpeft.adapters import registration
+from fedpeft.errors import FedpeftError
 
 KNOWN = """
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING

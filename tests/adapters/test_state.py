@@ -3,9 +3,10 @@
 
 import pytest
 import torch
+from peft import IA3Config, get_peft_model
+
 from fedpeft import adapters
 from fedpeft.errors import FedpeftError
-from peft import IA3Config, get_peft_model
 
 METHODS = [
     ("houlsby", {}),

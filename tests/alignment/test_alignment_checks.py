@@ -3,9 +3,10 @@
 
 import pytest
 import torch
+from samples import generator, state
+
 from fedpeft.alignment import PIASettings, integrate
 from fedpeft.errors import FedpeftError
-from samples import generator, state
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
 

@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-from fedpeft.alignment import Bottleneck, PIASettings, barycenter, integrate
 from samples import (
     KINDS,
     PLACES,
@@ -19,6 +18,8 @@ from samples import (
     shuffled_state,
     state,
 )
+
+from fedpeft.alignment import Bottleneck, PIASettings, barycenter, integrate
 
 IDENTITY = {"solver": "identity", "gamma": 0.0}
 COUNTS = [120, 7, 40]

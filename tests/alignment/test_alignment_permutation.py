@@ -3,12 +3,13 @@
 
 import pytest
 import torch
+from samples import KINDS, PLACES, D, adapter, generator, hidden, largest_difference, output, phm, shuffled, state
+
 from fedpeft.alignment import PIASettings, materialize
 from fedpeft.alignment.neurons import Neurons, neurons_of, register
 from fedpeft.alignment.permutation import align_adapter
 from fedpeft.alignment.transport import permutation_of, transport_plan
 from fedpeft.errors import FedpeftError
-from samples import KINDS, PLACES, D, adapter, generator, hidden, largest_difference, output, phm, shuffled, state
 
 INPUTS = torch.randn(64, D, generator=generator(1))
 

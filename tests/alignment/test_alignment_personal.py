@@ -5,11 +5,6 @@ import json
 
 import pytest
 import torch
-from fedpeft.alignment import PIASettings, align_global, finish_round, start_merged
-from fedpeft.alignment.neurons import neurons_of
-from fedpeft.alignment.permutation import align_adapter
-from fedpeft.alignment.transport import cost_matrix, solve
-from fedpeft.errors import FedpeftError
 from samples import (
     KINDS,
     PLACES,
@@ -23,6 +18,12 @@ from samples import (
     shuffled_state,
     state,
 )
+
+from fedpeft.alignment import PIASettings, align_global, finish_round, start_merged
+from fedpeft.alignment.neurons import neurons_of
+from fedpeft.alignment.permutation import align_adapter
+from fedpeft.alignment.transport import cost_matrix, solve
+from fedpeft.errors import FedpeftError
 
 INPUTS = torch.randn(24, D, generator=generator(0))
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+
 from fedpeft.alignment import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import build

@@ -6,12 +6,13 @@ import os
 import ot
 import pytest
 import torch
-from fedpeft.alignment import cost_matrix, transport_plan
-from fedpeft.alignment.transport import permutation_of, solve
-from fedpeft.errors import FedpeftError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from samples import generator
+
+from fedpeft.alignment import cost_matrix, transport_plan
+from fedpeft.alignment.transport import permutation_of, solve
+from fedpeft.errors import FedpeftError
 
 SIZES = [(1, 1), (8, 8), (48, 48), (5, 9), (9, 5), (12, 24), (48, 32)]
 

@@ -5,17 +5,18 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from fedpeft.backbones import BackboneSettings, build, names, register
-from fedpeft.backbones.vilt import TINY_FOLDER
-from fedpeft.data import DataSettings, load
-from fedpeft.data.phantom_words import CLINICAL, PLAIN, TEMPLATES
-from fedpeft.errors import FedpeftError
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import BertTokenizerFast
 from transformers.models.vilt.configuration_vilt import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltForMaskedLM
+
+from fedpeft.backbones import BackboneSettings, build, names, register
+from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.data import DataSettings, load
+from fedpeft.data.phantom_words import CLINICAL, PLAIN, TEMPLATES
+from fedpeft.errors import FedpeftError
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from fedpeft.data import AnswerVocabulary, DataError, Example
 from fedpeft.data.answers import closed_by_answer, closed_by_type, normalise
 

@@ -7,9 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import fedpeft.data as data
 import numpy as np
 import pytest
+
+import fedpeft.data as data
 from fedpeft.data import DataError, DataSettings, Example, SiteData
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import build

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
+
 from fedpeft.data import DataError, DataSettings, Example, SiteData, load
 from fedpeft.data.duplicates import content_digest, duplicates, fingerprints, summary
-from PIL import Image
 
 SALT = bytes(range(16))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import layouts
 import pytest
+
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folders import find, images_below
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from fedpeft.data import DataError
-from fedpeft.data.images import as_array, open_image
 from layouts import picture
 from PIL import Image
+
+from fedpeft.data import DataError
+from fedpeft.data.images import as_array, open_image
 
 
 def _saved(path, pixels, mode=None):

@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from fedpeft.data import DataError, DataSettings, load
 from layouts import lines, picture
+
+from fedpeft.data import DataError, DataSettings, load
 
 
 def _load(root, **settings):

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from fedpeft.data import DataError, DataSettings, Example
 from fedpeft.data.partition import arrange, by_image, halves, pooled
 

@@ -3,6 +3,7 @@ import hashlib
 
 import numpy as np
 import pytest
+
 from fedpeft.data import DataSettings, load
 from fedpeft.data.phantom import SITES, SIZES, site_profile
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import pytest
-from fedpeft.data import DataError, DataSettings, load
 from layouts import as_json, slake, slake_row
+
+from fedpeft.data import DataError, DataSettings, load
 
 
 def _load(root, **settings):

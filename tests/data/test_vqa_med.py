@@ -7,6 +7,7 @@ from collections import Counter
 
 import layouts
 import pytest
+
 from fedpeft.data import DataError, DataSettings, load
 
 CHALLENGES = ["vqa_med_2019", "vqa_med_2020", "vqa_med_2021"]

@@ -7,10 +7,11 @@ import os
 from pathlib import Path
 
 import pytest
+from layouts import as_json, ids, pictures, rad_row
+
 from fedpeft.data import AnswerVocabulary, DataError, DataSettings, load
 from fedpeft.data.images import as_array
 from fedpeft.data.vqa_rad import PARTS
-from layouts import as_json, ids, pictures, rad_row
 
 ORGANS = ["HEAD"] * 10 + ["CHEST"] * 15 + ["ABD"] * 15
 

@@ -18,7 +18,14 @@ METHOD = {"aggregation": "fedavg"}
 
 
 def introduction(site, **changes):
-    values = {"schema": SCHEMA, "classes": 2, "samples": {"train": 5}, "dataset": "phantom", "backbone": "tiny-vilt", "family": "vilt"}
+    values = {
+        "schema": SCHEMA,
+        "classes": 2,
+        "samples": {"train": 5},
+        "dataset": "phantom",
+        "backbone": "tiny-vilt",
+        "family": "vilt",
+    }
     return Introduction(version=fedpeft.__version__, **{**values, **changes})
 
 
@@ -71,7 +78,11 @@ def run(tmp_path, monkeypatch):
         harness = Harness(*args, **kwargs)
         harness.run()
         history = tmp_path / "history.json"
-        return harness, json.loads((tmp_path / "manifest.json").read_text()), history.exists() and json.loads(history.read_text())
+        return (
+            harness,
+            json.loads((tmp_path / "manifest.json").read_text()),
+            history.exists() and json.loads(history.read_text()),
+        )
 
     return start
 

@@ -4,8 +4,9 @@
 import json
 
 import pytest
-from fedpeft.report.history import HistoryError, parse, read
 from histories import FIVE, gaps, record, write
+
+from fedpeft.report.history import HistoryError, parse, read
 
 
 def test_folder_and_file_read_the_same(tmp_path):

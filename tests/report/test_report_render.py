@@ -6,12 +6,13 @@ import subprocess
 import sys
 
 import pytest
-from fedpeft.errors import FedpeftError
-from fedpeft.report import render, show
-from fedpeft.report.history import HistoryError
 from histories import gaps, record, write
 from PIL import Image
 from rich.console import Console
+
+from fedpeft.errors import FedpeftError
+from fedpeft.report import render, show
+from fedpeft.report.history import HistoryError
 
 
 def test_four_files_with_the_same_bytes_each_time(tmp_path):

@@ -6,6 +6,10 @@ import io
 import re
 
 import pytest
+from histories import FIVE, gaps, record
+from rich.cells import cell_len
+from rich.console import Console
+
 from fedpeft.errors import FedpeftError
 from fedpeft.report.history import parse
 from fedpeft.report.markdown import markdown
@@ -14,9 +18,6 @@ from fedpeft.report.tables import all_tables, by_round, last_round
 from fedpeft.report.terminal import print_tables
 from fedpeft.report.tidy_csv import tidy_csv
 from fedpeft.report.wording import PROCEDURAL
-from histories import FIVE, gaps, record
-from rich.cells import cell_len
-from rich.console import Console
 
 METRICS = ("overall", "open", "closed")
 TEN = (*FIVE, "ct", "ultrasound", "fundus", "dermatoscopy", "histology")

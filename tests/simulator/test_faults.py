@@ -29,7 +29,10 @@ def test_a_bad_reply_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told
 def test_a_bad_reply_above_the_quorum_costs_only_that_reply(sabotaged):
     run = sabotaged("extra", "federation.quorum=1")
     assert run.code == 0, run.text
-    assert "unannounced keys head.weight" in json.loads((run.results / "history.json").read_text())["rounds"][1]["rejected"]["vqa-rad"]
+    assert (
+        "unannounced keys head.weight"
+        in json.loads((run.results / "history.json").read_text())["rounds"][1]["rejected"]["vqa-rad"]
+    )
 
 
 def test_a_killed_site_process_is_not_a_success(sabotaged):

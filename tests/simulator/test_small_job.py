@@ -32,7 +32,13 @@ def test_it_ends_with_table_picture_adapters_and_manifest(five_sites):
     assert len(found["sites"]) == 5
     for name, digest in found["files"].items():
         assert hashlib.sha256((five_sites.results / name).read_bytes()).hexdigest() == digest
-    assert {"report/convergence.png", "report/report.html", "report/tables.md", "history.json", "global.safetensors"} <= set(found["files"])
+    assert {
+        "report/convergence.png",
+        "report/report.html",
+        "report/tables.md",
+        "history.json",
+        "global.safetensors",
+    } <= set(found["files"])
     assert str(five_sites.results) in five_sites.text
     for site in found["sites"]:
         assert site in five_sites.text

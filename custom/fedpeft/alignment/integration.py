@@ -165,11 +165,11 @@ def _integrate_adapter(
     shares = fedavg_weights(counts, settings)
     if settings.reference == "largest":
         average = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
-    moved = neurons.moved(names)
-    distances = [_distance(a.tensors, average, moved) for a in aligned.values()]
+    network = neurons.network(names)
+    distances = [_distance(a.tensors, average, network) for a in aligned.values()]
     weights = pia_weights(counts, distances, settings)
     merged = {
-        name: weighted_mean((a.tensors[name] for a in aligned.values()), weights if name in moved else shares)
+        name: weighted_mean((a.tensors[name] for a in aligned.values()), weights if name in network else shares)
         for name in names
     }
     figures = {

@@ -69,8 +69,8 @@ class Neurons:
         """One place's tensors and what its kind shares over the model, by name and ready to compute with."""
         return {name: computable(state[key]) for name, key in [*names.items(), *((k, k) for k in self.shared)]}
 
-    def moved(self, names: Iterable[str]) -> list[str]:
-        """Those of a place's tensors that alignment touches or compares; the others are averaged as they stand."""
+    def network(self, names: Iterable[str]) -> list[str]:
+        """A place's tensors that make up the two-layer network; the others (LayerNorm) are averaged as they are."""
         return [name for name in names if name in self.incoming or name in self.outgoing or name in self.outputs]
 
     def hidden_support(self, tensors: Tensors) -> Tensor:

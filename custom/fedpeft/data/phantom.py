@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
-from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, draw_look, draw_scene, render
+from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, QUESTION_TYPES
 from fedpeft.data.schema import Example, SiteData
 
@@ -106,13 +106,21 @@ def _answer_words(style: int) -> dict[str, str]:
     return words
 
 
+def _ambiguous_scene(rng: np.random.Generator, kinds: tuple[str, ...], modality: str) -> Scene:
+    """Draw findings of both shades: which one is meant cannot be guessed without the question's words."""
+    while True:
+        scene = draw_scene(rng, kinds=kinds, modality=modality, counts=(2, 3, 3, 4))
+        if len({finding.bright for finding in scene.findings}) == 2:
+            return scene
+
+
 def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random.Generator) -> tuple[Example, ...]:
     """Draw `size` questions, QUESTIONS_PER_IMAGE of different types on each image; no image is in two splits."""
     examples: list[Example] = []
     while len(examples) < size:
         own = rng.random() < 0.85
         modality = profile.modality if own else MODALITIES[rng.integers(len(MODALITIES))]
-        scene = draw_scene(rng, kinds=profile.kinds, modality=modality, counts=(1, 2, 2, 3, 3))
+        scene = _ambiguous_scene(rng, profile.kinds, modality)
         image = render(scene, draw_look(modality, rng, spread=0.5), rng)
         image.flags.writeable = False
         image_id = f"{site}-{split}-{len(examples) // QUESTIONS_PER_IMAGE:04d}"

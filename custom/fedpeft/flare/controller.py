@@ -12,12 +12,12 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import FederationSettings
 from fedpeft.flare import handshake
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.messages import Hello, Introduction, TrainOrder, TrainReply, check_reply
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
-from fedpeft.federation import FederationSettings
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.settings import build
 from fedpeft.training.aggregation import State

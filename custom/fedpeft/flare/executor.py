@@ -113,20 +113,22 @@ class SiteExecutor(Executor):
         """Tell the site in full what went wrong, and return what the server may know."""
         site = fl_ctx.get_identity_name()
         if isinstance(error, FedpeftError):
-            self.log_error(fl_ctx, f"site {site}: {error}")
-            told = "its data cannot be used; its own log says why." if isinstance(error, DataError) else str(error)
+            full = str(error)
+            told = "its data cannot be used; its own log says why." if isinstance(error, DataError) else full
+            self.log_error(fl_ctx, f"site {site}: {full}")
         else:
-            self.log_exception(fl_ctx, f"site {site}: {type(error).__name__}: {error}")
+            full = f"{type(error).__name__}: {error}"
             told = f"{type(error).__name__} in its training code; its own log has the traceback."
-        write_json(run_folder(fl_ctx) / PROBLEM, {"site": site, "problem": f"{type(error).__name__}: {error}" if told.endswith("traceback.") else str(error)})
+            self.log_exception(fl_ctx, f"site {site}: {full}")
+        write_json(run_folder(fl_ctx) / PROBLEM, {"site": site, "problem": full})
         return told
 
 
 def _introduction(learner: Learner) -> Introduction:
-    schema = {key: list(tensor.shape) for key, tensor in learner.body.state().items()} if learner.method.exchanges else {}
+    sent = learner.body.state() if learner.method.exchanges else {}
     return Introduction(
         version=fedpeft.__version__,
-        schema=schema,
+        schema={key: list(tensor.shape) for key, tensor in sent.items()},
         classes=len(learner.vocabulary),
         samples={split: len(examples) for split, examples in learner.data.splits().items()},
         dataset=learner.dataset,

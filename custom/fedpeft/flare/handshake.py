@@ -25,7 +25,9 @@ def read(
     able, problems = {}, {}
     for site in sites:
         if site not in replies:
-            problems[site] = f"site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?"
+            problems[site] = (
+                f"site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?"
+            )
             continue
         try:
             introduction = Introduction.from_model(replies[site], sender=f"site {site}")
@@ -48,7 +50,8 @@ def check_agreement(introductions: Mapping[str, Introduction], *, version: str, 
     for site, introduction in introductions.items():
         if introduction.version != version:
             raise FedpeftError(
-                f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version everywhere."
+                f"site {site} runs fedpeft {introduction.version}, the server {version}: "
+                f"install the same version everywhere."
             )
     if not introductions or not method.exchanges:
         return
@@ -67,6 +70,6 @@ def check_agreement(introductions: Mapping[str, Introduction], *, version: str, 
         for key, shape in schema.items():
             if list(shape) != list(wanted[key]):
                 raise FedpeftError(
-                    f"{key} has shape {list(shape)} at site {site} and {list(wanted[key])} at site {first}: use the same "
-                    f"backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
+                    f"{key} has shape {list(shape)} at site {site} and {list(wanted[key])} at site {first}: use the "
+                    f"same backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
                 )

@@ -41,9 +41,9 @@ class Record:
         backbones = sorted({i.backbone for i in introductions.values()})
         procedural = any(map(is_procedural, datasets))
         self._history |= {
-            "method": method.label,
+            "method": f"{method.label}, {', '.join(backbones)}",
             "procedural": procedural,
-            "source": f"data: {', '.join(datasets)}{' (procedural)' if procedural else ''}; backbone: {', '.join(backbones)}",
+            "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
             "settings": {"method": asdict(method), "training": asdict(training)},
         }
         self._manifest["sites"] = {
@@ -61,7 +61,10 @@ class Record:
         seconds: float,
     ) -> None:
         """Append one round to history.json."""
-        sites = {s: {**accepted[s].metrics, "samples": accepted[s].samples, "seconds": accepted[s].seconds} for s in accepted}
+        sites = {
+            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds}
+            for site, reply in accepted.items()
+        }
         self._history["rounds"].append(
             {
                 "round": number,

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A whole federation in one process, without FLARE: the same numbers as the job, for notebooks, tests and benchmarks."""
+"""A whole federation in one process, without FLARE: the job's own numbers, for notebooks, tests and benchmarks."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ import torch
 from fedpeft import backbones, data
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.data.schema import DataSettings, Example, SiteData
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.seeds import derive
@@ -140,11 +140,11 @@ class Learner:
         )
         return Update(state=upload if self.method.exchanges else {}, samples=len(self.data.train), metrics=metrics)
 
-    def evaluate(self) -> dict[str, float | None]:
-        """Accuracy of the current model on the site's own test split: overall, open, closed."""
+    def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
+        """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
         self.backbone.eval()
         self.head.eval()
-        rows = self._batches(self.data.test, self.training.evaluation_batch_size)
+        rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
         return evaluate(self._logits, rows, device=self.device)
 
     def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
@@ -168,7 +168,7 @@ class Learner:
     def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.head(self.backbone(**inputs))
 
-    def _batches(self, examples: tuple, batch_size: int, generator: torch.Generator | None = None) -> Any:
+    def _batches(self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None) -> Any:
         return batches(
             examples,
             self.vocabulary,
@@ -199,4 +199,6 @@ def _device(name: str) -> torch.device:
     try:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
-        raise FedpeftError(f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'.") from error
+        raise FedpeftError(
+            f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'."
+        ) from error

@@ -44,12 +44,18 @@ class MethodSettings:
         at_least("probe_samples", self.probe_samples, 1)
         one_of("initialisation", self.initialisation, ("shared", "own"))
         if self.trains == "head" and self.aggregation != "none":
-            raise FedpeftError(f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}.")
+            raise FedpeftError(
+                f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}."
+            )
         linear = self.adapter == "lora" and self.trains == "adapters" and self.aggregation == "pia"
         if linear and self.pia.get("client", True) and self.pia.get("support") != "weights":
-            raise FedpeftError("adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'.")
+            raise FedpeftError(
+                "adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'."
+            )
         if self.trains == "all" and self.aggregation == "pia":
-            raise FedpeftError("aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'.")
+            raise FedpeftError(
+                "aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'."
+            )
 
     def adapter_settings_of(self, site: str) -> dict[str, Any]:
         """The adapter settings of one site: the common ones, replaced by its own."""
@@ -59,7 +65,9 @@ class MethodSettings:
     def label(self) -> str:
         """What tables call the method."""
         names = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
-        what = {"adapters": f"{self.adapter} adapters", "head": "classifier only", "all": "full fine-tuning"}[self.trains]
+        what = {"adapters": f"{self.adapter} adapters", "head": "classifier only", "all": "full fine-tuning"}[
+            self.trains
+        ]
         return what if self.trains == "head" else f"{names[self.aggregation]}, {what}"
 
     @property

@@ -1,0 +1,172 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which method learns best on the embedded federation, with the same data, steps and seeds for all.
+
+    python benchmarks/learning.py                     # the table of the README: all methods, three seeds
+    python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
+    python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
+
+Every method trains the same number of epochs on the same examples; the learning rate of each kind of training is in
+`RATES`. The figures are means over the five sites' test splits after the last round. The data are procedural and the
+backbone tiny: the table compares methods, it says nothing about medicine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+JOB = "fedpia_task1"
+ALONE = ["method.aggregation=none"]
+PIA = ["method.aggregation=pia", "method.pia={}"]
+METHODS: dict[str, list[str]] = {
+    "classifier": ["method.trains=head", *ALONE],
+    "local": ALONE,
+    "fedavg": ["method.aggregation=fedavg"],
+    "fedpia": [*PIA, "method.pia.integration=merge"],
+    "fedpia, frozen global": [*PIA, "method.pia.integration=frozen_global"],
+    "fedpia, frozen global, upload local": [
+        *PIA,
+        "method.pia.integration=frozen_global",
+        "method.pia.upload=local",
+    ],
+    "fedpia, gamma 0": [*PIA, "method.pia.integration=merge", "method.pia.gamma=0"],
+    "fedpia, gamma 1": [*PIA, "method.pia.integration=merge", "method.pia.gamma=1"],
+    "fedpia, not normalised": [*PIA, "method.pia.integration=merge", "method.pia.normalize=false"],
+    "fedpia, server only": [*PIA, "method.pia.client=false"],
+    "fedpia, client only": [*PIA, "method.pia.integration=merge", "method.pia.server=false"],
+    "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
+    "full": ["method.trains=all", "method.aggregation=fedavg"],
+    "pooled": ALONE,
+}
+OWN = ("local", "fedavg", "fedpia", "fedpia, frozen global", "fedpia, server only")
+RATES = {"head": 3e-3, "adapters": 3e-3, "all": 1e-3}
+SEEDS = (0, 1, 2)
+CORES = os.cpu_count() or 1
+
+
+def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """One method with one seed of data, initial values and order: accuracy by site, by round, and seconds."""
+    from fedpeft.jobs import compose
+    from fedpeft.training.federate import federate
+    from fedpeft.training.learner import Learner
+
+    chosen = [*METHODS[method], f"training.seed={seed}", f"data.seed={seed}"]
+    trains = next((o.partition("=")[2] for o in chosen if o.startswith("method.trains=")), "adapters")
+    sections = compose(ROOT / "app_configs", JOB, [f"training.learning_rate={RATES[trains]}", *chosen, *overrides])
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        sites = sections["federation"]["sites"]
+        if method == "pooled":
+            rounds = pooled(sections, sites, Path(folder))
+        else:
+            learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
+            rounds = [{s: u.metrics for s, u in result.updates.items()} for result in federate(learners)]
+    return {"method": method, "seed": seed, "rounds": rounds, "seconds": time.monotonic() - began}
+
+
+def pooled(sections: dict[str, Any], sites: Sequence[str], folder: Path) -> list[dict[str, Any]]:
+    """The same adapters trained on all sites' data in one place, with one head over all answers: the upper bound."""
+    from fedpeft import backbones, data
+    from fedpeft.federation import site_data
+    from fedpeft.settings import build
+    from fedpeft.training.learner import Learner
+    from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+    splits = {s: data.load(build(data.DataSettings, site_data(sections["data"], s), section="data")) for s in sites}
+    train = tuple(chain.from_iterable(splits[s].train for s in sites))
+    learner = Learner(
+        site="pooled",
+        backbone=build(backbones.BackboneSettings, sections["backbone"], section="backbone"),
+        method=build(MethodSettings, sections["method"], section="method"),
+        training=build(TrainingSettings, sections["training"], section="training"),
+        site_data=replace(splits[sites[0]], site="pooled", train=train),
+        dataset="phantom",
+        folder=folder,
+    )
+    rounds = []
+    for number in range(1, learner.training.rounds + 1):
+        learner.train_round(number, {})
+        rounds.append({s: learner.evaluate(splits[s].test) for s in sites})
+    return rounds
+
+
+def overall(result: dict[str, Any]) -> float:
+    """Mean over sites of the last round's overall accuracy, in percent."""
+    return 100 * statistics.fmean(site["overall"] for site in result["rounds"][-1].values())
+
+
+def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = ("classifier", "local", "fedavg")) -> Table:
+    """Mean and spread over seeds, and the paired difference to each baseline."""
+    scores: dict[str, dict[int, float]] = {}
+    for result in results:
+        scores.setdefault(result["method"], {})[result["seed"]] = overall(result)
+    table = Table(box=None, header_style="bold")
+    present = [name for name in baselines if name in scores]
+    for name in ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", "s a run"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for method in (m for m in METHODS if m in scores):
+        mine = scores[method]
+        cells = [f"{statistics.fmean(mine.values()):.1f}", spread(list(mine.values()))]
+        for name in present:
+            paired = [mine[seed] - scores[name][seed] for seed in mine if seed in scores[name]]
+            cells.append("" if name == method or not paired else f"{statistics.fmean(paired):+.1f} ± {spread(paired)}")
+        seconds = statistics.median(r["seconds"] for r in results if r["method"] == method)
+        table.add_row(method, *cells, str(len(mine)), f"{seconds:.0f}")
+    return table
+
+
+def spread(values: Sequence[float]) -> str:
+    """Standard deviation over seeds, empty for one."""
+    return f"{statistics.stdev(values):.1f}" if len(values) > 1 else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
+    parser.add_argument("--out", type=Path, help="write all results as JSON")
+    chosen = parser.parse_args()
+    methods = chosen.methods or (OWN if chosen.own else METHODS)
+    overrides = [*(["method.initialisation=own"] if chosen.own else []), *chosen.set]
+    console = Console(width=150)
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        futures = [pool.submit(run, method, seed, overrides) for seed in chosen.seeds for method in methods]
+        results = []
+        for future in as_completed(futures):
+            results.append(future.result())
+            last = results[-1]
+            console.print(
+                f"{len(results)}/{len(futures)} {last['method']}, seed {last['seed']}: {overall(last):.1f} % "
+                f"({last['seconds']:.0f} s)",
+                highlight=False,
+            )
+    console.print(report(results))
+    console.print(
+        f"procedural data, tiny backbone; {len(chosen.seeds)} seeds; {platform.processor() or platform.machine()}, "
+        f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
+        highlight=False,
+    )
+    if chosen.out:
+        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
