@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | report`."""
+"""The command line: `fedpeft simulate | jobs | data | report`."""
 
 from __future__ import annotations
 
@@ -47,6 +47,12 @@ def _parser() -> argparse.ArgumentParser:
     jobs.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     jobs.set_defaults(command=_jobs)
 
+    data = commands.add_parser("data", help="what the sites of a job hold on this machine, and images in common")
+    data.add_argument("job", help="a job of app_configs/jobs.yml, e.g. vqa_rad")
+    data.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    data.set_defaults(command=_data)
+
     report = commands.add_parser("report", help="tables, picture and page of a run")
     report.add_argument("run", type=Path, help="folder with history.json")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
@@ -74,6 +80,23 @@ def _jobs(chosen: argparse.Namespace) -> None:
         elif stale := outdated(chosen.out / name, name, sections):
             raise FedpeftError(f"{stale[0]} is not what app_configs/ says: run `fedpeft jobs` and commit the result.")
         print(chosen.out / name)
+
+
+def _data(chosen: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fedpeft import data
+    from fedpeft.data.duplicates import duplicates, fingerprints, summary
+    from fedpeft.federation import site_data
+    from fedpeft.jobs import compose
+    from fedpeft.report.census import census
+    from fedpeft.settings import build
+
+    sections = compose(chosen.configs, chosen.job.removeprefix("jobs/").rstrip("/"), chosen.set)
+    chosen_data = (site_data(sections["data"], site) for site in sections["federation"]["sites"])
+    sites = [data.load(build(data.DataSettings, values, section="data")) for values in chosen_data]
+    Console().print(census(sites))
+    print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
 
 
 def _report(chosen: argparse.Namespace) -> None:

@@ -62,7 +62,7 @@ class SiteExecutor(Executor):
             threading.Thread(target=_import_learner, daemon=True).start()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer one task; problems come back as replies that say so, so that the server can go on without this site."""
+        """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
         tasks = {HELLO: self._introduce, TRAIN: self._train}
         if task_name not in tasks:
             return make_reply(ReturnCode.TASK_UNKNOWN)
@@ -72,7 +72,14 @@ class SiteExecutor(Executor):
     def _introduce(self, model: Any, fl_ctx: FLContext) -> Introduction:
         try:
             Hello.from_model(model)
-            return _introduction(self._ready(fl_ctx))
+            learner = self._ready(fl_ctx)
+            if learner.unanswerable:
+                self.log_info(
+                    fl_ctx,
+                    f"{learner.unanswerable} of {len(learner.data.test)} test questions have an answer that training "
+                    f"never saw; they count as wrong",
+                )
+            return _introduction(learner)
         except Exception as error:
             return Introduction(version=fedpeft.__version__, problem=self._explain(error, fl_ctx))
 

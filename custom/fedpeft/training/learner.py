@@ -140,6 +140,11 @@ class Learner:
         )
         return Update(state=upload if self.method.exchanges else {}, samples=len(self.data.train), metrics=metrics)
 
+    @property
+    def unanswerable(self) -> int:
+        """Test questions whose answer training never saw: they count as wrong, whatever the model says."""
+        return self.vocabulary.unseen(self.data.test)
+
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
         """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
         self.backbone.eval()

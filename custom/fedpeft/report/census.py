@@ -1,0 +1,30 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the sites of a job hold on this machine: sizes, answers, and images that two of them have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich.table import Table
+
+from fedpeft.data import AnswerVocabulary, SiteData
+
+
+def census(sites: Sequence[SiteData]) -> Table:
+    """One row a site: examples per split, images, answers, and test questions whose answer training never saw.
+
+    Args:
+        sites: their data; the table holds counts only.
+    """
+    table = Table(box=None, header_style="bold")
+    table.add_column("site", no_wrap=True)
+    for header in ("train", "validation", "test", "images", "answers", "closed in test", "unseen in test"):
+        table.add_column(header, justify="right")
+    for data in sites:
+        vocabulary = AnswerVocabulary.from_examples(data.train)
+        splits = data.splits()
+        images = {example.image_id for examples in splits.values() for example in examples}
+        closed = sum(example.closed for example in data.test)
+        counts = [*map(len, splits.values()), len(images), len(vocabulary), closed, vocabulary.unseen(data.test)]
+        table.add_row(data.site, *map(str, counts))
+    return table

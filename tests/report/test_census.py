@@ -1,0 +1,32 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import numpy as np
+
+from fedpeft.cli import main
+from fedpeft.data import Example, SiteData
+from fedpeft.report.census import census
+
+IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
+
+
+def example(number: int, answer: str) -> Example:
+    return Example(image=IMAGE, question="?", answer=answer, closed=answer == "yes", image_id=str(number))
+
+
+def test_it_counts_splits_images_answers_and_unanswerable_questions():
+    site = SiteData(
+        site="here",
+        train=(example(1, "yes"), example(1, "liver")),
+        validation=(),
+        test=(example(2, "yes"), example(3, "heart"), example(3, "spleen")),
+        source="made here",
+    )
+    table = census([site])
+    assert [next(iter(column.cells)) for column in table.columns] == ["here", "2", "0", "3", "3", "2", "1", "2"]
+
+
+def test_the_command_shows_every_site_and_images_in_common(capsys, monkeypatch, request):
+    monkeypatch.chdir(request.config.rootpath)
+    assert main(["data", "fedpia_task1", "--set", "data.train_size=8", "--set", "data.test_size=4"]) == 0
+    shown = capsys.readouterr().out
+    assert "vqa-med-2021" in shown
+    assert "No image is in two sites or two splits." in shown
