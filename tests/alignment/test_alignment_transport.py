@@ -79,6 +79,7 @@ def test_sinkhorn_of_identical_neurons_spreads_them_evenly():
     torch.testing.assert_close(plan, torch.full((3, 3), 1 / 9, dtype=torch.float64))
 
 
+@pytest.mark.filterwarnings("ignore:Numerical errors")
 def test_sinkhorn_with_too_little_entropy_says_so():
     rng = generator(8)
     x, y = torch.randn(16, 8, generator=rng), torch.randn(16, 8, generator=rng)
@@ -112,6 +113,13 @@ def test_permutation_is_found_exactly_where_there_is_one():
     assert torch.equal(neurons[permutation_of(transport_plan(neurons, neurons[order]))], neurons[order])
     assert permutation_of(transport_plan(neurons, neurons[:30])) is None
     assert permutation_of(torch.tensor([[0.5, 0.5], [0.0, 0.0]])) is None
+
+
+def test_parameters_and_arrays_are_taken_as_they_come():
+    x, y = torch.randn(5, 3, generator=generator(9)), torch.randn(5, 3, generator=generator(10))
+    plan = transport_plan(x, y)
+    assert torch.equal(transport_plan(torch.nn.Parameter(x), y.requires_grad_()), plan)
+    assert torch.equal(transport_plan(x.numpy(), y.detach().numpy()), plan)
 
 
 def test_identity_moves_nothing():

@@ -35,7 +35,7 @@ class Neurons:
     """Where the neurons of one kind of adapter lie: tensor name -> axis.
 
     Args:
-        kind: the name that reports show.
+        kind: its name.
         needs: tensors by which the kind is recognised.
         incoming: axes of the hidden neurons in what they read with (`down` and its bias).
         outgoing: axes of the hidden neurons in what they write with (`up`).

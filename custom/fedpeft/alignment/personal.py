@@ -11,7 +11,7 @@ Source: Saha et al., FedPIA, "Client-level PIA" and Figure 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -39,7 +39,7 @@ class RoundEnd(NamedTuple):
 def align_global(
     global_state: State,
     own_state: State,
-    activations: tuple[Activations, Activations] | None = None,
+    activations: Sequence[Activations] | None = None,
     settings: PIASettings | None = None,
     *,
     site: str = "here",
@@ -116,7 +116,7 @@ def finish_round(trained: State, frozen: State, settings: PIASettings | None = N
 
 
 def _activations(
-    activations: tuple[Activations, Activations] | None,
+    activations: Sequence[Activations] | None,
     place: str,
     adapters: tuple[Tensors, Tensors],
     owners: tuple[str, str],

@@ -57,7 +57,7 @@ def transport_plan(
                 [0.5000, 0.0000]], dtype=torch.float64)
     """
     one_of("solver", solver, CHOICES["solver"])
-    client, reference = torch.as_tensor(client), torch.as_tensor(reference)
+    client, reference = torch.as_tensor(client).detach(), torch.as_tensor(reference).detach()
     shapes = tuple(client.shape), tuple(reference.shape)
     if not len(shapes[0]) == len(shapes[1]) == 2 or shapes[0][1] != shapes[1][1] or 0 in shapes[0] + shapes[1]:
         raise FedpeftError(
@@ -77,7 +77,7 @@ def match(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
-    """The plan (n, m) together with the cost (n, m) that it minimises; arguments as in `transport_plan`, unchecked."""
+    """The plan (n, m) together with the cost (n, m) that it minimises; arguments as in `transport_plan`."""
     cost = cost_matrix(client, reference)
     if not torch.isfinite(cost).all():
         raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
