@@ -47,13 +47,14 @@ METHODS: dict[str, list[str]] = {
     "fedpia, gamma 0": [*PIA, "method.pia.integration=merge", "method.pia.gamma=0"],
     "fedpia, gamma 1": [*PIA, "method.pia.integration=merge", "method.pia.gamma=1"],
     "fedpia, not normalised": [*PIA, "method.pia.integration=merge", "method.pia.normalize=false"],
+    "fedpia, largest site as reference": [*PIA, "method.pia.integration=merge", "method.pia.reference=largest"],
     "fedpia, server only": [*PIA, "method.pia.client=false"],
     "fedpia, client only": [*PIA, "method.pia.integration=merge", "method.pia.server=false"],
     "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
     "full": ["method.trains=all", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
-OWN = ("local", "fedavg", "fedpia", "fedpia, frozen global", "fedpia, server only")
+OWN = ("local", "fedavg", "fedpia", "fedpia, largest site as reference", "fedpia, frozen global")
 RATES = {"head": 3e-3, "adapters": 3e-3, "all": 1e-3}
 SEEDS = (0, 1, 2)
 CORES = os.cpu_count() or 1
