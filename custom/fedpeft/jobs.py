@@ -15,7 +15,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import build, suggestion
 
 RECIPES = "jobs.yml"
-SECTIONS = ("backbone", "method", "training", "data", "federation", "flare")
+SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +65,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings, site_data
     from fedpeft.settings import one_of
+    from fedpeft.training.assignment import ScheduleSettings
     from fedpeft.training.settings import MethodSettings, TrainingSettings
 
     unknown = sorted(set(sections) - set(SECTIONS))
@@ -74,6 +75,7 @@ def check(sections: Mapping[str, Any]) -> None:
     method = build(MethodSettings, sections.get("method"), section="method")
     build(PIASettings, method.pia, section="method.pia")
     build(TrainingSettings, sections.get("training"), section="training")
+    build(ScheduleSettings, sections.get("schedule"), section="schedule")
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
     for name in (method.adapter, *method.adapter_settings):
@@ -121,7 +123,7 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
             {
                 "id": "rounds",
                 "path": "fedpeft.flare.controller.FederationController",
-                "args": {"job": name, **{s: sections[s] for s in ("federation", "method", "training")}},
+                "args": {"job": name, **{s: sections[s] for s in ("federation", "method", "training", "schedule")}},
             }
         ],
     }
@@ -133,10 +135,10 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
         "components": [],
         "executors": [
             {
-                "tasks": ["hello", "train"],
+                "tasks": ["hello", "score", "train"],
                 "executor": {
                     "path": "fedpeft.flare.executor.SiteExecutor",
-                    "args": {s: sections[s] for s in ("backbone", "method", "training", "data")},
+                    "args": {s: sections[s] for s in ("backbone", "method", "training", "data", "schedule")},
                 },
             }
         ],

@@ -28,6 +28,10 @@ class PIAAggregator(ModelAggregator):
         self._received: dict[str, tuple[State, int]] = {}
         self._previous: State | None = None
 
+    def start_from(self, state: State) -> None:
+        """The global adapter before the first round: layers that nobody trains keep its values."""
+        self._previous = state
+
     def accept_model(self, model: FLModel) -> None:
         """Keep one validated reply; `meta` names the site and its number of training samples."""
         self._received[model.meta["client_name"]] = (model.params, model.meta["samples"])

@@ -19,10 +19,12 @@ import fedpeft
 from fedpeft.data.errors import DataError
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.controller import HELLO, TRAIN
-from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.controller import HELLO, SCORE, TRAIN
+from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
+
+from fedpeft.training.received import complete
 
 if TYPE_CHECKING:
     from fedpeft.training.learner import Learner
@@ -42,6 +44,7 @@ class SiteExecutor(Executor):
         method: see `MethodSettings`.
         training: see `TrainingSettings`.
         data: see `fedpeft.data.DataSettings`; `sites` may hold settings of single sites.
+        schedule: see `ScheduleSettings`.
     """
 
     def __init__(
@@ -50,10 +53,17 @@ class SiteExecutor(Executor):
         method: dict[str, Any] | None = None,
         training: dict[str, Any] | None = None,
         data: dict[str, Any] | None = None,
+        schedule: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         register_tensors()
-        self._sections = {"backbone": backbone, "method": method, "training": training, "data": data}
+        self._sections = {
+            "backbone": backbone,
+            "method": method,
+            "training": training,
+            "data": data,
+            "schedule": schedule,
+        }
         self._learner: Learner | None = None
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -63,7 +73,7 @@ class SiteExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
-        tasks = {HELLO: self._introduce, TRAIN: self._train}
+        tasks = {HELLO: self._introduce, SCORE: self._score, TRAIN: self._train}
         if task_name not in tasks:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         model = FLModelUtils.from_shareable(shareable)
@@ -71,7 +81,7 @@ class SiteExecutor(Executor):
 
     def _introduce(self, model: Any, fl_ctx: FLContext) -> Introduction:
         try:
-            Hello.from_model(model)
+            hello = Hello.from_model(model)
             learner = self._ready(fl_ctx)
             if learner.unanswerable:
                 self.log_info(
@@ -79,21 +89,36 @@ class SiteExecutor(Executor):
                     f"{learner.unanswerable} of {len(learner.data.test)} test questions have an answer that training "
                     f"never saw; they count as wrong",
                 )
-            return _introduction(learner)
+            return _introduction(learner, initial=hello.initial)
         except Exception as error:
             return Introduction(version=fedpeft.__version__, problem=self._explain(error, fl_ctx))
 
+    def _score(self, model: Any, fl_ctx: FLContext) -> ScoreReply:
+        began = time.monotonic()
+        try:
+            order = ScoreOrder.from_model(model)
+            learner = self._ready(fl_ctx)
+            state = complete(learner.folder, order.state, base=order.base, version=order.version)
+            scores, problem = learner.score_layers(order.round, state), ""
+        except Exception as error:
+            scores, problem = [], self._explain(error, fl_ctx)
+        seconds = round(time.monotonic() - began, 3)
+        return ScoreReply(round=model.current_round, scores=scores, seconds=seconds, problem=problem)
+
     def _train(self, model: Any, fl_ctx: FLContext) -> TrainReply:
-        began, number, learner = time.monotonic(), model.current_round, None
+        began, number = time.monotonic(), model.current_round
         try:
             order = TrainOrder.from_model(model)
             learner = self._ready(fl_ctx)
-            update = learner.train_round(order.round, order.state)
+            state = complete(learner.folder, order.state, base=order.base, version=order.version)
+            update = learner.train_round(order.round, state, order.layers)
+            scores = learner.score_trained(order.round) if order.scored else []
             self.log_info(fl_ctx, f"round {order.round}: training loss {update.metrics['loss']:.3f}")
             return TrainReply(
                 round=order.round,
                 samples=update.samples,
                 metrics={name: update.metrics.get(name) for name in METRICS},
+                scores=scores,
                 seconds=round(time.monotonic() - began, 3),
                 problem="",
                 state=update.state,
@@ -103,6 +128,7 @@ class SiteExecutor(Executor):
                 round=number,
                 samples=0,
                 metrics=dict.fromkeys(METRICS),
+                scores=[],
                 seconds=round(time.monotonic() - began, 3),
                 problem=self._explain(error, fl_ctx),
                 state={},
@@ -131,7 +157,7 @@ class SiteExecutor(Executor):
         return told
 
 
-def _introduction(learner: Learner) -> Introduction:
+def _introduction(learner: Learner, *, initial: bool) -> Introduction:
     sent = learner.body.state() if learner.method.exchanges else {}
     return Introduction(
         version=fedpeft.__version__,
@@ -141,6 +167,8 @@ def _introduction(learner: Learner) -> Introduction:
         dataset=learner.dataset,
         backbone=learner.backbone_name,
         family=learner.backbone.family,
+        budget=learner.layer_budget(),
+        state=sent if initial else {},
     )
 
 

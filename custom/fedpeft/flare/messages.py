@@ -56,9 +56,10 @@ class _Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(_Message):
-    """Server to site, round 0: who I am."""
+    """Server to site, round 0: who I am, and whether I want the adapter that this site starts from."""
 
     version: str
+    initial: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,9 +74,12 @@ class Introduction(_Message):
         dataset: registered name of the data set.
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
+        budget: how many transformer layers the site can train in a round.
         problem: why the site cannot take part, free of the site's data; empty when it can.
+        state: the adapter that the site starts from, where the server asked for it.
     """
 
+    carries_state: ClassVar[bool] = True
     version: str
     schema: Schema = field(default_factory=dict)
     classes: int = 0
@@ -83,15 +87,57 @@ class Introduction(_Message):
     dataset: str = ""
     backbone: str = ""
     family: str = ""
+    budget: int = 0
     problem: str = ""
+    state: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreOrder(_Message):
+    """Server to site: score the layers of the global adapter.
+
+    Args:
+        round: the round that the scores are for.
+        base: the version of the global adapter that the site has on disk and `state` completes; 0: `state` is whole.
+        version: the version that results; 0: it need not be kept.
+        state: the tensors that changed since `base`.
+    """
+
+    carries_state: ClassVar[bool] = True
+    round: int
+    base: int
+    version: int
+    state: dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreReply(_Message):
+    """Site to server: one score for each transformer layer that can be trained, or why there are none."""
+
+    round: int
+    scores: list[float]
+    seconds: float
+    problem: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainOrder(_Message):
-    """Server to site: train this round, from this global adapter (empty: from your own)."""
+    """Server to site: train this round, from this global adapter.
+
+    Args:
+        round: counted from 1.
+        base, version: as in `ScoreOrder`.
+        layers: the transformer layers to train and send; None: all.
+        scored: send scores of the trained model along, for the next round.
+        state: the tensors that changed since `base`; empty with base 0: go on from your own.
+    """
 
     carries_state: ClassVar[bool] = True
     round: int
+    base: int
+    version: int
+    layers: list[int] | None
+    scored: bool
     state: dict[str, torch.Tensor]
 
 
@@ -103,6 +149,7 @@ class TrainReply(_Message):
         round: the round it belongs to.
         samples: size n_k of the training split, the site's weight.
         metrics: the names of `METRICS`, fractions, losses or None.
+        scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem: why the round failed here, free of the site's data; empty when it did not.
     """
@@ -111,6 +158,7 @@ class TrainReply(_Message):
     round: int
     samples: int
     metrics: dict[str, float | None]
+    scores: list[float]
     seconds: float
     problem: str
     state: dict[str, torch.Tensor]

@@ -14,6 +14,7 @@ import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.files import write_json
 from fedpeft.flare.messages import METRICS, Introduction, TrainReply
+from fedpeft.training.assignment import Assignment
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 MANIFEST = "manifest.json"
@@ -57,6 +58,7 @@ class Record:
         accepted: Mapping[str, TrainReply],
         rejected: Mapping[str, str],
         report: Mapping[str, Any],
+        assignment: Assignment | None = None,
         *,
         seconds: float,
     ) -> None:
@@ -72,6 +74,7 @@ class Record:
                 "rejected": dict(rejected),
                 "alignment": dict(report.get("distance", {})),
                 "alignment_report": dict(report),
+                "schedule": asdict(assignment) if assignment else {},
                 "seconds": round(seconds, 3),
             }
         )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from torch import nn
 
 from fedpeft import adapters
 from fedpeft.adapters.state import adapter_parameters
+from fedpeft.training.assignment import belongs
 from fedpeft.training.settings import MethodSettings
 
 State = dict[str, torch.Tensor]
@@ -26,8 +27,11 @@ class Body(Protocol):
     def load(self, state: State) -> None:
         """Put such tensors back."""
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
-        """What the optimizer may change."""
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Everything that could be trained, by wire key."""
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these transformer layers; None: train everything."""
 
 
 def build_body(backbone: nn.Module, method: MethodSettings, *, site: str, seed: int) -> Body:
@@ -57,9 +61,12 @@ class NoBody:
     def load(self, state: State) -> None:
         """Nothing to put back."""
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+    def parameters(self) -> Mapping[str, nn.Parameter]:
         """No parameters."""
-        return ()
+        return {}
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Nothing to freeze."""
 
 
 class WholeBody:
@@ -70,17 +77,22 @@ class WholeBody:
 
     def state(self) -> State:
         """All parameters."""
-        return {name: parameter.detach().cpu().clone() for name, parameter in self.named_parameters()}
+        return {name: parameter.detach().cpu().clone() for name, parameter in self.parameters().items()}
 
     def load(self, state: State) -> None:
         """Put all parameters back."""
         with torch.no_grad():
-            for name, parameter in self.named_parameters():
+            for name, parameter in self.parameters().items():
                 parameter.copy_(state[name])
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+    def parameters(self) -> Mapping[str, nn.Parameter]:
         """All parameters."""
-        return ((f"backbone.{name}", parameter) for name, parameter in self._model.named_parameters())
+        return {f"backbone.{name}": parameter for name, parameter in self._model.named_parameters()}
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these layers; embeddings and pooler, which belong to none, train only with everything."""
+        for name, parameter in self.parameters().items():
+            parameter.requires_grad_(belongs(name, layers))
 
 
 class AdapterBody:
@@ -111,9 +123,13 @@ class AdapterBody:
         """Replace the site's own adapter."""
         adapters.load_adapter_state(self._peft, state, OWN)
 
-    def named_parameters(self) -> Iterable[tuple[str, nn.Parameter]]:
+    def parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters of the site's own adapter."""
-        return adapter_parameters(self._peft, OWN).items()
+        return adapter_parameters(self._peft, OWN)
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all adapters but these layers of the own one."""
+        adapters.set_trainable_layers(self._peft, layers, OWN)
 
     def set_companion(self, state: State | None) -> None:
         """Put a frozen adapter beside the own one, output = mean of the two; None: the own one alone."""
@@ -125,7 +141,7 @@ class AdapterBody:
             adapters.load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
         self._peft.base_model.set_adapter(active)
-        adapters.set_trainable_layers(self._peft, None, OWN)
+        self.train_only(None)
 
     def activations(self, states: Sequence[State], inputs: Sequence[dict[str, torch.Tensor]]) -> list[dict]:
         """Token-averaged hidden activations (m, r) of several adapters on the same inputs, by `layer.<l>.<site>`."""

@@ -7,32 +7,51 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from fedpeft.seeds import derive
 from fedpeft.training.aggregation import State, aggregate
+from fedpeft.training.assignment import Assignment, assign, layers_of
 from fedpeft.training.learner import Learner, Update
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: updates by site, the new global adapter, and what the alignment did."""
+    """One round: updates by site, the new global adapter, what the alignment did, and who trained which layers."""
 
     round: int
     updates: dict[str, Update]
     state: State
     report: dict[str, Any]
+    assignment: Assignment | None = None
 
 
 def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     """Run all rounds of a job, one site after the other.
 
     Args:
-        learners: by site; all with the same method and training settings.
+        learners: by site; all with the same method, training and schedule settings.
     """
     first = next(iter(learners.values()))
-    state: State = {}
+    settings, seed = first.schedule, first.training.seed
+    state: State = first.body.state() if settings.active else {}
+    budgets = {site: learner.layer_budget() for site, learner in learners.items()}
+    layers = layers_of(first.body.parameters())
+    scores: dict[str, list[float]] = {}
     for number in range(1, first.training.rounds + 1):
-        updates = {site: learner.train_round(number, state) for site, learner in learners.items()}
+        sites = settings.participants(number, list(learners), seed=seed)
+        assignment = None
+        if settings.active:
+            for site in sites:
+                if settings.scores_in(number) or site not in scores:
+                    scores[site] = learners[site].score_layers(number, state)
+            now = {site: scores[site] for site in sites}
+            assignment = assign(now, budgets, layers, settings, seed=derive(seed, "schedule", number))
+        updates = {}
+        for site in sites:
+            updates[site] = learners[site].train_round(number, state, assignment and assignment.layers[site])
+            if settings.active and settings.scoring == "with_reply":
+                scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}
         if first.method.exchanges:
             replies = {site: (update.state, update.samples) for site, update in updates.items()}
             state, report = aggregate(replies, first.method, previous=state or None)
-        yield RoundResult(number, updates, state, report)
+        yield RoundResult(number, updates, state, report, assignment)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from fedpeft import backbones, data
 from fedpeft.alignment.settings import PIASettings
@@ -20,10 +21,12 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import DataSettings, Example, SiteData
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
+from fedpeft.importance import score
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training import personal, site_state
-from fedpeft.training.batches import batches
+from fedpeft.training.assignment import ScheduleSettings, belongs, layer_of, layers_of
+from fedpeft.training.batches import Batch, batches
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
@@ -54,6 +57,7 @@ class Learner:
         site_data: the site's splits.
         dataset: registered name of the data set.
         folder: where the site's state lies.
+        schedule: how layers are scored and how many the site may train.
     """
 
     def __init__(
@@ -66,10 +70,11 @@ class Learner:
         site_data: SiteData,
         dataset: str,
         folder: Path,
+        schedule: ScheduleSettings = ScheduleSettings(),
     ) -> None:
         torch.set_num_threads(training.threads)
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
-        self.dataset, self.backbone_name = dataset, backbone.name
+        self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
         self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
@@ -95,14 +100,16 @@ class Learner:
             site_data=data.load(chosen),
             dataset=chosen.dataset,
             folder=folder,
+            schedule=build(ScheduleSettings, sections.get("schedule", {}), section="schedule"),
         )
 
-    def train_round(self, round: int, received: State) -> Update:
+    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
         """Start from the global adapter (and the site's own), train, evaluate, keep the state, return the upload.
 
         Args:
             round: counted from 1; repeating a round repeats its result.
             received: the global adapter under wire keys; empty: go on from the site's own.
+            layers: train and upload these transformer layers only; None: all.
         """
         settings = self.training
         own = site_state.load_before(self.folder, round)
@@ -119,8 +126,9 @@ class Learner:
             settings=self.pia,
             probe=lambda: self._probe(round),
         )
+        self.body.train_only(layers)
         optimizer = build_optimizer(
-            self.body.named_parameters(),
+            self.body.parameters().items(),
             ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
             learning_rate=settings.learning_rate,
             head_learning_rate=settings.head_learning_rate or settings.learning_rate,
@@ -138,7 +146,44 @@ class Learner:
                 round=round, adapter=kept, head=head, optimizer=moments(optimizer), facts=self._facts()
             ),
         )
-        return Update(state=upload if self.method.exchanges else {}, samples=len(self.data.train), metrics=metrics)
+        sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
+        return Update(state=sent, samples=len(self.data.train), metrics=metrics)
+
+    def score_layers(self, round: int, received: State) -> list[float]:
+        """Importance of each transformer layer of the global adapter on one random batch of the training split.
+
+        Args:
+            round: decides the batch.
+            received: the global adapter under wire keys; empty: the site's own, or its first one.
+        """
+        own = site_state.load_before(self.folder, round)
+        self._restore_head(own)
+        self.body.load(received or (own.adapter if own else self._initial))
+        return self.score_trained(round)
+
+    def score_trained(self, round: int) -> list[float]:
+        """Importance of each transformer layer of the model as it stands, on one random batch of the training split."""
+        self.body.train_only(None)
+        parameters = self.body.parameters()
+        layers = {n: [p for key, p in parameters.items() if layer_of(key) == n] for n in layers_of(parameters)}
+        seed = derive(self.training.seed, "score", self.site, round)
+        self.backbone.eval()
+        self.head.eval()
+        scores = score(
+            lambda batch: self._logits(batch.inputs),
+            layers,
+            self._sample(self.schedule.score_samples, seed),
+            lambda logits, batch: nn.functional.cross_entropy(logits, batch.target, reduction="none"),
+            method=self.schedule.score,
+            seed=seed,
+            **self.schedule.score_settings,
+        )
+        return [float(value) for value in scores]
+
+    def layer_budget(self) -> int:
+        """How many layers this site trains at most: the job's word, or what its memory holds."""
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        return budget or len(layers_of(self.body.parameters()))
 
     @property
     def unanswerable(self) -> int:
@@ -185,10 +230,14 @@ class Learner:
 
     def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
         """Inputs of the m random training samples whose activations align the global adapter."""
-        generator = torch.Generator().manual_seed(derive(self.training.seed, "probe", self.site, round))
-        chosen = torch.randperm(len(self.data.train), generator=generator)[: self.method.probe_samples].tolist()
-        rows = self._batches(tuple(self.data.train[i] for i in chosen), self.training.evaluation_batch_size)
-        return [batch.to(self.device).inputs for batch in rows]
+        seed = derive(self.training.seed, "probe", self.site, round)
+        return [batch.inputs for batch in self._sample(self.method.probe_samples, seed)]
+
+    def _sample(self, count: int, seed: int) -> list[Batch]:
+        """Random samples of the training split, in batches on the device."""
+        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed))
+        chosen = [self.data.train[i] for i in order[:count].tolist()]
+        return [batch.to(self.device) for batch in self._batches(chosen, self.training.evaluation_batch_size)]
 
     def _restore_head(self, own: site_state.SiteState | None) -> None:
         self.head.load_state_dict(own.head if own else self._initial_head)

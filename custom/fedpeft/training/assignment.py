@@ -1,0 +1,172 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""F3OCUS: who takes part in a round, and which layers each site trains."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling import choose, names, schedule
+from fedpeft.seeds import derive
+from fedpeft.settings import at_least, one_of
+
+ALL, OWN = "all", "own"
+LAYER = re.compile(r"(?:^|\.)layer\.(\d+)\.")
+SHARED = "shared."
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """Which layers a site trains in a round: the `schedule` section of a job.
+
+    Args:
+        solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, no view of the
+            others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
+        score: layer importance, one of `fedpeft.importance.names()`.
+        score_settings: settings of that score.
+        scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
+            just-trained model travel with its reply, for the next round).
+        every: a fresh score task in every n-th round; in between the last scores hold.
+        score_samples: training samples that a site scores on.
+        budget: layers a site may train; 0: what its memory holds, measured at the site.
+        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`.
+        site_budgets: by site, a budget that replaces the others.
+        weight_importance: of the importance when one point of the front is chosen.
+        weight_diversity: of the spread over layers (minus the variance of their use).
+        clients_per_round: m sites drawn for each round; 0: all.
+    """
+
+    solver: str = ALL
+    score: str = "lntk"
+    score_settings: Mapping[str, Any] = field(default_factory=dict)
+    scoring: str = "fresh"
+    every: int = 1
+    score_samples: int = 16
+    budget: int = 0
+    budget_range: tuple[int, ...] = ()
+    site_budgets: Mapping[str, int] = field(default_factory=dict)
+    weight_importance: float = 1.0
+    weight_diversity: float = 1.0
+    clients_per_round: int = 0
+
+    def __post_init__(self) -> None:
+        from fedpeft import importance
+
+        one_of("solver", self.solver, (ALL, OWN, *names()))
+        one_of("score", self.score, importance.names())
+        one_of("scoring", self.scoring, ("fresh", "with_reply"))
+        for name in ("every", "score_samples"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("budget", "weight_importance", "weight_diversity", "clients_per_round"):
+            at_least(name, getattr(self, name), 0)
+        if self.budget_range and not (len(self.budget_range) == 2 and 0 <= self.budget_range[0] <= self.budget_range[1]):
+            raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
+        for site, budget in self.site_budgets.items():
+            at_least(f"site_budgets.{site}", budget, 0)
+
+    @property
+    def active(self) -> bool:
+        """Whether sites train only some layers."""
+        return self.solver != ALL
+
+    def budget_of(self, site: str, *, seed: int) -> int:
+        """The layers a site may train; 0 where its memory decides."""
+        if site in self.site_budgets:
+            return self.site_budgets[site]
+        if self.budget_range:
+            low, high = self.budget_range
+            return int(np.random.default_rng(derive(seed, "budget", site)).integers(low, high + 1))
+        return self.budget
+
+    def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
+        """The m sites of a round, drawn from the seed; all of them where none is set."""
+        if not self.clients_per_round or self.clients_per_round >= len(sites):
+            return list(sites)
+        generator = np.random.default_rng(derive(seed, "participants", round))
+        chosen = set(generator.choice(len(sites), self.clients_per_round, replace=False).tolist())
+        return [site for number, site in enumerate(sites) if number in chosen]
+
+    def scores_in(self, round: int) -> bool:
+        """Whether the sites are asked for fresh scores in this round (with `with_reply` only before the first)."""
+        return self.active and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Which layers each site trains in a round, and what led to it."""
+
+    layers: dict[str, list[int]]
+    scores: dict[str, list[float]]
+    importance: float
+    variance: float
+
+
+def assign(
+    scores: Mapping[str, Sequence[float]],
+    budgets: Mapping[str, int],
+    layers: Sequence[int],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+) -> Assignment:
+    """Schedule the layers of a round.
+
+    Args:
+        scores: by site, one non-negative score for each of `layers`.
+        budgets: by site, how many layers it may train.
+        layers: numbers of the transformer layers that have something to train.
+        settings: `solver` and the two weights.
+        seed: of the solver.
+
+    Raises:
+        FedpeftError: a site's scores are not finite, negative or not as many as there are layers; it is named.
+    """
+    sites = sorted(scores)
+    for site in sites:
+        check_scores(scores[site], len(layers), site)
+    table = np.array([scores[site] for site in sites], dtype=np.float64)  # (N, L)
+    wanted = np.array([min(budgets[site], len(layers)) for site in sites])
+    if settings.solver == OWN:
+        mask = np.zeros(table.shape, dtype=bool)
+        for row, (values, count) in enumerate(zip(table, wanted, strict=True)):
+            mask[row, np.argsort(-values, kind="stable")[:count]] = True
+    else:
+        front = schedule(table, wanted, solver=settings.solver, seed=seed)
+        mask = choose(front, settings.weight_importance, settings.weight_diversity)
+    return Assignment(
+        layers={site: [layers[i] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
+        scores={site: [float(value) for value in scores[site]] for site in sites},
+        importance=float((table * mask).sum()),
+        variance=float(mask.sum(axis=0).var()),
+    )
+
+
+def check_scores(scores: Sequence[float], count: int, site: str) -> None:
+    """Refuse scores that a schedule cannot be built on, naming the site."""
+    if len(scores) != count:
+        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, its adapter has {count} layers.")
+    for number, value in enumerate(scores):
+        if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+            raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")
+
+
+def layer_of(key: str) -> int | None:
+    """The transformer layer of a wire key, None where it belongs to none."""
+    found = LAYER.search(key)
+    return int(found[1]) if found else None
+
+
+def layers_of(keys: Iterable[str]) -> list[int]:
+    """The transformer layers among wire keys, rising."""
+    return sorted({layer for key in keys if (layer := layer_of(key)) is not None})
+
+
+def belongs(key: str, layers: Sequence[int] | None) -> bool:
+    """Whether a tensor is trained and sent with these layers: theirs, or shared by all (Compacter's rule)."""
+    return layers is None or layer_of(key) in layers or (bool(layers) and key.startswith(SHARED))
