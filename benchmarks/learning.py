@@ -32,7 +32,7 @@ from rich.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
 ALONE = ["method.aggregation=none"]
-PIA = ["method.aggregation=pia", "method.pia={}"]
+PIA = ["method.aggregation=pia"]
 METHODS: dict[str, list[str]] = {
     "classifier": ["method.trains=head", *ALONE],
     "local": ALONE,

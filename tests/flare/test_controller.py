@@ -125,7 +125,7 @@ def test_a_bad_reply_does_not_poison_the_model(run, kind):
 def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run, kind):
     harness, manifest, history = run(train=but("chest", BAD[kind], rounds=(2,)))
     assert manifest["status"] == "failed"
-    assert "round 2 ended with 2 valid replies, the quorum is 3" in manifest["reason"]
+    assert "round 2 ended with too few valid replies (2, the quorum is 3)" in manifest["reason"]
     assert "chest" in manifest["reason"]
     assert harness.panics == [manifest["reason"]]
     assert len(history["rounds"]) == manifest["rounds"] == 1

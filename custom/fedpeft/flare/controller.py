@@ -179,8 +179,8 @@ class FederationController(ModelController):
 
 
 def _shortage(when: str, valid: int, needed: int, problems: dict[str, str]) -> str:
-    reasons = " ".join(problems[site] for site in sorted(problems))
-    return f"{when} ended with {valid} valid replies, the quorum is {needed}: {reasons}"
+    reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
+    return f"{when} ended with too few valid replies ({valid}, the quorum is {needed}): {reasons}"
 
 
 def _import_peft() -> None:

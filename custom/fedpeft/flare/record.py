@@ -70,7 +70,7 @@ class Record:
                 "round": number,
                 "sites": sites,
                 "rejected": dict(rejected),
-                "alignment": dict(report.get("distance", {})),
+                "alignment": dict(report.get("transport", {})),
                 "alignment_report": dict(report),
                 "seconds": round(seconds, 3),
             }

@@ -23,7 +23,7 @@ from fedpeft.federation import site_data
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training import personal, site_state
-from fedpeft.training.batches import batches
+from fedpeft.training.batches import Batches
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
@@ -173,8 +173,10 @@ class Learner:
     def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.head(self.backbone(**inputs))
 
-    def _batches(self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None) -> Any:
-        return batches(
+    def _batches(
+        self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None
+    ) -> Batches:
+        return Batches(
             examples,
             self.vocabulary,
             self.backbone.collate,
