@@ -46,14 +46,15 @@ class Archive:
         """Importance and variance (P,) of assignments (P, N, L); those that nothing dominates enter the archive."""
         importance, variance = evaluate(self.task, masks)
         self.evaluations += len(masks)
-        everything = np.concatenate([self.importance, importance]), np.concatenate([self.variance, variance])
-        kept = non_dominated(*everything, resolution=self.task.resolution)
-        self.importance, self.variance = everything[0][kept], everything[1][kept]
-        old = len(self.masks)
-        survivors = np.empty((len(kept), *self.task.scores.shape), dtype=bool)
-        survivors[kept < old] = self.masks[kept[kept < old]]
-        survivors[kept >= old] = masks[kept[kept >= old] - old]
-        self.masks = survivors
+        # what the archive's most important assignment of no more variance already reaches cannot enter
+        reached = np.append(-math.inf, self.importance)[np.searchsorted(self.variance, variance, side="right")]
+        new = importance > reached + self.task.resolution
+        if new.any():
+            self.importance = np.concatenate([self.importance, importance[new]])
+            self.variance = np.concatenate([self.variance, variance[new]])
+            kept = non_dominated(self.importance, self.variance, resolution=self.task.resolution)
+            self.importance, self.variance = self.importance[kept], self.variance[kept]
+            self.masks = np.concatenate([self.masks, masks[new]])[kept]
         return importance, variance
 
     def front(self) -> Front:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -30,7 +31,7 @@ class Problem:
     scores: np.ndarray
     budgets: np.ndarray
 
-    @property
+    @cached_property
     def resolution(self) -> float:
         """Differences in importance up to this are rounding: no assignment counts as better for them."""
         return 1e-10 * float(np.abs(self.scores).sum())
