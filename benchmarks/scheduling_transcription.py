@@ -297,7 +297,7 @@ def ant_colony(
     return archive
 
 
-def bee_colony(t: Transcription, bees: int = 50, iterations: int = 20, limit: int = 10) -> list[Solution]:
+def bee_colony(t: Transcription, bees: int = 50, iterations: int = 20, limit: int = 15) -> list[Solution]:
     """Algorithms 35-45."""
 
     def perturb(solution: Solution) -> Solution:  # Algorithm 41

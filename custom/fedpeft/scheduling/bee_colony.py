@@ -23,7 +23,7 @@ class BeeColonySettings(PopulationSettings):
     Source: F3OCUS supplement, implementation details.
     """
 
-    limit: int = 10
+    limit: int = 15
 
     def __post_init__(self) -> None:
         super().__post_init__()
