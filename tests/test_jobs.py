@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_data
 from fedpeft.jobs import compose, outdated, recipes, write_job
 from fedpeft.workspace import PREFIX, resources, seed
 
@@ -58,6 +59,10 @@ def test_one_argument_gives_a_variant(tmp_path):
         ("data.dataset=phantm", "phantm"),
         ("backbone.name=vilt-huge", "vilt-huge"),
         ("method.site_adapter_settings={berlin: {}}", "berlin"),
+        ("data.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
+        ("data=", "is not of the form section.name=value"),
+        ("flare.get_task_timeout=-1", "get_task_timeout is -1"),
+        ("method.adapter_settings.houlsby=3", "the settings of 'houlsby' are 3"),
     ],
 )
 def test_a_wrong_setting_is_told_before_anything_runs(override, told):
@@ -78,3 +83,19 @@ def test_seeding_keeps_what_a_workspace_already_says(tmp_path):
     seeded = json.loads(file.read_text())
     assert seeded["class_allow_list"] == ["mine.Class", PREFIX]
     assert seeded["other"] == 1
+
+
+def test_numbers_may_be_written_as_people_write_them():
+    assert compose(CONFIGS, "fedpia_task1", ["training.learning_rate=1e-4"])["training"]["learning_rate"] == 1e-4
+
+
+def test_a_folder_that_is_no_workspace_is_not_handed_to_the_simulator_to_delete(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FedpeftError, match="not empty and no simulator workspace"):
+        seed(tmp_path)
+    assert (tmp_path / "notes.txt").exists()
+
+
+def test_a_job_without_data_is_refused():
+    with pytest.raises(FedpeftError, match="data is None"):
+        site_data(None, "slake")

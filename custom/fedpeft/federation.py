@@ -46,6 +46,8 @@ class FederationSettings:
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
     """A site's data settings: the common ones, replaced by those under `sites`, with the site's name filled in."""
-    common = dict(section or {})
+    if section is None:
+        raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
+    common = dict(section)
     own = common.pop("sites", {}).get(site, {})
     return {"site": site, **common, **own}

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import build, suggestion
+from fedpeft.settings import at_least, build, suggestion
 
 RECIPES = "jobs.yml"
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
@@ -20,13 +21,34 @@ SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", 
 
 @dataclass(frozen=True, kw_only=True)
 class FlareSettings:
-    """FLARE's own intervals and timeouts, in seconds; FLARE waits for ever where none is set."""
+    """FLARE's own intervals and timeouts, in seconds; FLARE waits for ever where none is set.
+
+    Args:
+        task_request_interval: how often a site asks for its next task; FLARE's default of 2 s dominates short rounds.
+        get_task_timeout: fetching a task and its adapter.
+        submit_task_result_timeout: handing in a reply and its adapter.
+        tensor_min_download_timeout: silence after which the download of large tensors is given up.
+        tensor_streaming_per_request_timeout: one chunk of such a download.
+    """
 
     task_request_interval: float
     get_task_timeout: float
     submit_task_result_timeout: float
     tensor_min_download_timeout: float
-    streaming_per_request_timeout: float
+    tensor_streaming_per_request_timeout: float
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            at_least(field.name, getattr(self, field.name), 0, exclusive=True)
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-4 as a number, as people write it; YAML 1.1 wants 1.0e-4."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
 
 
 def recipes(configs: Path) -> dict[str, list[str]]:
@@ -82,9 +104,13 @@ def check(sections: Mapping[str, Any]) -> None:
         one_of("method.adapter", name, adapters.names())
     for site in federation.sites:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
-    strangers = sorted(set(method.site_adapter_settings) - set(federation.sites))
-    if strangers:
-        raise FedpeftError(f"method.site_adapter_settings names {strangers[0]!r}, which is not in federation.sites.")
+    data_sites = sections["data"].get("sites", {})
+    for where, named in (("method.site_adapter_settings", method.site_adapter_settings), ("data.sites", data_sites)):
+        if strangers := sorted(set(named) - set(federation.sites)):
+            raise FedpeftError(
+                f"{where} names {strangers[0]!r}, which is not in federation.sites: "
+                f"{suggestion(strangers[0], federation.sites)}."
+            )
 
 
 def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
@@ -163,7 +189,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     if not equals or len(names) < 2 or not all(names):
         raise FedpeftError(f"--set {text!r} is not of the form section.name=value, e.g. method.adapter=compacter.")
     try:
-        nested: Any = yaml.safe_load(value)
+        nested: Any = yaml.load(value, Loader=_Loader)
     except yaml.YAMLError as error:
         raise FedpeftError(f"--set {text!r}: the value is no YAML ({error}).") from error
     for name in reversed(names):
@@ -181,7 +207,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(file.read_text())
+        content = yaml.load(file.read_text(), Loader=_Loader)
     except FileNotFoundError as error:
         raise FedpeftError(
             f"there is no {file}: run in a clone of the repository, or name its app_configs folder."

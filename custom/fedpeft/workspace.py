@@ -52,9 +52,15 @@ def seed(workspace: Path) -> None:
     """Let a simulator workspace load fedpeft's classes; what its `local/` already says is kept.
 
     Raises:
-        FedpeftError: `local/resources.json` is there and is no JSON object.
+        FedpeftError: `local/resources.json` is there and is no JSON object, or the folder holds something else than a
+            workspace: the simulator would delete it.
     """
     local = workspace / "local"
+    if workspace.exists() and any(workspace.iterdir()) and not (local / RESOURCES).is_file():
+        raise FedpeftError(
+            f"{workspace} is not empty and no simulator workspace, and the simulator deletes what is in its workspace: "
+            f"name a new folder with -w."
+        )
     local.mkdir(parents=True, exist_ok=True)
     write_json(local / RESOURCES, _with_prefix(local / RESOURCES))
     if not (local / LOG_CONFIG).exists():

@@ -81,7 +81,7 @@ def test_without_server_pia_it_is_plain_fedavg(kind):
     merged, report = integrate(states, COUNTS, PIASettings(server=False, gamma=5.0, normalize=False))
     for key, expected in mean(states, COUNTS).items():
         torch.testing.assert_close(merged[key].double(), expected, rtol=0, atol=1e-6)
-    assert report["distance"] == {"site-1": None, "site-2": None, "site-3": None}
+    assert report["transport"] == {"site-1": None, "site-2": None, "site-3": None}
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -244,7 +244,7 @@ def test_tensors_without_neurons_are_averaged_as_they_stand():
     merged, report = integrate(states, [3, 1], PIASettings(gamma=2.0))
     assert torch.equal(merged["prompt.tokens"], torch.full((5, 8), 1.5))
     assert torch.equal(merged["layer.3.norm.weight"], torch.full((8,), 1.5))
-    assert report == {"distance": {}, "sites": {}, "places": {}}
+    assert report == {"transport": {}, "sites": {}, "places": {}}
 
 
 def test_the_report_is_json_and_says_what_moved():
@@ -255,7 +255,7 @@ def test_the_report_is_json_and_says_what_moved():
     assert list(report["places"]) == list(PLACES)
     assert report["sites"]["slake"]["moved"] == 0
     assert report["sites"]["vqa-rad"]["moved"] > 0.5
-    assert report["distance"]["vqa-rad"] < report["sites"]["vqa-rad"]["before"]
+    assert report["transport"]["vqa-rad"] < report["sites"]["vqa-rad"]["before"]
     for figures in report["places"].values():
         assert sum(row["weight"] for row in figures.values()) == pytest.approx(1)
 

@@ -40,7 +40,7 @@ def test_a_shuffled_copy_of_the_own_adapter_comes_back_bit_for_bit(kind, support
     received = shuffled_state(kind, own, generator(2))
     aligned, report = align_global(received, own, activations(kind, received, own), PIASettings(support=support))
     assert same_bytes({key: aligned[key] for key in own}, own)
-    assert report["distance"]["here"] == pytest.approx(0, abs=1e-5)
+    assert report["transport"]["here"] == pytest.approx(0, abs=1e-5)
     assert json.loads(json.dumps(report)) == report
 
 

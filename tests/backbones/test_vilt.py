@@ -72,7 +72,7 @@ def test_pooled_output_of_phantom_questions(tiny):
 
 
 def test_phantom_questions_have_one_token_a_word(tiny):
-    words = {word for language in (PLAIN, CLINICAL) for choices in language.values() for word in choices}
+    words = {*PLAIN.values(), *CLINICAL.values()}
     words |= {w for wordings in TEMPLATES.values() for wording in wordings for w in wording.split() if "{" not in w}
     assert all(len(tiny.tokenizer.tokenize(word)) == 1 for word in words)
 
@@ -86,7 +86,7 @@ def test_clinical_words_have_embeddings_of_the_usual_size_that_differ(tiny):
     table = tiny.model.embeddings.text_embeddings.word_embeddings.weight.detach()
 
     def rows(language):
-        return table[tiny.tokenizer.convert_tokens_to_ids([w for words in language.values() for w in words])]
+        return table[tiny.tokenizer.convert_tokens_to_ids(list(language.values()))]
 
     known, new = rows(PLAIN), rows(CLINICAL)
     assert 0.5 < new.norm(dim=1).mean() / known.norm(dim=1).mean() < 2

@@ -9,8 +9,8 @@ import torch
 import fedpeft
 from fedpeft.flare import controller as module
 from fedpeft.flare.aggregator import PIAAggregator
-from fedpeft.flare.controller import HELLO, FederationController
-from fedpeft.flare.messages import METRICS, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.controller import HELLO, SCORE, FederationController
+from fedpeft.flare.messages import METRICS, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 SITES = ["slake", "vqa-rad", "chest"]
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
@@ -32,28 +32,44 @@ def introduction(site, **changes):
 def reply(site, order, **changes):
     value = float(SITES.index(site) + order.round)
     state = {key: torch.full(shape, value) for key, shape in SCHEMA.items()}
-    values = {"metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0, "problem": "", "state": state}
+    values = {"metrics": dict.fromkeys(METRICS, 0.5), "scores": [], "seconds": 1.0, "problem": "", "state": state}
     return TrainReply(round=order.round, samples=5, **{**values, **changes})
+
+
+def scores(site, order, **changes):
+    values = {"scores": [0.5, 0.3, 0.2], "seconds": 0.1, "problem": ""}
+    return ScoreReply(round=order.round, **{**values, **changes})
 
 
 class Harness(FederationController):
     """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
 
-    def __init__(self, introduce=introduction, train=reply, *, quorum=0, rounds=2, method=METHOD):
+    def __init__(self, introduce=introduction, train=reply, score=scores, *, quorum=0, rounds=2, method=METHOD, schedule=None):
         super().__init__(
-            job="test", federation={"sites": SITES, "quorum": quorum}, method=method, training={"rounds": rounds}
+            job="test",
+            federation={"sites": SITES, "quorum": quorum},
+            method=method,
+            training={"rounds": rounds},
+            schedule=schedule or {},
         )
-        self.introduce, self.train = introduce, train
+        self.introduce, self.train, self.score = introduce, train, score
         self.aggregator = PIAAggregator(method)
         self.saved, self.panics, self.fl_ctx = [], [], None
 
-    def _ask(self, task, orders, *, timeout):
+    def _ask(self, task, orders, *, timeout, needed):
         answers = {}
         for site, order in orders.items():
-            message = self.introduce(site) if task == HELLO else self.train(site, TrainOrder.from_model(order))
+            message = self._answer(task, site, order)
             if message is not None:
                 answers[site] = message.to_model() if hasattr(message, "to_model") else message
         return answers
+
+    def _answer(self, task, site, order):
+        if task == HELLO:
+            return self.introduce(site)
+        if task == SCORE:
+            return self.score(site, ScoreOrder.from_model(order))
+        return self.train(site, TrainOrder.from_model(order))
 
     def get_component(self, component_id):
         return self.aggregator
@@ -125,7 +141,7 @@ def test_a_bad_reply_does_not_poison_the_model(run, kind):
 def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run, kind):
     harness, manifest, history = run(train=but("chest", BAD[kind], rounds=(2,)))
     assert manifest["status"] == "failed"
-    assert "round 2 ended with 2 valid replies, the quorum is 3" in manifest["reason"]
+    assert "round 2 ended with too few valid replies (2, the quorum is 3)" in manifest["reason"]
     assert "chest" in manifest["reason"]
     assert harness.panics == [manifest["reason"]]
     assert len(history["rounds"]) == manifest["rounds"] == 1
@@ -191,3 +207,98 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
     monkeypatch.setattr(Harness, "__init__", init)
     _, manifest, _ = run()
     assert told in manifest["reason"]
+
+
+LAYERS = {f"layer.{layer}.output.{name}.weight": [2, 2] for layer in range(3) for name in ("down", "up")}
+SCHEDULE = {"solver": "exact", "budget": 1}
+
+
+def scheduled(site, **changes):
+    """A site of three layers that may train one, and that says where it starts from if asked."""
+    state = {key: torch.zeros(shape) for key, shape in LAYERS.items()} if site == "slake" else {}
+    return introduction(site, schema=LAYERS, budget=1, state=state, **changes)
+
+
+def assigned(site, order, **changes):
+    state = {key: torch.ones(shape) for key, shape in LAYERS.items() if int(key.split(".")[1]) in order.layers}
+    return reply(site, order, **{"state": state, **changes})
+
+
+def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run):
+    orders = []
+
+    def train(site, order):
+        orders.append((site, order))
+        return assigned(site, order)
+
+    greedy = {**SCHEDULE, "weight_diversity": 0.0}
+    harness, manifest, history = run(scheduled, train, schedule=greedy)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert all(order.layers == [0] for _, order in orders)
+    last = harness.saved[-1]
+    assert torch.equal(last["layer.0.output.up.weight"], torch.ones(2, 2))
+    assert torch.equal(last["layer.1.output.up.weight"], torch.zeros(2, 2))
+    assert history["rounds"][0]["schedule"]["layers"] == {site: [0] for site in SITES}
+
+
+def test_a_site_is_sent_only_what_it_lacks(run):
+    asked, trained = [], []
+
+    def score(site, order):
+        asked.append((order.round, site, sorted(order.state)))
+        return scores(site, order)
+
+    def train(site, order):
+        trained.append(sorted(order.state))
+        return assigned(site, order)
+
+    run(scheduled, train, score, schedule={**SCHEDULE, "weight_diversity": 0.0})
+    assert all(keys == sorted(LAYERS) for number, _, keys in asked if number == 1)
+    assert all({key.split(".")[1] for key in keys} == {"0"} for number, _, keys in asked if number == 2)
+    assert all(keys == [] for keys in trained)
+
+
+@pytest.mark.parametrize(
+    ("score", "told"),
+    [
+        (lambda s, o: scores(s, o, scores=[0.5, float("nan"), 0.2]), "site slake sent nan as the score of layer 1"),
+        (lambda s, o: scores(s, o, scores=[1.0]), "site slake sent 1 layer scores, its adapter has 3 layers"),
+        (lambda s, o: scores(s, o, problem="out of memory"), "could not score round 1: out of memory"),
+        (lambda s, o: None, "site slake sent no scores in round 1"),
+    ],
+)
+def test_a_bad_score_is_refused_by_name(run, score, told):
+    _, manifest, _ = run(scheduled, assigned, score, schedule=SCHEDULE)
+    assert manifest["status"] == "failed"
+    assert told in manifest["reason"]
+
+
+def test_a_reply_with_unassigned_layers_is_refused(run):
+    everything = {key: torch.ones(shape) for key, shape in LAYERS.items()}
+    _, manifest, _ = run(scheduled, lambda s, o: reply(s, o, state=everything), schedule=SCHEDULE)
+    assert "unannounced keys layer." in manifest["reason"]
+
+
+def test_scores_may_travel_with_the_reply(run):
+    asked = []
+
+    def score(site, order):
+        asked.append(order.round)
+        return scores(site, order)
+
+    def train(site, order):
+        assert order.scored
+        return assigned(site, order, scores=[0.1, 0.1, 0.8])
+
+    greedy = {**SCHEDULE, "scoring": "with_reply", "weight_diversity": 0.0}
+    _, manifest, history = run(scheduled, train, score, schedule=greedy)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert asked == [1, 1, 1]
+    assert history["rounds"][1]["schedule"]["layers"] == {site: [2] for site in SITES}
+
+
+def test_m_of_n_sites_take_part_in_a_round(run):
+    _, manifest, history = run(scheduled, assigned, schedule={**SCHEDULE, "clients_per_round": 2}, rounds=4)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert [len(entry["sites"]) for entry in history["rounds"]] == [2, 2, 2, 2]
+    assert len({tuple(entry["sites"]) for entry in history["rounds"]}) > 1

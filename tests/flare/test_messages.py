@@ -4,7 +4,16 @@ import torch
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.messages import (
+    METRICS,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+    check_reply,
+)
 
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.down.bias": [2]}
 
@@ -15,6 +24,7 @@ def reply(**changes) -> TrainReply:
         "round": 1,
         "samples": 5,
         "metrics": dict.fromkeys(METRICS, 0.5),
+        "scores": [],
         "seconds": 1.0,
         "problem": "",
         "state": state,
@@ -27,8 +37,12 @@ def reply(**changes) -> TrainReply:
     [
         Hello(version="1"),
         Introduction(version="1", schema=SCHEMA, classes=3, samples={"train": 5}),
-        TrainOrder(round=2, state={"a": torch.ones(2, dtype=torch.bfloat16)}),
-        TrainOrder(round=1, state={}),
+        ScoreOrder(round=2, base=1, version=2, state={"a": torch.ones(2)}),
+        ScoreReply(round=2, scores=[0.25, 0.75], seconds=0.1, problem=""),
+        TrainOrder(
+            round=2, base=1, version=2, layers=[0, 3], scored=True, state={"a": torch.ones(2, dtype=torch.bfloat16)}
+        ),
+        TrainOrder(round=1, base=0, version=0, layers=None, scored=False, state={}),
         reply(),
     ],
 )

@@ -20,7 +20,7 @@ def test_a_bad_reply_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told
     run = sabotaged(deed)
     assert run.code == 1
     assert told in run.error
-    assert "round 2 ended with 1 valid replies, the quorum is 2" in run.error
+    assert "round 2 ended with too few valid replies (1, the quorum is 2)" in run.error
     assert manifest(run)["rounds"] == 1
     assert len(json.loads((run.results / "history.json").read_text())["rounds"]) == 1
     assert "secret question text" not in (run.results / "manifest.json").read_text()

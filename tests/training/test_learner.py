@@ -38,7 +38,7 @@ def equal(a, b):
         ["method.adapter=pfeiffer"],
         ["method.adapter=parallel"],
         ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-        ["method.adapter=lora", "method.pia.support=weights"],
+        ["method.adapter=lora", "method.pia.support=weights", "method.pia.integration=merge"],
         ["method.initialisation=own"],
         ["method.site_adapter_settings={slake: {reduction_factor: 4}}"],
         ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],
@@ -64,13 +64,17 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     assert all(torch.equal(p, frozen[n]) for n, p in learner.backbone.named_parameters() if n in frozen)
 
 
-def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path):
-    together = last_round(sections(), tmp_path / "together")
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, integration):
+    # adapters from different seeds and a high rate, so that alignment really moves neurons
+    lively = ["method.initialisation=own", "training.learning_rate=0.3", "training.rounds=3"]
+    chosen = sections(f"method.pia.integration={integration}", *lively)
+    together = last_round(chosen, tmp_path / "together")
     state = {}
-    for number in (1, 2):
+    for number in (1, 2, 3):
         replies = {}
         for site in ("slake", "vqa-rad"):
-            fresh = Learner.from_sections(sections(), site=site, folder=tmp_path / "apart" / site)
+            fresh = Learner.from_sections(chosen, site=site, folder=tmp_path / "apart" / site)
             update = fresh.train_round(number, state)
             replies[site] = (update.state, update.samples)
         state, _ = aggregate(replies, fresh.method, previous=state or None)
@@ -125,3 +129,18 @@ def test_a_diverging_loss_is_told_with_its_remedy(sections, tmp_path):
     chosen = sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
     with pytest.raises(FedpeftError, match=r"training loss became .* lower training.learning_rate"):
         learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_path, workers):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "broken.jpg").write_bytes(b"no jpeg")
+    rows = [f"broken.jpg,what?,{answer},{split}" for answer in ("a", "b") for split in ("train", "test")]
+    (data / "manifest.csv").write_text("\n".join(["image,question,answer,split", *rows]))
+    chosen = sections(f"training.workers={workers}")
+    chosen["data"] = {"dataset": "manifest", "root": str(data), "validation_fraction": 0}
+    learner = Learner.from_sections(chosen, site="here", folder=tmp_path / "state")
+    with pytest.raises(FedpeftError, match=r"broken\.jpg") as told:
+        learner.train_round(1, {})
+    assert "Traceback" not in str(told.value)

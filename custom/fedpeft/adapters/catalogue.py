@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.adapters.registration import METHODS
@@ -11,6 +12,7 @@ from fedpeft.errors import FedpeftError
 if TYPE_CHECKING:
     from peft import PeftConfig
 
+_PEFTS_OWN = ("peft_type", "task_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
 LORA_DEFAULTS = {"target_modules": ["query", "value"], "r": 4}
 
 
@@ -41,7 +43,7 @@ def config(name: str, **settings: Any) -> PeftConfig:
         settings = {**LORA_DEFAULTS, **settings}
         settings.setdefault("lora_alpha", 2 * settings["r"])
     config_cls = PEFT_TYPE_TO_CONFIG_MAPPING[peft.PeftType(name.upper())]
-    known = [field for field in config_cls.__dataclass_fields__ if field != "peft_type"]
+    known = [field.name for field in dataclasses.fields(config_cls) if field.init and field.name not in _PEFTS_OWN]
     for setting in settings:
         if setting not in known:
             raise FedpeftError(f"adapter {name!r} has no setting {setting!r}: it has {', '.join(known)}")

@@ -34,7 +34,7 @@ def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
         places: `layer.<l>.<site>` -> name of the participant -> figures.
 
     Returns:
-        `distance`: participant -> transport distance, mean over its places; `sites`: participant -> means of all its
+        `transport`: participant -> transport distance, mean over its places; `sites`: participant -> means of all its
         figures; `places`: the figures themselves. None stands for a figure that does not exist.
     """
     by_site: dict[str, list[Figures]] = {}
@@ -43,7 +43,7 @@ def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
             by_site.setdefault(site, []).append(figures)
     means = {site: _mean(rows) for site, rows in by_site.items()}
     return {
-        "distance": {site: mean.after for site, mean in means.items()},
+        "transport": {site: mean.after for site, mean in means.items()},
         "sites": {site: asdict(mean) for site, mean in means.items()},
         "places": {place: {site: asdict(row) for site, row in sites.items()} for place, sites in places.items()},
     }

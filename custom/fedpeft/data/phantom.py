@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, QUESTION_TYPES
+from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PLAIN, QUESTION_TYPES
 from fedpeft.data.schema import Example, SiteData
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 SIZES = {"train": 300, "validation": 60, "test": 150}
 QUESTIONS_PER_IMAGE = 3
+LANGUAGES = (CLINICAL, CLINICAL, CLINICAL, PLAIN)  # a quarter of the words is plain: what heads start to learn from
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +38,18 @@ class Profile:
     answers: dict[str, str]  # concept -> the site's words for it
 
 
-# shares of presence, placement, density, extent, location, abnormality, shade, count, organ, modality
+# shares of presence, placement, density, location, abnormality, shade, count, organ, modality
 _MIXES = {
-    "slake": ("ct", (4, 3, 2, 1, 4, 3, 2, 1, 1, 1)),
-    "vqa-rad": ("xray", (5, 3, 2, 2, 3, 2, 2, 1, 1, 0)),
-    "vqa-med-2019": ("mr", (2, 2, 1, 1, 4, 4, 3, 1, 1, 1)),
-    "vqa-med-2020": ("ultrasound", (3, 1, 2, 0, 3, 6, 2, 1, 0, 0)),
-    "vqa-med-2021": ("nuclear", (2, 2, 2, 0, 4, 5, 3, 0, 1, 0)),
+    "slake": ("ct", (4, 3, 2, 4, 3, 2, 1, 1, 1)),
+    "vqa-rad": ("xray", (5, 3, 2, 4, 3, 2, 1, 1, 0)),
+    "vqa-med-2019": ("mr", (3, 2, 1, 4, 4, 3, 1, 1, 1)),
+    "vqa-med-2020": ("ultrasound", (3, 2, 2, 4, 5, 2, 1, 0, 0)),
+    "vqa-med-2021": ("nuclear", (3, 2, 2, 4, 4, 3, 0, 1, 0)),
 }
+_FINDING_ANSWERS = (
+    ("nodule", "cyst", "calcification", "fibrosis", "effusion", "stenosis", "infarct", "hematoma"),
+    ("mass", "abscess", "fracture", "atelectasis", "thickening", "narrowing", "consolidation", "hemorrhage"),
+)
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -95,7 +100,7 @@ def site_profile(site: str) -> Profile:
 def _answer_words(style: int) -> dict[str, str]:
     """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
     words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
-    words |= {kind: CLINICAL[kind][style % 2] for kind in KINDS}
+    words |= dict(zip(KINDS, _FINDING_ANSWERS[style % 2], strict=True))
     form = ("{0} {1}", "{1} {0}", "{0} {1} quadrant", "{1} {0} field", "{0}-{1}")[style]
     for place in PLACES:
         words[place] = form.format(*place.replace("top", "upper").replace("bottom", "lower").split())
@@ -135,7 +140,7 @@ def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random
                 scene,
                 QUESTION_TYPES[index],
                 rng,
-                language=CLINICAL,
+                languages=LANGUAGES,
                 kinds=profile.kinds,
                 wordings=profile.wordings,
             )

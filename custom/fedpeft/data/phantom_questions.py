@@ -28,7 +28,7 @@ def ask(
     question_type: str,
     rng: np.random.Generator,
     *,
-    language: Language,
+    languages: tuple[Language, ...],
     kinds: tuple[str, ...] = KINDS,
     wordings: tuple[int, ...] = (0, 1, 2),
 ) -> Question:
@@ -38,7 +38,7 @@ def ask(
         scene: what the image shows, with at least one finding.
         question_type: key of TEMPLATES.
         rng: source of randomness.
-        language: words for the concepts, PLAIN or CLINICAL.
+        languages: PLAIN, CLINICAL or a mixture; every word is taken from one of them at random.
         kinds: the kinds of finding that may be asked for.
         wordings: which wordings of the type may be used.
     """
@@ -55,18 +55,16 @@ def ask(
             kind, quadrants = absent[rng.integers(len(absent))], ()
     elif question_type == "placement":
         asked = target.quadrant if truth else (target.quadrant + int(rng.integers(1, QUADRANTS))) % QUADRANTS
-        slots["place"] = _place(asked, language, rng)
+        slots["place"] = _place(asked, languages, rng)
     elif question_type == "density":
-        slots["density"] = _word(_density(target, flip=not truth), language, rng)
-    elif question_type == "extent":
-        slots["extent"] = _word(_extent(target, flip=not truth), language, rng)
+        slots["density"] = _word(_density(target, flip=not truth), languages, rng)
     elif question_type == "location":
         answer = PLACES[target.quadrant]
     elif question_type == "abnormality":
         asked = target.quadrant if rng.random() < 0.9 else int(rng.integers(QUADRANTS))
         found = scene.at(asked)
         answer, quadrants = (found.kind if found else NOTHING), (asked,)
-        slots["place"] = _place(asked, language, rng)
+        slots["place"] = _place(asked, languages, rng)
     elif question_type == "shade":
         answer = _density(target)
     elif question_type == "count":
@@ -75,7 +73,7 @@ def ask(
         answer, quadrants = scene.region, ()
     else:
         answer, quadrants = scene.modality, ()
-    slots["finding"] = _word(kind, language, rng)
+    slots["finding"] = _word(kind, languages, rng)
     template = TEMPLATES[question_type][wordings[rng.integers(len(wordings))]]
     return Question(
         text=template.format(**slots),
@@ -86,18 +84,13 @@ def ask(
     )
 
 
-def _word(concept: str, language: Language, rng: np.random.Generator) -> str:
-    words = language[concept]
-    return words[rng.integers(len(words))]
+def _word(concept: str, languages: tuple[Language, ...], rng: np.random.Generator) -> str:
+    return languages[rng.integers(len(languages))][concept]
 
 
-def _place(quadrant: int, language: Language, rng: np.random.Generator) -> str:
-    return " ".join(_word(concept, language, rng) for concept in PLACES[quadrant].split())
+def _place(quadrant: int, languages: tuple[Language, ...], rng: np.random.Generator) -> str:
+    return " ".join(_word(concept, languages, rng) for concept in PLACES[quadrant].split())
 
 
 def _density(finding: Finding, flip: bool = False) -> str:
     return "bright" if finding.bright != flip else "dark"
-
-
-def _extent(finding: Finding, flip: bool = False) -> str:
-    return "large" if finding.large != flip else "small"

@@ -7,52 +7,48 @@ layers. All sites share the words, hence a site alone sees few questions with ea
 
 from collections.abc import Mapping
 
-Language = Mapping[str, tuple[str, ...]]
+Language = Mapping[str, str]  # concept -> word
 
 PLAIN: Language = {
-    "disc": ("disc",),
-    "ring": ("ring",),
-    "cross": ("cross",),
-    "stripes": ("stripes",),
-    "bar": ("bar",),
-    "column": ("column",),
-    "wedge": ("wedge",),
-    "crescent": ("crescent",),
-    "top": ("top",),
-    "bottom": ("bottom",),
-    "left": ("left",),
-    "right": ("right",),
-    "bright": ("bright",),
-    "dark": ("dark",),
-    "large": ("large",),
-    "small": ("small",),
+    "disc": "disc",
+    "ring": "ring",
+    "cross": "cross",
+    "stripes": "stripes",
+    "bar": "bar",
+    "column": "column",
+    "wedge": "wedge",
+    "crescent": "crescent",
+    "top": "top",
+    "bottom": "bottom",
+    "left": "left",
+    "right": "right",
+    "bright": "bright",
+    "dark": "dark",
 }
 
 CLINICAL: Language = {
-    "disc": ("nodule", "mass"),
-    "ring": ("cyst", "abscess"),
-    "cross": ("calcification", "fracture"),
-    "stripes": ("fibrosis", "atelectasis"),
-    "bar": ("effusion", "thickening"),
-    "column": ("stenosis", "dilatation"),
-    "wedge": ("infarct", "consolidation"),
-    "crescent": ("hematoma", "hemorrhage"),
-    "top": ("cranial",),
-    "bottom": ("caudal",),
-    "left": ("dextral",),
-    "right": ("sinistral",),
-    "bright": ("hyperdense",),
-    "dark": ("hypodense",),
-    "large": ("extensive",),
-    "small": ("focal",),
+    "disc": "nodule",
+    "ring": "cyst",
+    "cross": "calcification",
+    "stripes": "fibrosis",
+    "bar": "effusion",
+    "column": "stenosis",
+    "wedge": "infarct",
+    "crescent": "hematoma",
+    "top": "cranial",
+    "bottom": "caudal",
+    "left": "dextral",
+    "right": "sinistral",
+    "bright": "hyperdense",
+    "dark": "hypodense",
 }
 
-# question type -> wordings; {finding}, {place}, {density}, {extent} are filled from a language
+# question type -> wordings; {finding}, {place}, {density} are filled from a language
 TEMPLATES: Mapping[str, tuple[str, ...]] = {
     "presence": (
-        "is there a {finding} ?",
-        "does the image show a {finding} ?",
-        "can a {finding} be seen in this image ?",
+        "is there evidence of {finding} ?",
+        "does the image show {finding} ?",
+        "can {finding} be seen in this image ?",
     ),
     "placement": (
         "is the {finding} in the {place} part ?",
@@ -63,11 +59,6 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
         "is the {finding} {density} ?",
         "does the {finding} look {density} ?",
         "is the {finding} in this image {density} ?",
-    ),
-    "extent": (
-        "is the {finding} {extent} ?",
-        "does the {finding} look {extent} ?",
-        "is the {finding} in this image {extent} ?",
     ),
     "location": (
         "where is the {finding} ?",
@@ -101,4 +92,4 @@ TEMPLATES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 QUESTION_TYPES = tuple(TEMPLATES)
-CLOSED_TYPES = frozenset({"presence", "placement", "density", "extent"})
+CLOSED_TYPES = frozenset({"presence", "placement", "density"})

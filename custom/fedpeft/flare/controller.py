@@ -132,7 +132,7 @@ class FederationController(ModelController):
                 assignment = assign(
                     {site: scores[site] for site in sites},
                     {site: introductions[site].budget for site in sites},
-                    layers_of(first.schema if first.schema else introductions[sites[0]].schema),
+                    layers_of(introductions[sites[0]].schema),
                     schedule,
                     seed=derive(seed, "schedule", number),
                 )
@@ -262,8 +262,8 @@ class FederationController(ModelController):
 
 
 def _shortage(when: str, valid: int, needed: int, problems: dict[str, str]) -> str:
-    reasons = " ".join(problems[site] for site in sorted(problems))
-    return f"{when} ended with {valid} valid replies, the quorum is {needed}: {reasons}"
+    reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
+    return f"{when} ended with too few valid replies ({valid}, the quorum is {needed}): {reasons}"
 
 
 def _import_peft() -> None:

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -65,11 +64,7 @@ class SiteExecutor(Executor):
             "schedule": schedule,
         }
         self._learner: Learner | None = None
-
-    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Import what training needs while FLARE still connects: it costs seconds, and FLARE mostly waits."""
-        if event_type == EventType.START_RUN:
-            threading.Thread(target=_import_learner, daemon=True).start()
+        threading.Thread(target=_import_learner, daemon=True).start()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
@@ -173,4 +168,5 @@ def _introduction(learner: Learner, *, initial: bool) -> Introduction:
 
 
 def _import_learner() -> None:
+    """Training's imports cost seconds: begin while FLARE still connects and mostly waits."""
     import fedpeft.training.learner  # noqa: F401

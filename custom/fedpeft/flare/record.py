@@ -72,7 +72,7 @@ class Record:
                 "round": number,
                 "sites": sites,
                 "rejected": dict(rejected),
-                "alignment": dict(report.get("distance", {})),
+                "alignment": dict(report.get("transport", {})),
                 "alignment_report": dict(report),
                 "schedule": asdict(assignment) if assignment else {},
                 "seconds": round(seconds, 3),

@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
-from fedpeft.scheduling import choose, names, schedule
+from fedpeft.scheduling import choose, schedule
 from fedpeft.seeds import derive
 from fedpeft.settings import at_least, one_of
 
@@ -56,10 +57,8 @@ class ScheduleSettings:
     clients_per_round: int = 0
 
     def __post_init__(self) -> None:
-        from fedpeft import importance
-
-        one_of("solver", self.solver, (ALL, OWN, *names()))
-        one_of("score", self.score, importance.names())
+        one_of("solver", self.solver, (ALL, OWN, *scheduling.names()))
+        importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
         for name in ("every", "score_samples"):
             at_least(name, getattr(self, name), 1)

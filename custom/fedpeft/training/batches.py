@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
+from fedpeft.errors import FedpeftError
 
 Collate = Callable[[list, list[str]], dict[str, torch.Tensor]]
 Row = tuple[Any, str, int, torch.Tensor, bool]
@@ -50,21 +51,17 @@ class _Examples(Dataset):
     def __len__(self) -> int:
         return len(self.examples)
 
-    def __getitem__(self, index: int) -> Row:
+    def __getitem__(self, index: int) -> Row | FedpeftError:
         example = self.examples[index]
-        return open_image(example.image), example.question, self.targets[index], self.accepted[index], example.closed
+        try:
+            image = open_image(example.image)
+        except FedpeftError as error:
+            return error  # raised where the batch is read: raised in a worker it would arrive as a traceback in text
+        return image, example.question, self.targets[index], self.accepted[index], example.closed
 
 
-def batches(
-    examples: Sequence[Example],
-    vocabulary: AnswerVocabulary,
-    collate: Collate,
-    *,
-    batch_size: int,
-    generator: torch.Generator | None = None,
-    workers: int = 0,
-) -> DataLoader:
-    """An iterable of `Batch`, in a new random order on every pass if a generator is given.
+class Batches:
+    """Iterates over `Batch`, in a new random order on every pass if a generator is given.
 
     Args:
         examples: n samples; images are decoded when their batch is drawn.
@@ -75,16 +72,39 @@ def batches(
         workers: processes that decode.
     """
 
-    def join(rows: list[Row]) -> Batch:
+    def __init__(
+        self,
+        examples: Sequence[Example],
+        vocabulary: AnswerVocabulary,
+        collate: Collate,
+        *,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        workers: int = 0,
+    ) -> None:
+        self._collate = collate
+        self._loader = DataLoader(
+            _Examples(examples, vocabulary),
+            batch_size=batch_size,
+            shuffle=generator is not None,
+            generator=generator,
+            collate_fn=self._join,
+            num_workers=workers,
+        )
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        for batch in self._loader:
+            if isinstance(batch, FedpeftError):
+                raise batch
+            yield batch
+
+    def _join(self, rows: list[Row | FedpeftError]) -> Batch | FedpeftError:
+        if broken := [row for row in rows if isinstance(row, FedpeftError)]:
+            return broken[0]
         images, questions, targets, accepted, closed = zip(*rows, strict=True)
         padded = pad_sequence(accepted, batch_first=True, padding_value=-1)
-        return Batch(collate(list(images), list(questions)), torch.tensor(targets), padded, torch.tensor(closed))
-
-    return DataLoader(
-        _Examples(examples, vocabulary),
-        batch_size=batch_size,
-        shuffle=generator is not None,
-        generator=generator,
-        collate_fn=join,
-        num_workers=workers,
-    )
+        inputs = self._collate(list(images), list(questions))
+        return Batch(inputs, torch.tensor(targets), padded, torch.tensor(closed))

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from fedpeft import backbones, data
 from fedpeft.alignment.settings import PIASettings
@@ -21,17 +20,17 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import DataSettings, Example, SiteData
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
-from fedpeft.importance import score
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training import personal, site_state
 from fedpeft.training.assignment import ScheduleSettings, belongs, layer_of, layers_of
-from fedpeft.training.batches import Batch, batches
+from fedpeft.training.batches import Batch, Batches
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
 from fedpeft.training.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.training.schedule import linear_warmup_decay
+from fedpeft.training.scoring import Network, measure_budget, score_layers
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 State = dict[str, torch.Tensor]
@@ -150,40 +149,34 @@ class Learner:
         return Update(state=sent, samples=len(self.data.train), metrics=metrics)
 
     def score_layers(self, round: int, received: State) -> list[float]:
-        """Importance of each transformer layer of the global adapter on one random batch of the training split.
+        """Importance of each transformer layer of the global adapter on random training samples.
 
         Args:
-            round: decides the batch.
+            round: decides the samples.
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
         own = site_state.load_before(self.folder, round)
         self._restore_head(own)
         self.body.load(received or (own.adapter if own else self._initial))
-        return self.score_trained(round)
+        return self.score_trained(round, previous=own.adapter if own else None)
 
-    def score_trained(self, round: int) -> list[float]:
-        """Importance of each transformer layer of the model as it stands, on one random batch of the training split."""
-        self.body.train_only(None)
-        parameters = self.body.parameters()
-        layers = {n: [p for key, p in parameters.items() if layer_of(key) == n] for n in layers_of(parameters)}
+    def score_trained(self, round: int, previous: State | None = None) -> list[float]:
+        """Importance of each transformer layer of the model as it stands, on random training samples."""
         seed = derive(self.training.seed, "score", self.site, round)
-        self.backbone.eval()
-        self.head.eval()
-        scores = score(
-            lambda batch: self._logits(batch.inputs),
-            layers,
-            self._sample(self.schedule.score_samples, seed),
-            lambda logits, batch: nn.functional.cross_entropy(logits, batch.target, reduction="none"),
-            method=self.schedule.score,
-            seed=seed,
-            **self.schedule.score_settings,
-        )
-        return [float(value) for value in scores]
+        samples = self._sample(self.schedule.score_samples, seed)
+        self.body.train_only(None)
+        network = Network(self.backbone, self.head).eval()
+        return score_layers(network, self.body.parameters(), samples, self.schedule, seed=seed, previous=previous)
 
     def layer_budget(self) -> int:
         """How many layers this site trains at most: the job's word, or what its memory holds."""
-        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
-        return budget or len(layers_of(self.body.parameters()))
+        if not self.schedule.active:
+            return len(layers_of(self.body.parameters()))
+        if budget := self.schedule.budget_of(self.site, seed=self.training.seed):
+            return budget
+        batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
+        self.body.train_only(None)
+        return measure_budget(Network(self.backbone, self.head).train(), self.body.parameters(), batch)
 
     @property
     def unanswerable(self) -> int:
@@ -218,8 +211,10 @@ class Learner:
     def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
         return self.head(self.backbone(**inputs))
 
-    def _batches(self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None) -> Any:
-        return batches(
+    def _batches(
+        self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None
+    ) -> Batches:
+        return Batches(
             examples,
             self.vocabulary,
             self.backbone.collate,

@@ -38,12 +38,12 @@ def start(
         if isinstance(body, AdapterBody):
             body.set_companion(None)
         return lambda trained: (trained, trained)
+    body.load(own)  # the probe runs through the own adapter, whatever a living process still holds in the model
+    body.set_companion(None)
     activations = body.activations([received, own], probe()) if settings.compares_activations else None
     aligned, _ = align_global(received, own, activations, settings)
     if settings.integration == "merge":
         body.load(start_merged(own, aligned))
-        body.set_companion(None)
         return lambda trained: (trained, trained)
-    body.load(own)
     body.set_companion(aligned)
     return lambda trained: finish_round(trained, aligned, settings)

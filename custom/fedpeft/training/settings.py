@@ -24,7 +24,7 @@ class MethodSettings:
         adapter_settings: by adapter, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
         site_adapter_settings: by site, settings of the chosen adapter that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
-        pia: settings of `fedpeft.alignment.PIASettings`; used when `aggregation` is `pia`.
+        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
     """
@@ -47,14 +47,37 @@ class MethodSettings:
             raise FedpeftError(
                 f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}."
             )
-        linear = self.adapter == "lora" and self.trains == "adapters" and self.aggregation == "pia"
-        if linear and self.pia.get("client", True) and self.pia.get("support") != "weights":
-            raise FedpeftError(
-                "adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'."
-            )
+        if self.trains == "adapters" and self.adapter == "lora" and self.aggregation == "pia":
+            self._check_lora()
+        if self.site_adapter_settings:
+            self._check_unequal_widths()
+        for name, settings in (*self.adapter_settings.items(), *self.site_adapter_settings.items()):
+            if not isinstance(settings, Mapping) or "init_seed" in settings:
+                raise FedpeftError(f"the settings of {name!r} are {settings!r}, not an object without init_seed.")
         if self.trains == "all" and self.aggregation == "pia":
             raise FedpeftError(
                 "aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'."
+            )
+
+    def _check_lora(self) -> None:
+        if not self.pia.get("client", True):
+            return
+        if self.pia.get("support") != "weights":
+            raise FedpeftError(
+                "adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'."
+            )
+        if self.pia.get("integration") != "merge":
+            raise FedpeftError("adapter='lora' has no second branch beside it: set method.pia.integration to 'merge'.")
+
+    def _check_unequal_widths(self) -> None:
+        aligned = self.pia.get("server", True) and self.pia.get("client", True) and self.pia.get("solver") != "identity"
+        if self.aggregation != "pia" or not aligned:
+            raise FedpeftError(
+                "unequal widths (site_adapter_settings) need alignment both at the server and at the sites."
+            )
+        if self.adapter in ("lora", "compacter"):
+            raise FedpeftError(
+                f"unequal widths (site_adapter_settings) are not supported for adapter={self.adapter!r}."
             )
 
     def adapter_settings_of(self, site: str) -> dict[str, Any]:
@@ -65,10 +88,10 @@ class MethodSettings:
     def label(self) -> str:
         """What tables call the method."""
         names = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
-        what = {"adapters": f"{self.adapter} adapters", "head": "classifier only", "all": "full fine-tuning"}[
-            self.trains
-        ]
-        return what if self.trains == "head" else f"{names[self.aggregation]}, {what}"
+        if self.trains == "head":
+            return "classifier only"
+        what = "full fine-tuning" if self.trains == "all" else f"{self.adapter} adapters"
+        return f"{names[self.aggregation]}, {what}"
 
     @property
     def exchanges(self) -> bool:
@@ -94,7 +117,7 @@ class TrainingSettings:
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
         device: a torch device, or `auto` (CUDA where there is one).
-        seed: every random number of the job derives from it.
+        seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
 
     rounds: int

@@ -1,0 +1,191 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Bytes on the wire for one adapter to a site and back, against the adapter's own bytes.
+
+    python benchmarks/wire.py
+
+Two processes talk through FLARE's own cells, channel and topics over TCP, with fedpeft's messages: a site fetches
+`train`, as it does in a round, and submits its reply. Counted is every frame that either process gives to the
+connection: requests, envelopes, tensor streams, acknowledgements. TCP's and TLS's own headers are not in it.
+"""
+
+import argparse
+import multiprocessing
+import time
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from typing import Any
+
+from measured import machine, show
+
+TRAIN, REPLY = "get_task", "submit_update"
+QUIET_SECONDS = 1.0
+ADAPTERS = {
+    "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 8}, "hidden_size": 96},
+    "ViLT-B/32, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 16}, "hidden_size": 768},
+}
+
+
+def initial(adapter: str, settings: Mapping[str, Any], hidden_size: int) -> dict:
+    """An untrained adapter for a ViLT of 12 layers, in wire form."""
+    from fedpeft import adapters
+
+    return adapters.initial_state(adapters.config(adapter, **settings), "vilt", 12, hidden_size)
+
+
+def cell(name: str, port: int) -> tuple[Any, list[int]]:
+    """A started FLARE cell of this process, and the list to which the size of every frame it sends is added."""
+    from nvflare.fuel.f3.cellnet.cell import Cell
+    from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
+
+    from fedpeft.flare.tensors import register_tensors
+
+    register_tensors()
+    frames: list[int] = []
+    send = SfmConnection.send_frame
+
+    def counted(connection, prefix, headers, payload) -> None:
+        send(connection, prefix, headers, payload)
+        frames.append(prefix.length)
+
+    SfmConnection.send_frame = counted
+    made = Cell(fqcn=name, root_url=f"tcp://localhost:{port}", secure=False, credentials={})
+    made.start()
+    return made, frames
+
+
+def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
+    """The server's process: hand out the adapter, take the reply, tell how many bytes were sent whenever asked."""
+    from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
+    from nvflare.fuel.f3.cellnet.utils import make_reply
+
+    from fedpeft.flare.messages import TrainOrder, TrainReply
+
+    state = initial(**adapter)
+    own, frames = cell("server", port)
+
+    def hand_out(_):
+        order = TrainOrder(round=1, state=state).to_model(round=1, rounds=5)
+        return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(order))
+
+    def take(request):
+        back = TrainReply.from_model(FLModelUtils.from_shareable(request.payload)).state
+        same = back.keys() == state.keys() and all(back[key].equal(state[key]) for key in state)
+        return make_reply(ReturnCode.OK if same else ReturnCode.INVALID_REQUEST)
+
+    own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=TRAIN, cb=hand_out)
+    own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=REPLY, cb=take)
+    pipe.send(sum(tensor.nbytes for tensor in state.values()))
+    while pipe.recv():
+        pipe.send(sum(frames))
+    own.stop()
+
+
+def visit(port: int, pipe: Connection) -> None:
+    """The site's process: fetch the adapter when told to, then send it back when told to."""
+    from nvflare.apis.shareable import Shareable
+    from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+    from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
+    from nvflare.fuel.f3.cellnet.utils import new_cell_message
+
+    from fedpeft.flare.messages import METRICS, TrainOrder, TrainReply
+
+    own, frames = cell("site", port)
+    while not own.is_cell_connected("server"):
+        time.sleep(0.05)
+
+    def ask(topic: str, shareable: Shareable) -> Any:
+        answer = own.send_request(
+            channel=CellChannel.SERVER_COMMAND,
+            target="server",
+            topic=topic,
+            request=new_cell_message({}, shareable),
+            timeout=60,
+        )
+        code = answer.get_header(MessageHeaderKey.RETURN_CODE)
+        if code != ReturnCode.OK:
+            raise RuntimeError(f"{topic} came back with {code!r}")
+        return answer.payload
+
+    pipe.send(None)
+    order = None
+    while asked := pipe.recv():
+        if asked == TRAIN:
+            order = TrainOrder.from_model(FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
+        elif asked == REPLY:
+            facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0, "problem": ""}
+            reply = TrainReply(round=order.round, state=order.state, **facts)
+            ask(REPLY, FLModelUtils.to_shareable(reply.to_model(round=1)))
+        pipe.send(sum(frames))
+    own.stop()
+
+
+def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
+    """Bytes of the adapter, and bytes that both processes sent for each of the two tasks."""
+    from nvflare.fuel.utils.network_utils import get_open_ports
+
+    port = get_open_ports(1)[0]
+    spawn = multiprocessing.get_context("spawn")
+    (server, far_server), (site, far_site) = spawn.Pipe(), spawn.Pipe()
+    processes = [
+        spawn.Process(target=serve, args=(port, dict(adapter), far_server), daemon=True),
+        spawn.Process(target=visit, args=(port, far_site), daemon=True),
+    ]
+    for process, near, far in zip(processes, (server, site), (far_server, far_site), strict=True):
+        process.start()
+        far.close()  # so that a process that dies ends the wait for its answer
+        if near is server:
+            size = server.recv()
+    site.recv()
+    sent = {"": _all_sent(server, site)}
+    for task in (TRAIN, REPLY):
+        site.send(task)
+        site.recv()
+        sent[task] = _all_sent(server, site)
+    for pipe in (server, site):
+        pipe.send("")
+    for process in processes:
+        process.join(timeout=5)
+        process.kill()
+    return size, {TRAIN: sent[TRAIN] - sent[""], REPLY: sent[REPLY] - sent[TRAIN]}
+
+
+def _all_sent(server: Connection, site: Connection) -> int:
+    """Bytes sent by both, once neither has sent anything for a while: acknowledgements trail behind."""
+    before = -1
+    while True:
+        total = 0
+        for pipe in (server, site):
+            pipe.send("count")
+            total += pipe.recv()
+        if total == before:
+            return total
+        before = total
+        time.sleep(QUIET_SECONDS)
+
+
+def run() -> None:
+    """Measure and print."""
+    rows = []
+    for name, adapter in ADAPTERS.items():
+        size, sent = measure(adapter)
+        to_site, back = sent[TRAIN], sent[REPLY]
+        rows.append((name, f"{size:,}", f"{to_site:,}", f"{back:,}", f"{(to_site + back) / 2 / size:.3f}"))
+    columns = ("adapter", "its bytes", "server to site", "site to server", "wire / adapter")
+    show(
+        "Bytes on the wire",
+        columns,
+        rows,
+        "All frames of both sides for one task; the ratio is of both tasks. Aim: 1.05.",
+    )
+
+
+def main() -> None:
+    """Read the command line."""
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    print(machine())
+    run()
+
+
+if __name__ == "__main__":
+    main()

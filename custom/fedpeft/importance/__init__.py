@@ -1,0 +1,39 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How much a site would gain from training each layer, and how many layers it can afford.
+
+registry        the methods by name, and `score`, the one call for all of them
+problem         model, layers, batches and loss, checked once
+settings        what a job may set for each method
+layers          the trainable parameters of a model with adapters, by layer
+lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)
+lntk_squared    the supplement's Algorithm 1 as it is printed
+saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
+rgn, grasp, synflow, fedselect, spt, blind      the other peers; blind: fd and last_k, which look at nothing
+jacobian        a Jacobian row for every sample, without a loop over samples; capture is how, eigen what follows
+memory_budget   how many layers fit into a device (Algorithm 46)
+
+scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float64, sums to 1
+"""
+
+import importlib
+
+# torch costs seconds: a name is imported when it is first used
+_HOME = {
+    "score": "registry",
+    "names": "registry",
+    "register": "registry",
+    "method_settings": "registry",
+    "adapter_layers": "layers",
+    "MemorySettings": "settings",
+    "layer_budget": "memory_budget",
+    "layer_memory": "memory_budget",
+    "count_layers": "memory_budget",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Watch a model's forward pass for the operations that read scored parameters, and note what they need backwards.
+
+Samples do not see each other, so the gradient of the sum of their outputs holds every sample's own in its rows: one
+backward pass through the activations yields all per-sample gradients (`operations` says how). A weight may itself be
+computed from parameters (Compacter's Kronecker factors, two fused adapters): its rows are then carried back to them.
+Operations that are not known stay in autograd's graph, where `jacobian` finds them.
+
+Source: Goodfellow 2015, Efficient Per-Example Gradient Computations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.function import BackwardCFunction
+from torch.overrides import TorchFunctionMode
+
+from fedpeft.errors import FedpeftError
+from fedpeft.importance.operations import CAPTURES, wide
+
+LONGEST_DERIVATION = 64  # autograd nodes between a weight and its parameters; beyond, it is taken for an activation
+
+RowsOf = Callable[[Tensor, Tensor], Tensor]
+
+
+class Use(NamedTuple):
+    """A weight as an operation read it, the parameters it comes from, and its rows from (x, g)."""
+
+    weight: Tensor
+    sources: tuple[Tensor, ...]
+    rows: RowsOf
+
+
+class Tape(TorchFunctionMode):
+    """While active, replaces linear, normalising and scaling operations on scored parameters by captured ones.
+
+    Args:
+        parameters: the scored ones.
+        samples: B; operations whose input has another first dimension are left alone. None: not known yet.
+    """
+
+    def __init__(self, parameters: Sequence[Tensor], samples: int | None) -> None:
+        super().__init__()
+        self.scored = {id(parameter): parameter for parameter in parameters}
+        self.samples = samples
+        self.first_dimensions: set[int] = set()
+        self.uses: list[Use] = []
+        self.latest: dict[tuple, Tensor] = {}  # the last output of each kind and shape
+        self.anchor = torch.zeros((), requires_grad=True)  # what makes autograd visit every captured operation
+        self.take: Callable[[Use, Tensor], None] | None = None
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if func in CAPTURES and torch.is_grad_enabled():
+            result = CAPTURES[func](self, *args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return func(*args, **kwargs)
+
+    def capture(self, kind: type, x: Tensor, weights: Sequence[tuple[Tensor | None, RowsOf]]) -> Any:
+        """Run an operation with its weights detached, noting their uses; NotImplemented where it must stay as it is."""
+        if x.ndim < 2 or (self.samples is not None and len(x) != self.samples):
+            return NotImplemented
+        uses = []
+        for weight, rows in weights:
+            sources = self.sources(weight)
+            if sources is None:
+                return NotImplemented
+            if sources:
+                uses.append(Use(weight, sources, rows))
+        if not uses:
+            return NotImplemented
+        detached = [None if weight is None else weight.detach() for weight, _ in weights]
+        y = kind.apply(x, *detached, self.anchor, partial(self._collect, uses))
+        self.uses += uses
+        self.first_dimensions.add(len(x))
+        self.latest[(kind, tuple(x.shape))] = y
+        return y
+
+    def check_independence(self, output: Tensor) -> None:
+        """Refuse a model whose samples see each other, or are not the first dimension of what its layers read.
+
+        Looks at the last operation of each kind and shape, which costs next to nothing: transformers' layers are alike.
+        Called once after the forward pass; it also lets go of the outputs that the tape held for it.
+
+        Args:
+            output: one number of sample 0.
+
+        Raises:
+            FedpeftError: it depends on other rows than the first of a captured operation.
+        """
+        watched, self.latest = list(self.latest.values()), {}
+        for gradient in torch.autograd.grad(output, watched, retain_graph=True, allow_unused=True):
+            if gradient is not None and gradient[1:].nan_to_num().any():
+                raise FedpeftError(
+                    "the first sample's output depends on other rows of a layer's input than the first: put the model "
+                    "into eval mode and samples into the first dimension, or score with gradients='rows'."
+                )
+
+    def _collect(self, uses: Sequence[Use], x: Tensor, g: Tensor) -> None:
+        if self.take is not None:
+            for use in uses:
+                self.take(use, use.rows(wide(x), wide(g)))
+
+    def sources(self, tensor: Tensor | None) -> tuple[Tensor, ...] | None:
+        """Scored parameters that a tensor is computed from; None where it may depend on captured operations."""
+        if tensor is None or not tensor.requires_grad:
+            return ()
+        if tensor.is_leaf:
+            return (tensor,) if id(tensor) in self.scored else ()
+        found, seen, queue = {}, set(), [tensor.grad_fn]
+        while queue:
+            node = queue.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            if len(seen) > LONGEST_DERIVATION or isinstance(node, BackwardCFunction):
+                return None
+            variable = getattr(node, "variable", None)
+            if id(variable) in self.scored:
+                found[id(variable)] = variable
+            queue.extend(following for following, _ in node.next_functions if following is not None)
+        return tuple(found.values())

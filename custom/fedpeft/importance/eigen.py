@@ -1,0 +1,36 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The largest eigenvalue of a Gram matrix, and nothing else of its spectrum."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from scipy.sparse.linalg import eigsh
+from torch import Tensor
+
+
+def principal_eigenvalue(gram: Tensor) -> float:
+    """Largest eigenvalue of a symmetric positive semidefinite matrix (n, n), by Lanczos iteration.
+
+    NaN where the matrix is not finite.
+
+    Source: F3OCUS, supplement, section E.4 (`scipy.sparse.linalg.eigsh`).
+    """
+    matrix = gram.detach().double().cpu().numpy()
+    scale = float(np.trace(matrix))
+    if len(matrix) == 1 or scale == 0 or not np.isfinite(matrix).all():
+        return scale if np.isfinite(matrix).all() else float("nan")
+    start = np.random.default_rng(0).standard_normal(len(matrix))  # eigsh would draw it from numpy's global generator
+    return scale * float(eigsh(matrix / scale, k=1, which="LA", v0=start, return_eigenvectors=False)[0])
+
+
+def principal_eigenvalue_of_rows(rows: Tensor) -> float:
+    """Largest eigenvalue of `rows rows^T`, (m, p), through the smaller of its two Gram matrices."""
+    rows = rows.double()
+    return principal_eigenvalue(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
+
+
+def gram(rows: Tensor) -> Tensor:
+    """`rows rows^T` of (n, ...) as (n, n) float64 on the CPU."""
+    flat = rows.flatten(1)
+    return (flat @ flat.T).to("cpu", torch.float64)

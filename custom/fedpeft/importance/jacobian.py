@@ -1,0 +1,147 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Rows of a model's Jacobian: the gradient of every sample's output with respect to every scored parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from fedpeft.errors import FedpeftError
+from fedpeft.importance.capture import Tape, Use
+from fedpeft.importance.operations import wide
+
+Receive = Callable[[Tensor, int, Tensor], None]
+
+
+def jacobian_rows(
+    outputs: Callable[[], Tensor], parameters: Sequence[Tensor], receive: Receive, *, gradients: str = "captured"
+) -> tuple[int, int]:
+    """Hand over `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time.
+
+    With `captured`, a column costs one backward pass through the activations and what the rows themselves cost;
+    parameters in operations that `capture` does not know are differentiated row by row and added. Nothing is kept.
+
+    Args:
+        outputs: runs the model, returns (B, K).
+        parameters: those to differentiate; they require gradients.
+        receive: called as `receive(parameter, k, rows)`, rows (B, *parameter.shape) of at least single precision,
+            once for each column at most; a parameter that a column does not depend on may be left out.
+        gradients: `captured` or `rows`.
+
+    Returns:
+        B and K.
+
+    Raises:
+        FedpeftError: no parameter influences the outputs, or samples depend on each other.
+    """
+    if gradients == "rows":
+        tape, values = None, outputs()
+    else:
+        tape, values = _watched(outputs, parameters)
+    uncaptured = _reached(values, parameters)
+    if not uncaptured and not (tape and tape.uses):
+        raise FedpeftError("no scored parameter influences the outputs: check that the layers are the model's own.")
+    if tape is not None and tape.uses:
+        tape.check_independence(values[0].sum())
+    columns = values.shape[1]
+    for column in range(columns):
+        sums = _Sums(tape.uses if tape else (), uncaptured, lambda p, rows, k=column: receive(p, k, rows))
+        for parameter, rows in zip(uncaptured, _row_by_row(values[:, column], uncaptured), strict=True):
+            sums.add(parameter, rows)
+        if tape is not None and tape.uses:
+            tape.take = sums.take
+            torch.autograd.grad(
+                values[:, column].sum(), tape.anchor, retain_graph=column + 1 < columns, allow_unused=True
+            )
+            tape.take = None
+        sums.finish()
+    return len(values), columns
+
+
+def _watched(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tuple[Tape, Tensor]:
+    """Run the model under a tape; again if something was captured whose first dimension proves not to be B."""
+    samples = None
+    while True:
+        tape = Tape(parameters, samples)
+        with tape:
+            values = outputs()
+        if tape.first_dimensions <= {len(values)}:
+            return tape, values
+        tape.latest.clear()
+        samples = len(values)
+
+
+def _reached(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Parameters that autograd's graph still leads to: those that some operation reads uncaptured."""
+    scored, found = {id(p) for p in parameters}, set()
+    seen, queue = set(), [values.grad_fn]
+    while queue:
+        node = queue.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        found.add(id(getattr(node, "variable", None)))
+        queue.extend(following for following, _ in node.next_functions)
+    return [p for p in parameters if id(p) in found & scored]
+
+
+def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Rows (B, *shape) of each parameter, one backward pass for each."""
+    rows = [p.new_zeros((len(values), *p.shape)) for p in parameters]
+    if parameters:
+        for number, value in enumerate(values):
+            gradients = torch.autograd.grad(value, parameters, retain_graph=True, allow_unused=True)
+            for row, gradient in zip(rows, gradients, strict=True):
+                if gradient is not None:
+                    row[number] = gradient
+    return rows
+
+
+class _Sums:
+    """Adds up what the several uses of a parameter yield, and hands it on as soon as it is complete."""
+
+    def __init__(self, uses: Sequence[Use], uncaptured: Sequence[Tensor], receive: Callable[[Tensor, Tensor], None]):
+        self.receive = receive
+        self.derived: list[tuple[Use, Tensor]] = []
+        self.partial: dict[int, tuple[Tensor, Tensor]] = {}
+        self.missing: dict[int, int] = {}
+        for parameter in [*uncaptured, *(source for use in uses for source in use.sources)]:
+            self.missing[id(parameter)] = self.missing.get(id(parameter), 0) + 1
+
+    def take(self, use: Use, rows: Tensor) -> None:
+        """Rows of one captured use."""
+        if use.weight.is_leaf:
+            self.add(use.weight, rows)
+        else:
+            self.derived.append((use, rows))
+
+    def add(self, parameter: Tensor, rows: Tensor) -> None:
+        """Rows of a parameter from one of its uses."""
+        key, rows = id(parameter), wide(rows)
+        if key in self.partial:
+            rows = self.partial.pop(key)[1] + rows
+        self.missing[key] -= 1
+        if self.missing[key]:
+            self.partial[key] = (parameter, rows)
+        else:
+            self.receive(parameter, rows)
+
+    def finish(self) -> None:
+        """Carry rows of computed weights back to their parameters, and hand on what was waiting for nothing more."""
+        for use, rows in self.derived:
+            pulled = torch.autograd.grad(
+                use.weight,
+                use.sources,
+                rows.to(use.weight.dtype),
+                retain_graph=True,
+                is_grads_batched=True,
+                allow_unused=True,
+            )
+            for source, gradient in zip(use.sources, pulled, strict=True):
+                if gradient is not None:
+                    self.add(source, gradient)
+        self.derived = []
+        for parameter, rows in list(self.partial.values()):
+            self.receive(parameter, rows)

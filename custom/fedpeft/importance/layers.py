@@ -1,0 +1,29 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The trainable parameters of a model with adapters, by transformer layer."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedpeft.adapters.keys import parse_key
+from fedpeft.adapters.state import adapter_parameters
+
+
+def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int, list[nn.Parameter]]:
+    """Layer number -> parameters of its adapters, frozen ones too, in the order of the layers.
+
+    What an adapter shares between layers (Compacter's rule) belongs to none of them: it trains as soon as any does.
+
+    Args:
+        model: PEFT model with one of `fedpeft.adapters.names()`.
+        adapter_name: which adapter.
+
+    Raises:
+        FedpeftError: the model has no such adapter.
+    """
+    layers: dict[int, list[nn.Parameter]] = {}
+    for key, parameter in adapter_parameters(model, adapter_name).items():
+        parts = parse_key(key)
+        if parts is not None:
+            layers.setdefault(parts.layer, []).append(parameter)
+    return dict(sorted(layers.items()))

@@ -1,0 +1,105 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Layerwise neural tangent kernel: how fast gradient descent on one layer alone would move the outputs.
+
+    Theta^l = J_l J_l^T        S^l = lambda_1(Theta^l) / sum_k lambda_1(Theta^k)
+
+J_l (n, p_l) holds the gradients of the n samples' losses with respect to the layer's p_l trainable parameters, or
+(n*C, p_l) those of all logits. Where one pass yields all rows, only the (n, n) kernels are ever held; otherwise the
+rows of as many layers as fit into `HELD_BYTES`.
+
+Source: Saha et al., F3OCUS (CVPR 2025), Client-level Layer Importance.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fedpeft.importance.eigen import gram, principal_eigenvalue
+from fedpeft.importance.jacobian import jacobian_rows
+from fedpeft.importance.problem import Problem
+from fedpeft.importance.settings import LNTKSettings
+
+HELD_BYTES = 2**30
+
+
+def lntk(problem: Problem, settings: LNTKSettings) -> Tensor:
+    """lambda_1 of every layer's kernel, (L,) float64."""
+    batches = problem.needs_batches()
+    if settings.target == "loss" and len(batches) == 1:
+        kernels = _kernels_of_one_pass(problem)
+    else:
+        kernels = [kernel for group in _groups(problem, settings) for kernel in _kernels(problem, settings, group)]
+    return torch.tensor([principal_eigenvalue(kernel) for kernel in kernels], dtype=torch.float64)
+
+
+def _kernels_of_one_pass(problem: Problem) -> list[Tensor]:
+    """The (n, n) kernels, each the sum of those of the layer's tensors, whose rows are dropped at once."""
+    kernels: list[Tensor] = [torch.zeros(1, 1, dtype=torch.float64) for _ in problem.layers]
+
+    def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
+        added = gram(rows)
+        for layer in problem.owners[id(parameter)]:
+            kernels[layer] = kernels[layer] + added
+
+    jacobian_rows(
+        lambda: problem.losses(problem.batches[0]).unsqueeze(1),
+        problem.parameters,
+        receive,
+        gradients=problem.gradients,
+    )
+    return kernels
+
+
+def _kernels(problem: Problem, settings: LNTKSettings, layers: Sequence[int]) -> list[Tensor]:
+    """The kernels over all batches and outputs of a few layers, from rows that are held."""
+    groups = list(problem.layers.values())
+    parameters = list({id(p): p for layer in layers for p in groups[layer]}.values())
+    held: dict[int, dict[int, Tensor]] = {id(p): {} for p in parameters}
+    sizes: list[int] = []
+    for batch in problem.batches:
+        first = len(sizes)
+        samples, columns = jacobian_rows(
+            lambda batch=batch: _outputs(problem, settings, batch),
+            parameters,
+            lambda p, column, rows, first=first: held[id(p)].update({first + column: rows.flatten(1)}),
+            gradients=problem.gradients,
+        )
+        sizes += [samples] * columns
+    total = {key: gram(_stacked(parts, sizes)) for key, parts in held.items() if parts}
+    none = torch.zeros(1, 1, dtype=torch.float64)
+    return [sum((total[id(p)] for p in _once(groups[layer]) if id(p) in total), none) for layer in layers]
+
+
+def _groups(problem: Problem, settings: LNTKSettings) -> list[list[int]]:
+    """Layers in runs whose rows fit into memory together: all of them for losses, whose rows are few."""
+    if settings.target == "loss":
+        return [list(range(len(problem.layers)))]
+    with torch.no_grad():
+        rows = sum(problem.logits(batch).numel() for batch in problem.batches)
+    groups: list[list[int]] = []
+    free = 0
+    for number, group in enumerate(problem.layers.values()):
+        needed = rows * sum(p.numel() * p.element_size() for p in _once(group))
+        if not groups or needed > free:
+            groups.append([])
+            free = HELD_BYTES
+        groups[-1].append(number)
+        free -= needed
+    return groups
+
+
+def _outputs(problem: Problem, settings: LNTKSettings, batch: object) -> Tensor:
+    return problem.losses(batch).unsqueeze(1) if settings.target == "loss" else problem.logits(batch)
+
+
+def _stacked(parts: dict[int, Tensor], sizes: Sequence[int]) -> Tensor:
+    """All passes' rows (n, p), zero where a pass does not depend on the parameter."""
+    some = next(iter(parts.values()))
+    return torch.cat([parts.get(k, some.new_zeros(size, some.shape[1])) for k, size in enumerate(sizes)])
+
+
+def _once(group: Sequence[Tensor]) -> list[Tensor]:
+    return list({id(p): p for p in group}.values())

@@ -1,0 +1,165 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How many layers a site can train with the memory it has: L_max.
+
+    available = free memory * (1 - margin)
+    for each layer: stop if its memory exceeds what is available, else subtract it and count the layer
+
+A layer's memory is measured, as what a training step needs more once the layer trains too: its weights, gradients and
+optimizer state, and the activations that backpropagation has to keep. On CUDA from the allocator's peak over a step;
+elsewhere from the tensors that autograd saves during a forward pass.
+
+Which layers train already matters: in a frozen backbone, the first layer pays for the whole way back to it, and every
+later one only for itself. With `choice="any"` (default) the layers are added from the first on, so that any other
+choice of as many layers fits too. With `choice="last"` they are added from the last on; every layer then pays for its
+own activations, which is the independent estimate per layer of the paper, and only the last layers surely fit.
+
+Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 46.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.importance.problem import check_layers
+from fedpeft.importance.settings import MemorySettings
+
+MIB = 2**20
+
+
+def layer_budget(
+    model_fn: Callable[[Any], Tensor],
+    layers: Mapping[Hashable, Sequence[Tensor]],
+    batch: Any,
+    loss: Callable[[Tensor, Any], Tensor],
+    *,
+    model: nn.Module,
+    settings: MemorySettings | None = None,
+) -> int:
+    """L_max, the number of layers that fit, between 0 and L.
+
+    Args:
+        model_fn, layers, loss: as for `fedpeft.importance.score`.
+        batch: one batch of the size that will be trained with, on the device that will train.
+        model: the whole module, head included, in training mode (dropout keeps its masks); what of it requires
+            gradients and is in no layer (the head) always trains and is paid for first.
+        settings: margin, optimizer and free memory.
+
+    Raises:
+        FedpeftError: the free memory of this kind of device is not known.
+    """
+    settings = settings or MemorySettings()
+    fixed, costs = layer_memory(model_fn, layers, batch, loss, model=model, settings=settings)
+    if settings.available_mib is None:
+        available = available_memory(next(iter(layers.values()))[0].device)
+    else:
+        available = settings.available_mib * MIB
+    return count_layers(costs.tolist(), available * (1 - settings.margin) - fixed)
+
+
+def count_layers(costs: Sequence[float], available: float) -> int:
+    """Algorithm 46's walk: how many layers, in order, fit into `available` (same unit as `costs`)."""
+    count = 0
+    for cost in costs:
+        if cost > available:
+            break
+        available -= cost
+        count += 1
+    return count
+
+
+def layer_memory(
+    model_fn: Callable[[Any], Tensor],
+    layers: Mapping[Hashable, Sequence[Tensor]],
+    batch: Any,
+    loss: Callable[[Tensor, Any], Tensor],
+    *,
+    model: nn.Module,
+    settings: MemorySettings | None = None,
+) -> tuple[float, Tensor]:
+    """Bytes of a training step without any layer, and what every layer adds, (L,) float64; see `layer_budget`."""
+    settings = settings or MemorySettings()
+    check_layers(layers)
+    groups = [list(group) for group in layers.values()]
+    if settings.choice == "last":
+        groups.reverse()
+    everything = [parameter for group in groups for parameter in group]
+    flags = [parameter.requires_grad for parameter in everything]
+    measure = _cuda_peak if everything[0].is_cuda else _saved_bytes
+
+    def step() -> Tensor:
+        return loss(model_fn(batch), batch).mean()
+
+    try:
+        for parameter in everything:
+            parameter.requires_grad_(False)
+        with torch.inference_mode(False), torch.enable_grad():
+            needed = [measure(step, model)]
+            for group in groups:
+                for parameter in group:
+                    parameter.requires_grad_(True)
+                needed.append(measure(step, model))
+    finally:
+        for parameter, flag in zip(everything, flags, strict=True):
+            parameter.requires_grad_(flag)
+    own = [sum(p.numel() * p.element_size() for p in group) * (1 + settings.optimizer_tensors) for group in groups]
+    added = [max(0, after - before) + size for before, after, size in zip(needed[:-1], needed[1:], own, strict=True)]
+    if settings.choice == "last":
+        added.reverse()
+    return float(needed[0]), torch.tensor(added, dtype=torch.float64)
+
+
+def available_memory(device: torch.device) -> float:
+    """Bytes that can still be allocated on a device: what CUDA's driver calls free, and torch's own cache of it.
+
+    Raises:
+        FedpeftError: the device is neither CUDA nor CPU.
+    """
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return float(free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device))
+    if device.type == "cpu":
+        import psutil  # a dependency of PEFT's
+
+        return float(psutil.virtual_memory().available)
+    raise FedpeftError(f"the free memory of device {device} cannot be asked for: set available_mib.")
+
+
+def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
+    """Bytes by which a forward and backward pass raises the device's peak, gradients included."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    device = next(model.parameters()).device
+    peak = 0
+    for _ in range(2):  # the first pass also pays for workspaces that stay
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        value = step()
+        if trained and value.requires_grad:
+            torch.autograd.grad(value, trained, allow_unused=True)
+        del value
+        torch.cuda.synchronize(device)
+        peak = torch.cuda.max_memory_allocated(device) - before
+    return peak
+
+
+def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
+    """Bytes that autograd keeps between a forward pass and its backward pass, and those of the gradients."""
+    resident = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
+    kept: dict[int, int] = {}
+
+    def pack(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in resident:
+            kept[storage.data_ptr()] = storage.nbytes()  # alive until the graph goes: the address is its own
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        value = step()
+    saved = sum(kept.values())
+    del value
+    return saved + sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)

@@ -1,0 +1,143 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Scores by name. A new one is one file with a function and one line below; imported when it is first used."""
+
+from __future__ import annotations
+
+import typing
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import build, suggestion
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor, nn
+
+_HOMES: dict[str, str] = {}
+
+
+def register(name: str, home: str) -> None:
+    """Make `score(method=name)` call `home`, "package.module:function", as `function(problem[, settings]) -> (L,)`.
+
+    The annotation of its argument `settings`, a keyword-only dataclass, says what a job may set.
+
+    Raises:
+        FedpeftError: the name is taken.
+    """
+    if name in _HOMES:
+        raise FedpeftError(f"Score {name!r} is already registered by {_HOMES[name]}: choose another name.")
+    _HOMES[name] = home
+
+
+def names() -> tuple[str, ...]:
+    """Names of all registered scores, in the order of their registration."""
+    return tuple(_HOMES)
+
+
+def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:
+    """A method's settings from a job's values, checked; None where it has none.
+
+    Raises:
+        FedpeftError: unknown method, unknown setting, or a value that is not allowed.
+    """
+    cls = typing.get_type_hints(_function(method)).get("settings")
+    if cls is not None:
+        return build(cls, values or {}, section=method)
+    if values:
+        raise FedpeftError(f"{method} has no setting {next(iter(values))!r}: it has none at all.")
+    return None
+
+
+def score(
+    model_fn: Callable[[Any], Tensor],
+    layers: Mapping[Hashable, Sequence[Tensor]],
+    batches: Iterable[Any],
+    loss: Callable[[Tensor, Any], Tensor],
+    *,
+    method: str = "lntk",
+    normalize: bool = True,
+    gradients: str = "captured",
+    generator: torch.Generator | None = None,
+    model: nn.Module | None = None,
+    previous: Mapping[Hashable, Sequence[Tensor]] | None = None,
+    **settings: Any,
+) -> Tensor:
+    """Importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
+
+    Parameters may be frozen: their flags are put back, their values and `.grad` are never touched. Switch dropout off
+    first (`model.eval()`).
+
+    Args:
+        model_fn: a batch to logits (B, C); samples must not see each other (no batch statistics).
+        layers: layer -> its L groups of parameters, those that could be trained; their order is the result's.
+        batches: whatever `model_fn` and `loss` take. One batch of n samples needs the least time and memory.
+        loss: logits and batch to one loss for each sample (B,).
+        method: one of `names()`.
+        normalize: divide by the sum; scores that can be negative (`grasp`) are shifted first, the smallest to 0.
+            False: the method's own numbers.
+        gradients: how per-sample gradients are found: `captured` in one backward pass, or one backward pass for each
+            of the `rows` of the Jacobian: slow, for any model, and what `captured` is tested against.
+        generator: source of randomness; `fd` needs it.
+        model: the whole module, whose weights `synflow` takes in absolute value for one pass.
+        previous: the parameters before the last training, grouped as `layers`; `fedselect` needs it.
+        settings: the method's own, see `fedpeft.importance.settings`.
+
+    Raises:
+        FedpeftError: bad input, a NaN (naming the layer), or all scores 0 where they should sum to 1.
+    """
+    from fedpeft.importance.problem import Problem, trainable
+
+    function, chosen = _function(method), method_settings(method, settings)
+    problem = Problem(
+        model_fn=model_fn,
+        layers=layers,
+        batches=tuple(batches),
+        loss=loss,
+        gradients=gradients,
+        generator=generator,
+        model=model,
+        previous=previous,
+    )
+    with trainable(problem.parameters):
+        scores = (function(problem) if chosen is None else function(problem, chosen)).double().cpu()
+    problem.check_finite(scores)
+    return _normalized(scores, method) if normalize else scores
+
+
+def _function(method: str) -> Callable[..., Tensor]:
+    if method not in _HOMES:
+        raise FedpeftError(f"Score {method!r} is unknown: {suggestion(method, _HOMES)}.")
+    module, _, function = _HOMES[method].partition(":")
+    return getattr(import_module(module), function)
+
+
+def _normalized(scores: Tensor, method: str) -> Tensor:
+    """`(s - min(0, min s)) / sum`: the order stays, nothing is negative, the sum is 1."""
+    lowest = scores.min().clamp(max=0)
+    shifted = scores - lowest
+    total = shifted.sum()
+    if total == 0:
+        if lowest == 0:
+            raise FedpeftError(
+                f"{method} gives every layer 0, which cannot be made to sum to 1: the layers do not influence the "
+                f"outputs yet (or, for fedselect, have not changed); use another method here, or normalize=False."
+            )
+        return scores.new_full(scores.shape, 1 / len(scores))  # one negative value for all of them
+    return shifted / total
+
+
+register("lntk", "fedpeft.importance.lntk:lntk")
+register("lntk_squared", "fedpeft.importance.lntk_squared:lntk_squared")
+register("fd", "fedpeft.importance.blind:fd")
+register("last_k", "fedpeft.importance.blind:last_k")
+register("magnitude", "fedpeft.importance.saliency:magnitude")
+register("fishmask", "fedpeft.importance.saliency:fishmask")
+register("gradflow", "fedpeft.importance.saliency:gradflow")
+register("grasp", "fedpeft.importance.grasp:grasp")
+register("snip", "fedpeft.importance.saliency:snip")
+register("rgn", "fedpeft.importance.rgn:rgn")
+register("synflow", "fedpeft.importance.synflow:synflow")
+register("fedselect", "fedpeft.importance.fedselect:fedselect")
+register("spt", "fedpeft.importance.spt:spt")

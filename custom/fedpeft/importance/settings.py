@@ -1,0 +1,99 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a job may set for each way of scoring layers, and for the memory budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSum:
+    """Settings of a method that values every parameter.
+
+    Args:
+        reduce: `sum` of a layer's values, or their `mean` (layers of different size then compete on equal terms).
+    """
+
+    reduce: str = "sum"
+
+    def __post_init__(self) -> None:
+        one_of("reduce", self.reduce, ("sum", "mean"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMean(LayerSum):
+    """The same for a method whose own definition is the mean."""
+
+    reduce: str = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LNTKSettings:
+    """Settings of `lntk`.
+
+    Args:
+        target: differentiate the `loss` of every sample (n rows), or all its `logits` (n*C rows, C backward passes).
+    """
+
+    target: str = "loss"
+
+    def __post_init__(self) -> None:
+        one_of("target", self.target, ("loss", "logits"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class RGNSettings:
+    """Settings of `rgn`.
+
+    Args:
+        norms: mean over the layer's `tensors` of each one's own ratio, or one ratio for the whole `layer`.
+    """
+
+    norms: str = "tensors"
+
+    def __post_init__(self) -> None:
+        one_of("norms", self.norms, ("tensors", "layer"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class SPTSettings(LayerSum):
+    """Settings of `spt`.
+
+    Args:
+        tau: share of all scored parameters that count as sensitive, above 0 and at most 1.
+    """
+
+    tau: float = 0.1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 < self.tau <= 1:
+            raise FedpeftError(f"tau is {self.tau!r}, it must be a share above 0 and at most 1.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemorySettings:
+    """Settings of the memory budget.
+
+    Args:
+        margin: share of the device's free memory that stays unused, at least 0 and below 1.
+        optimizer_tensors: numbers that the optimizer keeps per trained number: 2 for Adam, 1 for momentum, 0 for SGD.
+        choice: the count that fits whichever layers are chosen (`any`), or only if the `last` ones are.
+        available_mib: free memory in MiB, instead of asking the device.
+    """
+
+    margin: float = 0.1
+    optimizer_tensors: int = 2
+    choice: str = "any"
+    available_mib: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.margin < 1:
+            raise FedpeftError(f"margin is {self.margin!r}, it must be a share of at least 0 and below 1.")
+        at_least("optimizer_tensors", self.optimizer_tensors, 0)
+        one_of("choice", self.choice, ("any", "last"))
+        if self.available_mib is not None:
+            at_least("available_mib", self.available_mib, 0)

@@ -1,0 +1,29 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Sensitivity-aware selection: how many of the model's most sensitive parameters a layer has.
+
+    s = sum_b g_b^2        S^l = number of the layer's parameters among the tau * p largest s of all layers
+
+Source: He et al. 2023, Sensitivity-Aware Visual Parameter-Efficient Fine-Tuning, section 3.1.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fedpeft.importance.problem import Problem
+from fedpeft.importance.saliency import over_layers, squared_gradients
+from fedpeft.importance.settings import SPTSettings
+
+
+def spt(problem: Problem, settings: SPTSettings) -> Tensor:
+    """Count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
+    squares, _ = squared_gradients(problem, target="loss")
+    sensitivities = torch.cat([squares[id(p)].flatten() for p in problem.parameters])
+    count = max(1, round(settings.tau * len(sensitivities)))
+    chosen = torch.zeros_like(sensitivities)
+    chosen[sensitivities.topk(count).indices] = 1
+    # a NaN counts as the largest value: it has to be found instead
+    chosen = torch.where(torch.isfinite(sensitivities), chosen, torch.nan)
+    parts = chosen.split([p.numel() for p in problem.parameters])
+    return over_layers(problem, dict(zip(map(id, problem.parameters), parts, strict=True)), settings.reduce)

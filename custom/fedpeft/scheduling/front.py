@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The Pareto front: what no other assignment beats in both importance and variance, and how to choose from it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling.problem import Problem, evaluate
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Front:
+    """Assignments none of which dominates another, from the most balanced to the most important.
+
+    Args:
+        masks: (F, N, L) bool, whether client i trains layer l.
+        importance: (F,) rising.
+        variance: (F,) of the number of clients per layer, rising.
+        evaluations: assignments whose importance and variance the solver looked at.
+    """
+
+    masks: np.ndarray
+    importance: np.ndarray
+    variance: np.ndarray
+    evaluations: int
+
+    def __len__(self) -> int:
+        return len(self.masks)
+
+
+class Archive:
+    """Keeps what nothing evaluated so far dominates; every solver evaluates through one, so that all count alike."""
+
+    def __init__(self, task: Problem) -> None:
+        self.task = task
+        self.evaluations = 0
+        self.masks = np.empty((0, *task.scores.shape), dtype=bool)
+        self.importance = np.empty(0)
+        self.variance = np.empty(0)
+
+    def evaluate(self, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Importance and variance (P,) of assignments (P, N, L); those that nothing dominates enter the archive."""
+        importance, variance = evaluate(self.task, masks)
+        self.evaluations += len(masks)
+        # what the archive's most important assignment of no more variance already reaches cannot enter
+        reached = np.append(-math.inf, self.importance)[np.searchsorted(self.variance, variance, side="right")]
+        new = importance > reached + self.task.resolution
+        if new.any():
+            self.importance = np.concatenate([self.importance, importance[new]])
+            self.variance = np.concatenate([self.variance, variance[new]])
+            kept = non_dominated(self.importance, self.variance, resolution=self.task.resolution)
+            self.importance, self.variance = self.importance[kept], self.variance[kept]
+            self.masks = np.concatenate([self.masks, masks[new]])[kept]
+        return importance, variance
+
+    def front(self) -> Front:
+        """What the archive holds."""
+        return Front(masks=self.masks, importance=self.importance, variance=self.variance, evaluations=self.evaluations)
+
+
+def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: float = 0.0) -> np.ndarray:
+    """Indices of the points that none dominates, from low to high variance; of equal points the first.
+
+    Args:
+        importance: (P,), larger is better.
+        variance: (P,), smaller is better.
+        resolution: gains in importance up to this are none.
+    """
+    order = np.lexsort((-importance, variance))
+    highest = np.maximum.accumulate(importance[order])
+    order = order[np.append(True, highest[1:] > highest[:-1])]
+    if (np.diff(importance[order]) > resolution).all():
+        return order
+    kept = [int(order[0])]
+    for index in order[1:].tolist():
+        if importance[index] > importance[kept[-1]] + resolution:
+            kept.append(index)
+    return np.array(kept, dtype=np.int64)
+
+
+def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float = 1.0) -> np.ndarray:
+    """The assignment (N, L) bool with the largest weight_importance * importance - weight_diversity * variance.
+
+    Both objectives are first scaled to [0, 1] over the front; of equally good assignments the most balanced is chosen.
+
+    Args:
+        front: what a solver found.
+        weight_importance: at least 0.
+        weight_diversity: at least 0; (1, 0) is every client's best layers, (0, 1) the most even use of the layers.
+
+    Raises:
+        FedpeftError: a weight is negative or not finite, or both are 0.
+
+    Source: F3OCUS, Algorithms 34 and 45 (on unscaled objectives, the standard deviation in place of the variance).
+    """
+    for name, weight in (("weight_importance", weight_importance), ("weight_diversity", weight_diversity)):
+        if not (math.isfinite(weight) and weight >= 0):
+            raise FedpeftError(f"{name} is {weight!r}, it must be a finite number of at least 0.")
+    if weight_importance == weight_diversity == 0:
+        raise FedpeftError("weight_importance and weight_diversity are both 0, one of them must be above 0.")
+    score = weight_importance * _scaled(front.importance) - weight_diversity * _scaled(front.variance)
+    return front.masks[int(score.argmax())]
+
+
+def nadir(front: Front) -> tuple[float, float]:
+    """The lowest importance and the highest variance on the front: the strictest reference for ``hypervolume``."""
+    return float(front.importance[0]), float(front.variance[-1])
+
+
+def hypervolume(front: Front, reference: tuple[float, float]) -> float:
+    """Area that the front dominates, up to a reference point.
+
+    Args:
+        front: what a solver found.
+        reference: (importance, variance); what does not surpass it in both counts nothing.
+    """
+    gain = np.maximum(front.importance - reference[0], 0)
+    width = np.diff(np.append(np.minimum(front.variance, reference[1]), reference[1]))
+    return float(gain @ width)
+
+
+def _scaled(values: np.ndarray) -> np.ndarray:
+    span = values[-1] - values[0]
+    return (values - values[0]) / span if span > 0 else np.zeros_like(values)

@@ -1,0 +1,108 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""NSGA-II: pymoo's algorithm with operators that keep every client's budget."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from pymoo.algorithms.moo.nsga2 import NSGA2
+from pymoo.core.crossover import Crossover
+from pymoo.core.mutation import Mutation
+from pymoo.core.problem import Problem as Objectives
+from pymoo.core.sampling import Sampling
+from pymoo.optimize import minimize
+
+from fedpeft.scheduling.front import Archive, Front
+from fedpeft.scheduling.population import PopulationSettings, first_population, redraw_client, require_number
+from fedpeft.scheduling.problem import Problem, take_top
+
+
+@dataclass(frozen=True, kw_only=True)
+class NSGA2Settings(PopulationSettings):
+    """Settings of ``nsga2``; its iterations are generations.
+
+    Args:
+        mutation: probability that a child draws the layers of one client anew; from 0 to 1.
+
+    Source: F3OCUS supplement, implementation details.
+    """
+
+    mutation: float = 0.5
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_number("mutation", self.mutation, low=0, high=1)
+
+
+def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> Front:
+    """Breed assignments, keep what dominates and what is far from others.
+
+    Source: Deb et al., A fast and elitist multiobjective genetic algorithm (2002); F3OCUS, Algorithms 2-11.
+    """
+    archive = Archive(task)
+    algorithm = NSGA2(
+        pop_size=settings.population,
+        sampling=_FirstPopulation(task, settings),
+        crossover=_UnionCrossover(task),
+        mutation=_RedrawClient(task, settings.mutation),
+        eliminate_duplicates=False,  # else a generation evaluates as many as it finds new
+    )
+    # pymoo counts the first population as a generation
+    stop = ("n_gen", settings.iterations + 1)
+    minimize(_Assignments(archive), algorithm, stop, seed=int(rng.integers(2**31)), copy_algorithm=False)
+    return archive.front()
+
+
+class _Assignments(Objectives):
+    """What pymoo minimises: -importance and variance of assignments, each one row of N * L booleans."""
+
+    def __init__(self, archive: Archive) -> None:
+        super().__init__(n_var=archive.task.scores.size, n_obj=2, xl=0, xu=1, vtype=bool)
+        self.archive = archive
+
+    def _evaluate(self, x: np.ndarray, out: dict[str, Any], *args: Any, **kwargs: Any) -> None:
+        importance, variance = self.archive.evaluate(_masks(self.archive.task, x))
+        out["F"] = np.column_stack([-importance, variance])
+
+
+class _FirstPopulation(Sampling):
+    def __init__(self, task: Problem, settings: NSGA2Settings) -> None:
+        super().__init__()
+        self.task, self.settings = task, settings
+
+    def _do(self, problem: Objectives, n_samples: int, *args: Any, random_state: np.random.Generator, **kwargs: Any):
+        return first_population(self.task, self.settings, random_state).reshape(n_samples, -1)
+
+
+class _UnionCrossover(Crossover):
+    """For every client a child takes the layers that both parents train, and draws the rest from those of either.
+
+    Algorithm 10 draws all of them from the union, so that two like parents have unlike children.
+    """
+
+    def __init__(self, task: Problem) -> None:
+        super().__init__(n_parents=2, n_offsprings=2, prob=1.0)
+        self.task = task
+
+    def _do(self, problem: Objectives, x: np.ndarray, *args: Any, random_state: np.random.Generator, **kwargs: Any):
+        first, second = (_masks(self.task, parents) for parents in x)  # (M, N, L) each
+        lots = random_state.random((2, *first.shape))
+        keys = np.where(first & second, 2.0, np.where(first | second, lots, -1.0))
+        return take_top(keys, self.task.budgets).reshape(x.shape)
+
+
+class _RedrawClient(Mutation):
+    """Some children draw the layers of one client anew (Algorithm 11)."""
+
+    def __init__(self, task: Problem, probability: float) -> None:
+        super().__init__(prob=probability)
+        self.task = task
+
+    def _do(self, problem: Objectives, x: np.ndarray, *args: Any, random_state: np.random.Generator, **kwargs: Any):
+        return redraw_client(self.task, _masks(self.task, x), random_state).reshape(x.shape)
+
+
+def _masks(task: Problem, x: np.ndarray) -> np.ndarray:
+    return x.astype(bool, copy=False).reshape(-1, *task.scores.shape)

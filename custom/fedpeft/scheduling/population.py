@@ -1,0 +1,120 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the five heuristics share: how many assignments for how long, where they start, and small moves."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
+from fedpeft.settings import one_of
+
+SWEEPS = 2  # of best answers; a third gains little
+
+
+@dataclass(frozen=True, kw_only=True)
+class PopulationSettings:
+    """Settings of all heuristics; each evaluates population * (iterations + 1) assignments.
+
+    Args:
+        population: assignments that are looked at together; at least 2.
+        iterations: at least 1.
+        start: ``random`` draws the first population by the scores (the paper); ``ends`` puts the importance-greedy and
+            the balanced assignment into it; ``path`` fills it with assignments on the way from the one to the other.
+
+    Source: F3OCUS supplement, implementation details (population 50, 20 iterations).
+    """
+
+    population: int = 50
+    iterations: int = 20
+    start: str = "path"
+
+    def __post_init__(self) -> None:
+        require_number("population", self.population, low=2, whole=True)
+        require_number("iterations", self.iterations, low=1, whole=True)
+        one_of("start", self.start, ("random", "ends", "path"))
+
+
+def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:
+    """Refuse what is no finite (whole) number from low to high."""
+    kind = int if whole else int | float
+    if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not low <= value <= high:
+        limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
+        raise FedpeftError(f"{name} is {value!r}, it must be a {'whole' if whole else 'finite'} number, {limits}.")
+
+
+def first_population(task: Problem, settings: PopulationSettings, rng: np.random.Generator) -> np.ndarray:
+    """The assignments (P, N, L) that a heuristic starts from."""
+    if settings.start == "path":
+        return path(task, settings.population, rng)
+    masks = draw(task, settings.population, rng)
+    if settings.start == "ends":
+        masks[0], masks[-1] = greedy(task), balanced(task)
+    return masks
+
+
+def draw(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random assignments (count, N, L), layers drawn one by one in proportion to the scores (Algorithms 3 and 36)."""
+    noise = rng.gumbel(size=(count, *task.scores.shape))
+    return take_top(np.log(task.inclination) + noise, task.budgets)
+
+
+def path(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Assignments (count, N, L) from greedy to balanced: client by client the best answer to what the others train.
+
+    Assignment p maximises ``importance - price_p * sum_l n_l^2``, one client at a time in random order. The prices
+    rise from 0 (greedy) over those at which one client of the greedy assignment would exchange one layer for another,
+    to one that leaves importance no say (balanced).
+    """
+    clients, layers = task.scores.shape
+    prices = np.concatenate([[0.0], _exchange_prices(task, count - 2), [2 * np.abs(task.scores).sum() + 1]])
+    everyone = np.arange(count)
+    masks = np.zeros((count, clients, layers), dtype=bool)
+    counts = np.zeros((count, layers))
+    for _ in range(SWEEPS):
+        for client in rng.permuted(np.tile(np.arange(clients), (count, 1)), axis=1).T:  # (count,): one of each
+            counts -= masks[everyone, client]
+            worth = task.scores[client] - prices[:, None] * (2 * counts + 1)
+            masks[everyone, client] = take_top(worth, task.budgets[client])
+            counts += masks[everyone, client]
+    return masks
+
+
+def redraw_client(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Copies (P, N, L) in which one random client has random layers (Algorithms 11 and 21)."""
+    everyone = np.arange(len(masks))
+    client = rng.integers(masks.shape[1], size=len(masks))
+    moved = masks.copy()
+    moved[everyone, client] = take_top(rng.random((len(masks), masks.shape[2])), task.budgets[client])
+    return moved
+
+
+def swap_layer(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Copies (P, N, L) in which one random client trains another layer in place of one of its own (Algorithm 41).
+
+    Clients that train every layer or none have nothing to swap; where all are such, the copies are equal.
+    """
+    moved = masks.copy()
+    free = np.flatnonzero((task.budgets > 0) & (task.budgets < masks.shape[2]))
+    if len(free):
+        everyone = np.arange(len(masks))
+        client = rng.choice(free, size=len(masks))
+        lots = rng.random((len(masks), masks.shape[2]))
+        signed = np.where(masks[everyone, client], lots, -lots)  # own layers above 0, others below
+        moved[everyone, client, signed.argmax(axis=1)] = False
+        moved[everyone, client, signed.argmin(axis=1)] = True
+    return moved
+
+
+def _exchange_prices(task: Problem, count: int) -> np.ndarray:
+    """Evenly spaced quantiles (count,) of importance lost per square saved, over all single exchanges from greedy."""
+    chosen = greedy(task)
+    counts = chosen.sum(axis=0)
+    relief = 2 * (counts[:, None] - counts[None, :] - 1)
+    client, given, taken = np.nonzero(chosen[:, :, None] & ~chosen[:, None, :] & (relief > 0))
+    prices = (task.scores[client, given] - task.scores[client, taken]) / relief[given, taken]
+    return np.quantile(prices, np.linspace(0, 1, count)) if len(prices) else np.zeros(count)

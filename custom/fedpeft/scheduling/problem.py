@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which layers shall each client train: the problem that every solver solves, and its two extreme assignments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+
+
+@dataclass(frozen=True, eq=False)
+class Problem:
+    """Choose m in {0, 1}^(N, L) with row sums b_i.
+
+        maximise  importance = sum_il m_il S_il
+        minimise  variance = 1/L sum_l (n_l - mean n)^2,      n_l = sum_i m_il
+
+    Build it with ``problem``, which checks what it is given.
+
+    Args:
+        scores: (N, L) float64, importance of layer l at client i.
+        budgets: (N,) int64, layers that client i trains.
+
+    Source: F3OCUS, SPEC section 4; the supplement prints the standard deviation, which orders assignments alike.
+    """
+
+    scores: np.ndarray
+    budgets: np.ndarray
+
+    @cached_property
+    def resolution(self) -> float:
+        """Differences in importance up to this are rounding: no assignment counts as better for them."""
+        return 1e-10 * float(np.abs(self.scores).sum())
+
+    @property
+    def inclination(self) -> np.ndarray:
+        """(N, L) probabilities in proportion to the scores, by which solvers draw layers; none is 0."""
+        shifted = self.scores - np.minimum(self.scores.min(axis=1, keepdims=True), 0)
+        total = shifted.sum(axis=1, keepdims=True)
+        share = np.divide(shifted, total, out=np.full_like(shifted, 1 / shifted.shape[1]), where=total > 0)
+        share = np.maximum(share, 1e-6)
+        return share / share.sum(axis=1, keepdims=True)
+
+
+def problem(scores: np.ndarray, budgets: np.ndarray, *, clients: Sequence[str] | None = None) -> Problem:
+    """Check scores and budgets.
+
+    Args:
+        scores: (N, L) importance of layer l at client i; any finite numbers.
+        budgets: (N,) whole numbers from 0 to L.
+        clients: (N,) names, by which errors call the clients.
+
+    Raises:
+        FedpeftError: wrong shapes, a score that is not finite, a budget that is no whole number from 0 to L.
+    """
+    scores, budgets = _numbers("scores", scores), _numbers("budgets", budgets)
+    if scores.ndim != 2 or 0 in scores.shape:
+        raise FedpeftError(
+            f"scores have the shape {scores.shape}, they must be (clients, layers), at least one of each."
+        )
+    if budgets.shape != scores.shape[:1]:
+        raise FedpeftError(
+            f"budgets have the shape {budgets.shape}, they must be one number for each of the {len(scores)} clients."
+        )
+    if clients is not None and len(clients) != len(scores):
+        raise FedpeftError(f"clients has {len(clients)} names for the {len(scores)} rows of scores: name each row.")
+    layers = scores.shape[1]
+    for i, (row, budget) in enumerate(zip(scores, budgets, strict=True)):
+        client = f"client {i}" if clients is None else f"client {clients[i]!r}"
+        if not np.isfinite(row).all():
+            layer = int(np.flatnonzero(~np.isfinite(row))[0])
+            raise FedpeftError(
+                f"{client} scores layer {layer} with {row[layer]}, which is no finite number: leave the client out of "
+                f"this round, or find out why its gradients are not finite."
+            )
+        if budget != np.floor(budget) or not 0 <= budget <= layers:
+            raise FedpeftError(
+                f"{client} has a budget of {budget:g} layers, it must be a whole number from 0 to {layers}, the number "
+                f"of layers."
+            )
+    return Problem(scores, budgets.astype(np.int64))
+
+
+def evaluate(task: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Importance and variance of assignments (P, N, L) bool: two arrays (P,).
+
+    Variances come from whole numbers and importances from one fixed order of summation: the same assignment has the
+    same bits in any company, and equal spreads are equal.
+    """
+    layers = task.scores.shape[1]
+    counts = masks.sum(axis=1)  # (P, L)
+    spread = layers * (counts * counts).sum(axis=1) - counts.sum(axis=1) ** 2
+    importance = np.where(masks, task.scores, 0.0).reshape(len(masks), -1).sum(axis=1)
+    return importance, spread / layers**2
+
+
+def take_top(keys: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+    """For every client the layers with its b_i largest keys: (…, N, L) -> (…, N, L) bool; ties go to the lower layer.
+
+    With random keys this samples without replacement: uniform keys uniformly, log-weights plus Gumbel noise by weight.
+    """
+    order = np.argsort(-keys, axis=-1, kind="stable")
+    chosen = np.empty(keys.shape, dtype=bool)
+    np.put_along_axis(chosen, order, np.arange(keys.shape[-1]) < budgets[:, None], axis=-1)
+    return chosen
+
+
+def greedy(task: Problem) -> np.ndarray:
+    """The assignment (N, L) of the highest importance: every client's best layers."""
+    return take_top(task.scores, task.budgets)
+
+
+def balanced(task: Problem) -> np.ndarray:
+    """An assignment (N, L) of the least variance: client by client the least used layers, among those its best."""
+    chosen = np.zeros(task.scores.shape, dtype=bool)
+    counts = np.zeros(task.scores.shape[1], dtype=np.int64)
+    for i, budget in enumerate(task.budgets):
+        chosen[i, np.lexsort((-task.scores[i], counts))[:budget]] = True
+        counts += chosen[i]
+    return chosen
+
+
+def _numbers(name: str, values: np.ndarray) -> np.ndarray:
+    try:
+        return np.array(values, dtype=np.float64)
+    except (TypeError, ValueError):
+        raise FedpeftError(f"{name} are no array of numbers, each row of one length: {values!r:.60}.") from None

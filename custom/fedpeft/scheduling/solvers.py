@@ -1,0 +1,89 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One interface to all solvers: which there are, and ``schedule``, which runs one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling.problem import problem
+from fedpeft.settings import build
+
+if TYPE_CHECKING:
+    from fedpeft.scheduling.front import Front
+
+_SOLVERS: dict[str, tuple[str, str]] = {}
+
+
+def register(name: str, module: str, settings: str) -> None:
+    """Make ``schedule(…, solver=name)`` run ``search(problem, rng, settings) -> Front`` of a module.
+
+    Args:
+        name: of the solver.
+        module: dotted name, imported when the solver is first used.
+        settings: name of its settings dataclass in that module.
+
+    Raises:
+        FedpeftError: the name is taken.
+    """
+    if name in _SOLVERS:
+        raise FedpeftError(f"solver {name!r} is already registered by {_SOLVERS[name][0]}: choose another name.")
+    _SOLVERS[name] = (module, settings)
+
+
+def names() -> tuple[str, ...]:
+    """Names that ``schedule`` knows."""
+    return tuple(_SOLVERS)
+
+
+def solver_settings(solver: str, **settings: Any) -> Any:
+    """The checked settings of a solver, with the paper's values where none is given.
+
+    Raises:
+        FedpeftError: unknown solver or setting, or a value that is not allowed.
+    """
+    if solver not in _SOLVERS:
+        raise FedpeftError(f"solver {solver!r} is unknown: choose one of {', '.join(_SOLVERS)}.")
+    module, name = _SOLVERS[solver]
+    return build(getattr(import_module(module), name), settings, section=solver)
+
+
+def schedule(
+    scores: np.ndarray,
+    budgets: np.ndarray,
+    solver: str = "nsga2",
+    seed: int = 0,
+    *,
+    clients: Sequence[str] | None = None,
+    **settings: Any,
+) -> Front:
+    """Assignments of layers to clients that trade importance against an even use of the layers.
+
+    Args:
+        scores: (N, L) importance of layer l at client i; ``fedpeft.importance`` gives rows that sum to 1.
+        budgets: (N,) layers that each client trains, from 0 to L; every budget is used up.
+        solver: one of ``names()``.
+        seed: of all randomness; the same seed gives the same front.
+        clients: (N,) names, by which errors call the clients.
+        settings: of the solver, for instance ``population=100``; see its settings dataclass.
+
+    Raises:
+        FedpeftError: wrong shapes, a score that is not finite, a budget out of range, unknown solver or setting.
+    """
+    chosen = solver_settings(solver, **settings)
+    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
+        raise FedpeftError(f"seed is {seed!r}, it must be a whole number of at least 0.")
+    task = problem(scores, budgets, clients=clients)
+    return import_module(_SOLVERS[solver][0]).search(task, np.random.default_rng(seed), chosen)
+
+
+register("nsga2", "fedpeft.scheduling.nsga2", "NSGA2Settings")
+register("mopso", "fedpeft.scheduling.mopso", "MOPSOSettings")
+register("annealing", "fedpeft.scheduling.annealing", "AnnealingSettings")
+register("ant_colony", "fedpeft.scheduling.ant_colony", "AntColonySettings")
+register("bee_colony", "fedpeft.scheduling.bee_colony", "BeeColonySettings")
+register("exact", "fedpeft.scheduling.exact", "ExactSettings")

@@ -1,0 +1,166 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The tables of settings in these pages, from the dataclasses' own docstrings.
+
+    python docs/generate_settings.py            # print every table
+    python docs/generate_settings.py --write    # replace what stands between `<!-- table: name -->` and `<!-- end -->`
+
+A test compares pages and docstrings, so that a setting is described in one place: at its dataclass.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import math
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpeft import adapters
+from fedpeft.adapters.bottleneck.config import BottleneckConfig
+from fedpeft.adapters.registration import METHODS
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.backbones import BackboneSettings
+from fedpeft.data import DataSettings
+from fedpeft.federation import FederationSettings
+from fedpeft.jobs import FlareSettings
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+PAGES = Path(__file__).parent
+SECTIONS: dict[str, type] = {
+    "backbone": BackboneSettings,
+    "method": MethodSettings,
+    "method.pia": PIASettings,
+    "training": TrainingSettings,
+    "data": DataSettings,
+    "federation": FederationSettings,
+    "flare": FlareSettings,
+}
+BY_ADAPTER = "[by adapter](methods.md#the-four-adapters)"
+VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
+KINDS = {
+    str: "text",
+    Path: "text",
+    bool: "true, false",
+    int: "whole number",
+    float: "number",
+    tuple: "list",
+    list: "list",
+    dict: "mapping",
+    Mapping: "mapping",
+}
+ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
+BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def tables() -> dict[str, str]:
+    """Every table by name: one for each section of a job, `adapter_settings`, and `adapters`."""
+    return {
+        **{section: settings_table(cls) for section, cls in SECTIONS.items()},
+        "adapter_settings": _adapter_settings(),
+        "adapters": _adapters(),
+    }
+
+
+def settings_table(cls: type) -> str:
+    """Name, kind, default and meaning of every field of a settings dataclass."""
+    hints, meanings = typing.get_type_hints(cls), argument_texts(cls)
+    rows = [
+        (f"`{f.name}`", kind_of(hints[f.name]), default_of(f), meanings.get(f.name, ""))
+        for f in dataclasses.fields(cls)
+    ]
+    heads = ("setting", "kind", "default", "meaning")
+    columns = 4 if meanings else 3
+    return markdown(heads[:columns], [row[:columns] for row in rows])
+
+
+def argument_texts(cls: type) -> dict[str, str]:
+    """Field name -> what the docstring's `Args` say about it; names that share an entry get the same text."""
+    texts: dict[str, str] = {}
+    _, _, arguments = (inspect.getdoc(cls) or "").partition("Args:\n")
+    names: Sequence[str] = ()
+    for line in arguments.split("\n\n")[0].splitlines():
+        if entry := ENTRY.fullmatch(line):
+            names = entry[1].split(", ")
+            texts |= dict.fromkeys(names, entry[2])
+        else:
+            texts |= {name: f"{texts[name]} {line.strip()}" for name in names}
+    return texts
+
+
+def kind_of(hint: Any) -> str:
+    """What a job file may hold there; null is not among it, so `| None` is left out."""
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    parts = [part for part in (typing.get_args(hint) if union else (hint,)) if part is not type(None)]
+    return ", ".join(dict.fromkeys(KINDS[typing.get_origin(part) or part] for part in parts))
+
+
+def default_of(field: dataclasses.Field) -> str:
+    """The default as a job file would write it."""
+    if field.default_factory is not dataclasses.MISSING:
+        return f"`{field.default_factory()!r}`"
+    if field.default is dataclasses.MISSING:
+        return "required"
+    if field.default is None or field.default == ():
+        return "none"
+    value = str(field.default).lower() if isinstance(field.default, bool) else field.default
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
+
+
+def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [heads, ["---"] * len(heads), *([cell.replace("|", r"\|") for cell in row] for row in rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _adapter_settings() -> str:
+    configs = {name: getattr(adapters, f"{name.capitalize()}Config") for name in METHODS}
+    rows = [
+        _adapter_row(name, text, "all four", list(configs.values()))
+        for name, text in argument_texts(BottleneckConfig).items()
+    ]
+    for owner, cls in configs.items():
+        rows += [_adapter_row(name, text, owner, [cls]) for name, text in argument_texts(cls).items()]
+    return markdown(("setting", "adapter", "kind", "default", "meaning"), rows)
+
+
+def _adapter_row(name: str, text: str, owner: str, configs: Sequence[type]) -> tuple[str, ...]:
+    defaults = {default_of(field) for cls in configs for field in dataclasses.fields(cls) if field.name == name}
+    default = defaults.pop() if len(defaults) == 1 else BY_ADAPTER
+    return f"`{name}`", owner, kind_of(typing.get_type_hints(configs[0])[name]), default, text.replace("``", "`")
+
+
+def _adapters() -> str:
+    rows = []
+    for name in METHODS:
+        config = adapters.config(name)
+        count = sum(math.prod(shape) for shape in adapters.schema(config, **VILT_B32).values())
+        sites = ", ".join(f"`{role}`" for role in config.roles)
+        rows.append((f"`{name}`", sites, config.activation, f"{config.reduction_factor:g}", f"{count:,}"))
+    return markdown(("adapter", "sites in each layer", "activation", "reduction", "trainable on ViLT-B/32"), rows)
+
+
+def filled(page: str, contents: Mapping[str, str]) -> str:
+    """A page with every marked table replaced by the generated one."""
+    return BLOCK.sub(lambda found: f"{found[1]}\n{contents[found[2]]}\n\n{found[3]}", page)
+
+
+def main() -> None:
+    """Print the tables, or write them into the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="replace the tables in the pages")
+    contents = tables()
+    if not parser.parse_args().write:
+        for name, table in contents.items():
+            print(f"{name}\n\n{table}\n")
+        return
+    for page in sorted(PAGES.glob("*.md")):
+        page.write_text(filled(page.read_text(), contents))
+
+
+if __name__ == "__main__":
+    main()

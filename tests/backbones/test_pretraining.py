@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import BertTokenizerFast
+
+from fedpeft.backbones import BackboneSettings, build
+from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.data.phantom_words import CLINICAL
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("pretrain_tiny_vilt", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return BertTokenizerFast.from_pretrained(TINY_FOLDER)
+
+
+def test_shipped_files_are_those_that_the_script_writes(script, tmp_path):
+    script.write_configuration(tmp_path)
+    assert (tmp_path / "vocab.txt").read_text() == (TINY_FOLDER / "vocab.txt").read_text()
+    written, shipped = (json.loads((folder / "config.json").read_text()) for folder in (tmp_path, TINY_FOLDER))
+    assert written == shipped
+
+
+def test_every_shard_of_the_stream_is_new_and_reproducible(script, tokenizer):
+    first, again, second = (script.make_batch(number, 8, tokenizer) for number in (0, 0, 1))
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["image"], second["image"])
+
+
+def test_pre_training_never_uses_a_clinical_word(script, tokenizer):
+    clinical = set(tokenizer.convert_tokens_to_ids(list(CLINICAL.values())))
+    used = {
+        token
+        for number in range(20)
+        for token in script.make_batch(number, 32, tokenizer)["input_ids"].unique().tolist()
+    }
+    assert not used & clinical
+
+
+def test_answers_and_patches_of_the_stream_lie_in_their_heads(script, tokenizer):
+    batch = script.make_batch(3, 64, tokenizer)
+    heads = script.Heads(8)
+    assert batch["answer"].max() < heads.answer.out_features
+    for name in ("asked", "kinds", "shades"):
+        assert batch[name].shape == (64, script.GRID**2)
+        assert batch[name].max() < getattr(heads, name).out_features
+
+
+@pytest.mark.slow
+def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path):
+    def run(steps):
+        command = [sys.executable, SCRIPT, "--out", tmp_path, "--steps", str(steps), "--batch", "8"]
+        subprocess.run(command, check=True, capture_output=True)
+        return torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+
+    assert run(2)["step"] == 2
+    resumed = run(3)
+    assert resumed["step"] == 3
+    assert {state["step"].item() for state in resumed["optimizer"]["state"].values()} == {3.0}
+    backbone = build(BackboneSettings(source=str(tmp_path))).eval()
+    kept = resumed["modules"]["backbone.model.pooler.dense.weight"]
+    assert torch.allclose(backbone.model.pooler.dense.weight, kept, atol=1e-3)  # stored as float16

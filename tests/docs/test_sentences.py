@@ -1,0 +1,229 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The page's table of faults: each is brought about, and what the code says is what the page says."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+
+import fedpeft
+from fedpeft import data
+from fedpeft.data.images import open_image
+from fedpeft.errors import FedpeftError
+from fedpeft.federation import FederationSettings
+from fedpeft.flare import controller, executor, handshake
+from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.jobs import compose
+from fedpeft.settings import build
+from fedpeft.simulate import simulate
+from fedpeft.training.learner import Learner
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+ROOT = Path(__file__).parents[2]
+ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)
+SECTION = re.compile(r"^## What happens when something is wrong$(.*?)^## ", re.MULTILINE | re.DOTALL)
+ROWS = dict(ROW.findall(SECTION.search((ROOT / "docs" / "running.md").read_text())[1]))
+SCHEMA = {"layer.0.output.down.bias": [2]}
+METHOD = MethodSettings()
+CASES: dict[str, Callable] = {}
+
+
+def case(what: str) -> Callable:
+    """Name a function after the row whose sentence it raises or returns."""
+    return lambda function: CASES.setdefault(what, function)
+
+
+def composed(*overrides):
+    return compose(ROOT / "app_configs", "fedpia_task1", overrides)
+
+
+def introduction(**changes):
+    return Introduction(**{"version": fedpeft.__version__, "schema": SCHEMA, "samples": {"train": 5}, **changes})
+
+
+def agreement(**changes):
+    sites = {"slake": introduction(), "north": introduction(**changes)}
+    handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
+
+
+def reply(state):
+    good = {key: torch.zeros(shape) for key, shape in SCHEMA.items()}
+    sent = TrainReply(
+        round=2, samples=5, metrics=dict.fromkeys(METRICS), seconds=1.0, problem="", state={**good, **state}
+    )
+    check_reply(sent, site="north", round=2, schema=SCHEMA, samples=5)
+
+
+def manifest(folder, *rows):
+    (folder / "scan.png").write_bytes(b"no image")
+    (folder / "manifest.csv").write_text("\n".join(["image,question,answer,split", *rows]) + "\n")
+    return data.load(data.DataSettings(dataset="manifest", root=folder, site="north"))
+
+
+def site_executor(here, sections):
+    """A site's executor and a context in which it is north."""
+    here.monkeypatch.setattr(executor, "run_folder", lambda fl_ctx: here.folder)
+    context = FLContext()
+    context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
+    return executor.SiteExecutor(
+        **{name: sections[name] for name in ("backbone", "method", "training", "data")}
+    ), context
+
+
+@case("no such job")
+def _(here):
+    simulate(here.folder / "nothing", workspace=here.folder, threads=1)
+
+
+@case("more threads than sites")
+def _(here):
+    simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder, threads=9)
+
+
+@case("unknown adapter")
+def _(here):
+    composed("method.adapter=houlsbi")
+
+
+@case("unknown setting")
+def _(here):
+    composed("method.adaptor=houlsby")
+
+
+@case("a value out of range")
+def _(here):
+    composed("federation.quorum=6")
+
+
+@case("an undefined FLARE variable")
+def _(here):
+    build(TrainingSettings, {"rounds": None}, section="training")
+
+
+@case("unknown setting of an adapter")
+def _(here):
+    sections = here.sections("method.adapter_settings.houlsby.reduction=3")
+    Learner.from_sections(sections, site="slake", folder=here.folder)
+
+
+@case("no data folder, told to the site")
+def _(here):
+    here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    data.load(data.DataSettings(dataset="vqa_rad"))
+
+
+@case("an image is missing, told to the site")
+def _(here):
+    manifest(here.folder, "none.png,What?,yes,train")
+
+
+@case("an empty split, told to the site")
+def _(here):
+    manifest(here.folder, "scan.png,What?,yes,train", "scan.png,What?,yes,validation")
+
+
+@case("the same three, told to the server")
+def _(here):
+    here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    sections = here.sections()
+    site, context = site_executor(here, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
+    answer = site._introduce(Hello(version=fedpeft.__version__).to_model(round=0), context)
+    _, problems = handshake.read({"north": answer.to_model()}, sites=["north"], timeout=300)
+    return problems["north"]
+
+
+@case("no weights for the backbone")
+def _(here):
+    sections = here.sections(f"backbone.source={here.folder / 'nowhere'}")
+    Learner.from_sections(sections, site="slake", folder=here.folder)
+
+
+@case("another version")
+def _(here):
+    agreement(version="0.0.1")
+
+
+@case("another kind of adapter")
+def _(here):
+    agreement(schema={"layer.0.query.A": [4, 8]})
+
+
+@case("another width, not declared")
+def _(here):
+    agreement(schema={"layer.0.output.down.bias": [3]})
+
+
+@case("no answer")
+def _(here):
+    return handshake.read({}, sites=["north"], timeout=300)[1]["north"]
+
+
+@case("a broken image, told to the site")
+def _(here):
+    (here.folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
+    open_image(here.folder / "broken.jpg")
+
+
+@case("the loss diverges")
+def _(here):
+    sections = here.sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
+    Learner.from_sections(sections, site="slake", folder=here.folder).train_round(1, {})
+
+
+@case("NaN or infinity in a reply")
+def _(here):
+    reply({"layer.0.output.down.bias": torch.tensor([0.0, float("nan")])})
+
+
+@case("a tensor of another shape")
+def _(here):
+    reply({"layer.0.output.down.bias": torch.zeros(3)})
+
+
+@case("a tensor too many")
+def _(here):
+    reply({"head.weight": torch.zeros(3)})
+
+
+@case("any other error")
+def _(here):
+    def fail(*_):
+        raise RuntimeError("a question")
+
+    here.monkeypatch.setattr(Learner, "train_round", fail)
+    sections = here.sections()
+    site, context = site_executor(here, {**sections, "data": {**sections["data"], "site": "slake"}})
+    answer = site._train(TrainOrder(round=2, state={}).to_model(round=2), context)
+    check_reply(answer, site="north", round=2, schema=SCHEMA, samples=5)
+
+
+@case("a site's process is gone")
+def _(here):
+    server = controller.FederationController()
+    server._federation, server._method = FederationSettings(sites=("north",), round_timeout=1800), METHOD
+    return server._validate({}, {"north": introduction()}, 2)[1]["north"]
+
+
+@case("too few valid replies")
+def _(here):
+    return controller._shortage("round 2", 1, 2, {"north": "the reason."})
+
+
+def test_every_row_has_a_case():
+    assert list(ROWS) == list(CASES)
+
+
+@pytest.mark.parametrize("what", ROWS)
+def test_the_page_says_what_the_code_says(what, sections, tmp_path, monkeypatch):
+    here = SimpleNamespace(sections=sections, folder=tmp_path, monkeypatch=monkeypatch)
+    try:
+        said = CASES[what](here)
+    except FedpeftError as error:
+        said = str(error)
+    wanted = ".+".join(re.escape(part) for part in ROWS[what].split("…"))
+    assert re.fullmatch(wanted, said), said

@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The tables of settings say what the dataclasses say, and leave none out."""
+
+import dataclasses
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs"
+sys.path.insert(0, str(DOCS))
+import generate_settings as generator  # noqa: E402
+
+PAGES = sorted(DOCS.glob("*.md"))
+
+
+@pytest.fixture(scope="module")
+def tables():
+    return generator.tables()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+def test_pages_hold_the_tables_that_the_code_gives(page, tables):
+    text = page.read_text()
+    assert generator.filled(text, tables) == text, "run `python docs/generate_settings.py --write`"
+
+
+def test_every_table_is_on_a_page(tables):
+    found = {match[2] for page in PAGES for match in generator.BLOCK.finditer(page.read_text())}
+    assert found == set(tables)
+
+
+@pytest.mark.parametrize("section", [name for name in generator.SECTIONS if name != "flare"])
+def test_every_setting_is_described(section):
+    cls = generator.SECTIONS[section]
+    assert set(generator.argument_texts(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+def test_a_docstrings_arguments_are_read():
+    @dataclasses.dataclass(kw_only=True)
+    class Example:
+        """One line.
+
+        Args:
+            a, b: shared,
+                over two lines.
+            c: a|b.
+
+        Raises:
+            ValueError: never.
+        """
+
+        a: int
+        b: bool = True
+        c: str | None = None
+
+    assert generator.argument_texts(Example) == {
+        "a": "shared, over two lines.",
+        "b": "shared, over two lines.",
+        "c": "a|b.",
+    }
+    assert generator.settings_table(Example).splitlines()[2:] == [
+        "| `a` | whole number | required | shared, over two lines. |",
+        "| `b` | true, false | `true` | shared, over two lines. |",
+        "| `c` | text | none | a\\|b. |",
+    ]

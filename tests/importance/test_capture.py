@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What may and what may not be captured: shapes, dependence between samples, NaN."""
+
+import pytest
+import torch
+from nets import jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
+from torch import nn
+from torch.nn import functional as F
+
+from fedpeft.errors import FedpeftError
+from fedpeft.importance import score
+
+
+class Sequential(nn.Module):
+    """Reads (B, T, d), works on another layout, returns (B, C)."""
+
+    def __init__(self, layout):
+        super().__init__()
+        self.layout = layout
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(2))
+            self.head = nn.Linear(6, 3)
+
+    def forward(self, h):
+        batch, length = h.shape[:2]
+        h = h.transpose(0, 1) if self.layout == "tokens first" else h.reshape(batch * length, -1)
+        for layer in self.layers:
+            h = torch.tanh(layer(h))
+        h = h.transpose(0, 1) if self.layout == "tokens first" else h.reshape(batch, length, -1)
+        return self.head(h.mean(1))
+
+
+def linear_layers(model):
+    return {number: list(layer.parameters()) for number, layer in enumerate(model.layers)}
+
+
+@pytest.mark.parametrize("layout", ["tokens first", "tokens flat"])
+def test_samples_elsewhere_than_in_the_first_dimension_are_found(layout):
+    model, batch = Sequential(layout), tokens(samples=5, length=4)
+    expected = kernel_eigenvalues(jacobian(model_fn(model), linear_layers(model), batch))
+    found = score(model_fn(model), linear_layers(model), [batch], loss, normalize=False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_samples_elsewhere_are_refused_where_the_shape_hides_it():
+    model, batch = Sequential("tokens first"), tokens(samples=4, length=4)
+    with pytest.raises(FedpeftError, match=r"depends on other rows.*gradients='rows'"):
+        score(model_fn(model), linear_layers(model), [batch], loss)
+    found = score(model_fn(model), linear_layers(model), [batch], loss, normalize=False, gradients="rows")
+    expected = kernel_eigenvalues(jacobian(model_fn(model), linear_layers(model), batch))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_batch_statistics_are_refused():
+    layers = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+    groups = {"first": list(layers[0].parameters()), "last": list(layers[2].parameters())}
+
+    def function(batch):
+        return layers(batch["tokens"][:, 0])
+
+    with pytest.raises(FedpeftError, match="eval mode"):
+        score(function, groups, [tokens()], loss)
+    layers.eval()
+    assert float(score(function, groups, [tokens()], loss).sum()) == pytest.approx(1)
+
+
+class Computed(nn.Module):
+    """Its matrices are computed: from factors, by a linear layer from a parameter, by scaling a parameter's columns."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.left, self.right = (nn.Parameter(torch.randn(6, 6)) for _ in range(2))
+            self.length, self.direction = nn.Parameter(torch.rand(6)), nn.Parameter(torch.randn(5, 6))
+            self.inner, self.head = nn.Linear(6, 6), nn.Linear(5, 3)
+
+    def forward(self, h):
+        h = torch.tanh(F.linear(h, self.left @ self.right))
+        h = torch.tanh(F.linear(h, self.inner(self.left)))
+        h = F.linear(h, self.length * F.normalize(self.direction, dim=1))
+        return self.head(h.mean(1))
+
+
+@pytest.mark.parametrize("samples", [4, 5, 6])
+def test_rows_are_carried_back_to_what_a_weight_is_computed_from(samples):
+    model, batch = Computed(), tokens(samples)
+    layers = {
+        "factors": [model.left, model.right],
+        "columns": [model.length, model.direction],  # as many rows as there are samples, once
+        "inner": list(model.inner.parameters()),
+    }
+    expected = kernel_eigenvalues(jacobian(model_fn(model), layers, batch))
+    settings = {"normalize": False}
+    if samples == 6:  # the inner linear layer seems to read samples
+        with pytest.raises(FedpeftError, match="depends on other rows"):
+            score(model_fn(model), layers, [batch], loss)
+        settings["gradients"] = "rows"
+    found = score(model_fn(model), layers, [batch], loss, **settings)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("method", ["lntk", "lntk_squared", "fishmask", "gradflow", "grasp", "snip", "rgn", "spt"])
+def test_a_gradient_that_is_not_a_number_names_the_layer(method):
+    model, batch = net(), tokens()
+
+    class Broken(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return g * torch.nan
+
+    def function(batch):
+        h = model.blocks[2](model.blocks[1](Broken.apply(model.blocks[0](batch["tokens"]))))
+        return model.head(h.mean(1))
+
+    with pytest.raises(FedpeftError, match=r"^layer block 0 has NaN or infinite gradients .*: [^.]*\.$"):
+        score(function, layers_of(model), [batch], loss, method=method)
+
+
+def test_a_parameter_that_is_not_a_number_names_the_layer():
+    model = net()
+    with torch.no_grad():
+        model.blocks[1].scale[2] = torch.inf
+    with pytest.raises(FedpeftError, match="layer block 1 has NaN or infinity in its parameters"):
+        score(model_fn(model), layers_of(model), [tokens()], loss)
+
+
+def test_a_loss_that_is_not_a_number_names_the_sample():
+    model, batch = net(), tokens()
+    batch["tokens"][3] = torch.nan
+    with pytest.raises(FedpeftError, match="loss of sample 3 is nan"):
+        score(model_fn(model), layers_of(model), [batch], loss)

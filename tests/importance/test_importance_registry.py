@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One call for every score: names, settings, normalisation, and what is refused."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from nets import layers_of, loss, model_fn, net, tokens
+
+from fedpeft import importance
+from fedpeft.errors import FedpeftError
+from fedpeft.importance import registry
+
+
+def call(method, **settings):
+    model = net()
+    extra = {
+        "fd": {"generator": torch.Generator().manual_seed(0)},
+        "synflow": {"model": model},
+        "fedselect": {"previous": {n: [torch.zeros_like(p) for p in g] for n, g in layers_of(model).items()}},
+    }.get(method, {})
+    return importance.score(model_fn(model), layers_of(model), [tokens()], loss, method=method, **extra, **settings)
+
+
+@pytest.mark.parametrize("method", importance.names())
+def test_every_score_is_a_distribution_over_layers_in_the_order_of_the_raw_one(method):
+    scores, raw = call(method), call(method, normalize=False)
+    assert scores.dtype == torch.float64
+    assert scores.shape == (3,)
+    assert float(scores.sum()) == pytest.approx(1, abs=1e-9)
+    assert bool((scores >= 0).all())
+    assert torch.equal(scores.argsort(), raw.argsort())
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [([1, 3], [0.25, 0.75]), ([-1, 1, 0], [0, 2 / 3, 1 / 3]), ([-2, -2], [0.5, 0.5]), ([5], [1]), ([-5], [1])],
+)
+def test_negative_scores_are_shifted_before_they_are_shared_out(raw, expected, monkeypatch):
+    monkeypatch.setattr(registry, "_function", lambda name: lambda problem: torch.tensor(raw, dtype=torch.float64))
+    model = net()
+    layers = {number: list(model.head.parameters()) for number in range(len(raw))}
+    scores = importance.score(model_fn(model), layers, [], loss, method="any")
+    torch.testing.assert_close(scores, torch.tensor(expected, dtype=torch.float64))
+
+
+REFUSED = [
+    ({"method": "lntkk"}, "'lntkk' is unknown: did you mean 'lntk'"),
+    ({"method": "lntk", "target": "labels"}, "lntk: target is 'labels', allowed are loss, logits"),
+    ({"method": "lntk", "reduce": "mean"}, "lntk.reduce is no setting"),
+    ({"method": "snip", "reduce": "max"}, "snip: reduce is 'max', allowed are sum, mean"),
+    ({"method": "spt", "tau": 2.0}, "tau is 2.0"),
+    ({"method": "last_k", "k": 4}, "last_k has no setting 'k'"),
+    ({"gradients": "fast"}, "gradients is 'fast', allowed are captured, rows"),
+    ({"batches": []}, "no batch was given"),
+    ({"layers": {}}, "there are no layers"),
+    ({"layers": {"empty": []}}, "layer empty has no trainable parameters"),
+    ({"layers": {"x": [torch.zeros(2, requires_grad=True) * 2]}}, "layer x lists a tensor of shape"),
+    ({"loss": lambda logits, batch: loss(logits, batch).mean()}, "one value for each sample"),
+    ({"model_fn": lambda batch: batch["tokens"]}, r"logits of shape \(B, C\)"),
+    ({"layers": {"idle": [torch.zeros(2, requires_grad=True)]}}, "no scored parameter influences"),
+]
+
+
+@pytest.mark.parametrize(("change", "sentence"), REFUSED)
+def test_bad_input_is_refused_in_a_sentence(change, sentence):
+    model = net()
+    arguments = {"model_fn": model_fn(model), "layers": layers_of(model), "batches": [tokens()], "loss": loss}
+    with pytest.raises(FedpeftError, match=sentence):
+        importance.score(**{**arguments, **change})
+
+
+def test_scores_that_are_all_zero_are_refused_unless_raw():
+    model = net()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    arguments = (model_fn(model), layers_of(model), [tokens()], loss)
+    with pytest.raises(FedpeftError, match="gives every layer 0"):
+        importance.score(*arguments)
+    assert importance.score(*arguments, normalize=False).tolist() == [0, 0, 0]
+
+
+def test_a_name_can_be_added_once(monkeypatch):
+    monkeypatch.setattr(registry, "_HOMES", dict(registry._HOMES))
+    importance.register("reverse", "test_importance_registry:reverse")
+    assert call("reverse", normalize=False).tolist() == [3, 2, 1]
+    with pytest.raises(FedpeftError, match="'reverse' is already registered"):
+        importance.register("reverse", "elsewhere:reverse")
+
+
+def reverse(problem):
+    return torch.arange(len(problem.layers), 0, -1)
+
+
+def test_settings_of_a_job_are_checked_without_a_model():
+    assert importance.method_settings("lntk", {"target": "logits"}).target == "logits"
+    assert importance.method_settings("synflow").reduce == "mean"
+    assert importance.method_settings("fd") is None
+    with pytest.raises(FedpeftError, match=r"rgn\.norms is None"):
+        importance.method_settings("rgn", {"norms": None})
+
+
+def test_importing_the_package_imports_neither_torch_nor_flare():
+    code = (
+        "import sys; from fedpeft.importance import MemorySettings, names, score; "
+        "print({'torch', 'nvflare'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"

@@ -1,0 +1,226 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""LNTK scores against the definition: Jacobians of single samples, eigenvalues of a full decomposition."""
+
+import pytest
+import torch
+from nets import Batch, jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
+
+from fedpeft.importance import adapter_layers, score
+from fedpeft.importance import jacobian as jacobian_module
+from fedpeft.importance import lntk as lntk_module
+
+ADAPTERS = [
+    ("houlsby", {}),
+    ("pfeiffer", {"layer_norm": True}),
+    ("parallel", {}),
+    ("compacter", {"reduction_factor": 4}),
+    ("lora", {}),
+]
+
+
+@pytest.fixture(scope="module")
+def vilt(tiny_source):
+    from transformers import ViltModel
+
+    return lambda: ViltModel.from_pretrained(tiny_source).eval()
+
+
+@pytest.fixture(scope="module")
+def questions():
+    """Four samples of the two-layer ViLT, patches embedded already, the last question padded."""
+    rng = torch.Generator().manual_seed(3)
+    mask = torch.ones(4, 5, dtype=torch.long)
+    mask[3, 3:] = 0
+    return Batch(
+        input_ids=torch.randint(0, 40, (4, 5), generator=rng),
+        attention_mask=mask,
+        image_embeds=torch.randn(4, 4, 16, generator=rng),
+        pixel_mask=torch.ones(4, 4, dtype=torch.long),
+        target=torch.tensor([0, 1, 2, 1]),
+    )
+
+
+def head_of(model):
+    weight = torch.randn(3, 16, generator=torch.Generator().manual_seed(4))
+    return lambda batch: model(**{k: v for k, v in batch.items() if k != "target"}).pooler_output @ weight.T
+
+
+def with_adapter(model, name, settings, seed=5):
+    from peft import get_peft_model
+
+    from fedpeft import adapters
+
+    rng = torch.Generator().manual_seed(seed)
+    model = get_peft_model(model, adapters.config(name, **settings)).eval()
+    state = {k: 0.3 * torch.randn(t.shape, generator=rng) for k, t in adapters.adapter_state(model).items()}
+    adapters.load_adapter_state(model, state)
+    return model
+
+
+@pytest.fixture
+def no_slow_rows(monkeypatch):
+    """Fail where a parameter would be differentiated row by row."""
+    original = jacobian_module._row_by_row
+
+    def refuse(values, parameters):
+        assert not parameters
+        return original(values, parameters)
+
+    monkeypatch.setattr(jacobian_module, "_row_by_row", refuse)
+
+
+@pytest.mark.parametrize("target", ["loss", "logits"])
+@pytest.mark.parametrize(("name", "settings"), ADAPTERS)
+def test_scores_of_adapters_are_eigenvalues_of_the_jacobian(name, settings, target, vilt, questions, no_slow_rows):
+    model = with_adapter(vilt(), name, settings)
+    function, layers = head_of(model), adapter_layers(model)
+    expected = kernel_eigenvalues(jacobian(function, layers, questions, target=target))
+    found = score(function, layers, [questions], loss, target=target, normalize=False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("target", ["loss", "logits"])
+def test_scores_of_whole_transformer_layers(target, vilt, questions, no_slow_rows):
+    model = vilt()
+    layers = {number: list(layer.parameters()) for number, layer in enumerate(model.encoder.layer)}
+    expected = kernel_eigenvalues(jacobian(head_of(model), layers, questions, target=target))
+    found = score(head_of(model), layers, [questions], loss, target=target, normalize=False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_a_frozen_second_adapter_is_part_of_the_function_but_not_of_the_score(vilt, questions, no_slow_rows):
+    from fedpeft import adapters
+
+    model = with_adapter(vilt(), "houlsby", {})
+    model.add_adapter("global", adapters.config("houlsby", init_seed=7))
+    model.base_model.set_adapter(["default", "global"])  # their weights are fused for one pass
+    adapters.set_trainable_layers(model, [0])
+    function, layers = head_of(model), adapter_layers(model)
+    flags = [p.requires_grad for p in model.parameters()]
+    found = score(function, layers, [questions], loss, normalize=False)
+    assert [p.requires_grad for p in model.parameters()] == flags
+    model.requires_grad_(True)
+    torch.testing.assert_close(found, kernel_eigenvalues(jacobian(function, layers, questions)), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("target", ["loss", "logits"])
+@pytest.mark.parametrize("shared", [False, True])
+def test_scores_of_any_model_whatever_reads_its_parameters(target, shared):
+    model = net()
+    if shared:
+        model.blocks[2].wide = model.blocks[0].wide
+    layers, batch = layers_of(model), tokens()
+    expected = kernel_eigenvalues(jacobian(model_fn(model), layers, batch, target=target))
+    found = score(model_fn(model), layers, [batch], loss, target=target, normalize=False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    slow = score(model_fn(model), layers, [batch], loss, target=target, normalize=False, gradients="rows")
+    torch.testing.assert_close(found, slow, rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize("target", ["loss", "logits"])
+@pytest.mark.parametrize("held_bytes", [2**30, 1])
+def test_several_batches_are_one_set_of_samples(target, held_bytes, monkeypatch):
+    monkeypatch.setattr(lntk_module, "HELD_BYTES", held_bytes)
+    model, batch = net(), tokens()
+    parts = [Batch({k: v[cut] for k, v in batch.items()}) for cut in (slice(0, 2), slice(2, 5))]
+    whole = score(model_fn(model), layers_of(model), [batch], loss, target=target)
+    cut = score(model_fn(model), layers_of(model), iter(parts), loss, target=target)
+    torch.testing.assert_close(cut, whole, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("samples", [1, 2, 3, 40])
+def test_any_number_of_samples(samples):
+    model, batch = net(), tokens(samples)
+    expected = kernel_eigenvalues(jacobian(model_fn(model), layers_of(model), batch))
+    found = score(model_fn(model), layers_of(model), [batch], loss, normalize=False)
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+
+
+def test_scores_are_shares_and_leave_the_model_as_it_was():
+    model, batch = net(), tokens()
+    model.blocks[1].requires_grad_(False)
+    before = {name: (p.clone(), p.requires_grad) for name, p in model.named_parameters()}
+    scores = score(model_fn(model), layers_of(model), [batch], loss)
+    assert scores.dtype == torch.float64
+    assert scores.shape == (3,)
+    assert float(scores.sum()) == pytest.approx(1, abs=1e-12)
+    assert bool((scores > 0).all())
+    assert torch.equal(scores, score(model_fn(model), layers_of(model), [batch], loss))
+    for name, p in model.named_parameters():
+        assert p.grad is None
+        assert torch.equal(p, before[name][0])
+        assert p.requires_grad == before[name][1]
+
+
+@pytest.mark.parametrize("gradients", ["captured", "rows"])
+@pytest.mark.parametrize("target", ["loss", "logits"])
+def test_rows_are_zero_in_batches_that_do_not_use_a_parameter(target, gradients):
+    experts = torch.nn.ModuleList(torch.nn.Linear(6, 3) for _ in range(2))
+    layers = {number: list(expert.parameters()) for number, expert in enumerate(experts)}
+    batches = [tokens(samples=2 + number, seed=number) for number in range(2)]
+
+    def function_of(expert):
+        return lambda batch: expert(batch["tokens"].mean(1))
+
+    def function(batch):
+        return function_of(experts[len(batch["target"]) - 2])(batch)
+
+    expected = [
+        kernel_eigenvalues(jacobian(function_of(expert), {0: layers[number]}, batches[number], target=target))
+        for number, expert in enumerate(experts)
+    ]
+    found = score(function, layers, batches, loss, target=target, normalize=False, gradients=gradients)
+    torch.testing.assert_close(found, torch.cat(expected), rtol=1e-4, atol=0)
+
+
+def test_a_layer_that_the_outputs_do_not_depend_on_scores_nothing():
+    model = net()
+    layers = {**layers_of(model), "idle": list(torch.nn.Linear(2, 2).parameters())}
+    scores = score(model_fn(model), layers, [tokens()], loss)
+    assert float(scores[3]) == 0
+    assert float(scores.sum()) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("gradients", ["captured", "rows"])
+def test_products_of_half_precision_gradients_do_not_underflow(gradients):
+    model, batch = net(torch.float16), tokens(dtype=torch.float16)
+
+    def tiny(logits, batch):
+        return 1e-3 * loss(logits.float(), batch)
+
+    single = net()
+    exact = score(model_fn(single), layers_of(single), [tokens()], loss)
+    found = score(model_fn(model), layers_of(model), [batch], tiny, gradients=gradients)
+    torch.testing.assert_close(found, exact, rtol=0.15, atol=0)  # the gradients themselves are this coarse
+
+
+def algorithm_1(function, layers, batch):
+    """The supplement's Algorithm 1, line by line, for named tensors; then summed over a layer."""
+    logits = function(batch)
+    scores = []
+    for parameters in layers.values():
+        gradients = [torch.zeros_like(p) for p in parameters]
+        for b in range(logits.shape[0]):
+            for i in range(logits.shape[1]):
+                for p in parameters:
+                    p.grad = None
+                logits[b, i].backward(retain_graph=True)
+                for n, p in enumerate(parameters):
+                    if p.grad is not None:
+                        gradients[n] = gradients[n] + p.grad**2
+        total = 0.0
+        for gradient in gradients:
+            j = gradient.view(gradient.shape[0], -1)
+            total += float(torch.linalg.eigvalsh(j @ j.T).max())
+        scores.append(total)
+    return torch.tensor(scores, dtype=torch.float64)
+
+
+def test_lntk_squared_is_algorithm_1():
+    model, batch = net(torch.float64), tokens(dtype=torch.float64)
+    layers = layers_of(model)
+    found = score(model_fn(model), layers, [batch], loss, method="lntk_squared", normalize=False)
+    expected = algorithm_1(model_fn(model), layers, batch)
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
+    mean = score(model_fn(model), layers, [batch], loss, method="lntk_squared", normalize=False, reduce="mean")
+    torch.testing.assert_close(mean, expected / 9, rtol=1e-6, atol=0)

@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Algorithm 46 on a network whose memory can be counted by hand."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedpeft.errors import FedpeftError
+from fedpeft.importance import MemorySettings, count_layers, layer_budget, layer_memory
+from fedpeft.importance.memory_budget import available_memory
+
+SAMPLES, WIDTH, LAYERS = 64, 32, 4
+ACTIVATION = 4 * SAMPLES * WIDTH
+PARAMETERS = 4 * (WIDTH * WIDTH + WIDTH)
+
+
+@pytest.mark.parametrize(
+    ("costs", "available", "count"),
+    [
+        ([2, 2, 2], 6, 3),
+        ([2, 2, 2], 5.9, 2),
+        ([2, 2, 2], 1, 0),
+        ([2, 2, 2], -1, 0),
+        ([5, 1, 1], 4, 0),  # the walk stops at the first layer that does not fit
+        ([1, 5, 1], 4, 1),
+        ([], 4, 0),
+    ],
+)
+def test_the_walk_counts_layers_until_one_does_not_fit(costs, available, count):
+    assert count_layers(costs, available) == count
+
+
+class Stack(nn.Module):
+    """Linear and ReLU, a few times; a ReLU's output is the next layer's input, kept once."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(LAYERS))
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = F.relu(layer(x))
+        return self.head(x)
+
+
+@pytest.fixture
+def case():
+    model = Stack()
+    batch = {"x": torch.randn(SAMPLES, WIDTH), "y": torch.zeros(SAMPLES, dtype=torch.long)}
+    layers = {number: list(layer.parameters()) for number, layer in enumerate(model.layers)}
+
+    def loss(logits, batch):
+        return F.cross_entropy(logits, batch["y"], reduction="none")
+
+    return (lambda batch: model(batch["x"]), layers, batch, loss), model
+
+
+def test_without_choice_every_layer_pays_for_its_own_activations(case):
+    arguments, model = case
+    # weights, gradients, two moments, and the layer's input, its output being the next one's
+    expected = [ACTIVATION + 4 * PARAMETERS] * LAYERS
+    fixed, costs = layer_memory(*arguments, model=model, settings=MemorySettings(choice="last"))
+    assert costs.tolist() == expected
+    assert fixed >= ACTIVATION + 4 * 3 * (WIDTH + 1)  # the head's input and gradients
+    _, costs = layer_memory(*arguments, model=model, settings=MemorySettings(choice="last", optimizer_tensors=0))
+    assert costs.tolist() == [ACTIVATION + 2 * PARAMETERS] * LAYERS
+
+
+def test_with_free_choice_the_first_layer_pays_for_the_whole_way_back(case):
+    arguments, model = case
+    _, costs = layer_memory(*arguments, model=model)
+    # every ReLU keeps its output, which a later layer needs anyway
+    assert costs.tolist() == [LAYERS * ACTIVATION + 4 * PARAMETERS] + [4 * PARAMETERS] * (LAYERS - 1)
+
+
+def test_the_budget_grows_with_the_memory_and_shrinks_with_the_margin(case):
+    arguments, model = case
+    before = [p.requires_grad for p in model.parameters()]
+    fixed, costs = layer_memory(*arguments, model=model, settings=MemorySettings(choice="last"))
+    for count in range(LAYERS + 1):
+        exact = (fixed + float(costs[:count].sum())) / 2**20
+        for available, expected in ((exact, count), (exact * 0.999, max(0, count - 1))):
+            settings = MemorySettings(choice="last", available_mib=available, margin=0.0)
+            assert layer_budget(*arguments, model=model, settings=settings) == expected
+        tight = MemorySettings(choice="last", available_mib=exact / 0.8 * 1.001, margin=0.2)
+        assert layer_budget(*arguments, model=model, settings=tight) == count
+    assert [p.requires_grad for p in model.parameters()] == before
+
+
+def test_this_machine_has_room_for_a_tiny_model(case):
+    arguments, model = case
+    assert available_memory(torch.device("cpu")) > 0
+    assert layer_budget(*arguments, model=model) == LAYERS
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_cuda_the_peak_is_measured(case):
+    (_, _, batch, loss), model = case
+    model.cuda()
+    batch = {key: value.repeat(64, *[1] * (value.dim() - 1)).cuda() for key, value in batch.items()}
+    layers = {number: list(layer.parameters()) for number, layer in enumerate(model.layers)}
+    fixed, costs = layer_memory(lambda b: model(b["x"]), layers, batch, loss, model=model)
+    assert fixed > 0
+    assert float(costs[0]) >= 64 * ACTIVATION + 4 * PARAMETERS
+    assert layer_budget(lambda b: model(b["x"]), layers, batch, loss, model=model) == LAYERS
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"margin": 1.0}, "margin is 1.0"),
+        ({"margin": -0.1}, "margin is -0.1"),
+        ({"optimizer_tensors": -1}, "optimizer_tensors is -1"),
+        ({"choice": "best"}, "choice is 'best', allowed are any, last"),
+        ({"available_mib": float("nan")}, "available_mib is nan"),
+    ],
+)
+def test_bad_settings_are_refused(settings, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        MemorySettings(**settings)
+
+
+def test_an_unknown_device_has_to_be_told(case):
+    with pytest.raises(FedpeftError, match="device meta cannot be asked for: set available_mib"):
+        available_memory(torch.device("meta"))

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""schedule: what it refuses, and that it needs neither torch nor FLARE."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from instances import SOLVERS
+
+from fedpeft import scheduling
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling import names, schedule
+from fedpeft.scheduling.solvers import register
+
+SCORES = np.full((3, 4), 0.25)
+NAN, INFINITE = SCORES.copy(), SCORES.copy()
+NAN[1, 2] = np.nan
+INFINITE[2, 0] = np.inf
+
+
+def test_every_solver_of_the_list_is_there():
+    assert names() == SOLVERS
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"scores": NAN}, "client 1 scores layer 2 with nan"),
+        ({"scores": NAN, "clients": ["slake", "vqa_rad", "vqa_med"]}, "client 'vqa_rad' scores layer 2 with nan"),
+        ({"scores": INFINITE}, "client 2 scores layer 0 with inf"),
+        ({"budgets": [1, -1, 1]}, "client 1 has a budget of -1 layers, it must be a whole number from 0 to 4"),
+        ({"budgets": [1, 1, 5], "clients": ["a", "b", "c"]}, "client 'c' has a budget of 5 layers"),
+        ({"budgets": [1, 1.5, 1]}, "client 1 has a budget of 1.5 layers"),
+        ({"budgets": [1, np.nan, 1]}, "client 1 has a budget of nan layers"),
+        ({"budgets": [1, 1]}, r"budgets have the shape \(2,\)"),
+        ({"budgets": 2}, r"budgets have the shape \(\)"),
+        ({"scores": SCORES[0]}, r"scores have the shape \(4,\)"),
+        ({"scores": np.empty((0, 4)), "budgets": []}, r"scores have the shape \(0, 4\)"),
+        ({"scores": [[1, 2], [3]]}, "scores are no array of numbers"),
+        ({"scores": "high"}, "scores are no array of numbers"),
+        ({"clients": ["a"]}, "clients has 1 names for the 3 rows"),
+        ({"solver": "nsga3"}, "solver 'nsga3' is unknown: choose one of nsga2, mopso"),
+        ({"seed": -1}, "seed is -1"),
+        ({"seed": 0.5}, "seed is 0.5"),
+        ({"popluation": 10}, "nsga2.popluation is no setting: did you mean 'population'"),
+        ({"population": None}, "nsga2.population is None"),
+    ],
+)
+def test_bad_input_is_refused_in_one_sentence(arguments, message):
+    with pytest.raises(FedpeftError, match=message) as error:
+        schedule(**{"scores": SCORES, "budgets": [1, 1, 1]} | arguments)
+    assert "\n" not in str(error.value)
+
+
+def test_a_taken_name_is_refused():
+    with pytest.raises(FedpeftError, match=r"solver 'exact' is already registered by fedpeft\.scheduling\.exact"):
+        register("exact", "elsewhere", "Settings")
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_input_stays_as_it_is(solver):
+    scores, budgets = np.random.default_rng(0).random((4, 6)), np.array([2, 3, 0, 6])
+    before = scores.tobytes(), budgets.tobytes()
+    schedule(scores, budgets, solver=solver)
+    assert (scores.tobytes(), budgets.tobytes()) == before
+
+
+def test_every_public_name_can_be_imported():
+    assert all(getattr(scheduling, name) is not None for name in scheduling.__all__)
+    with pytest.raises(AttributeError, match="nothing"):
+        _ = scheduling.nothing
+
+
+@pytest.mark.parametrize("solver", ["nsga2", "exact"])
+def test_scheduling_imports_neither_torch_nor_flare(solver):
+    code = (
+        "import sys; from fedpeft.scheduling import schedule; "
+        "assert 'scipy' not in sys.modules and 'pymoo' not in sys.modules; "
+        f"schedule([[.1, .9], [.3, .7]], [1, 1], solver={solver!r}); "
+        "print([name for name in ('torch', 'nvflare', 'transformers', 'peft') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
