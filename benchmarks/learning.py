@@ -6,8 +6,8 @@
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
 
 Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`. The figures
-are means over the five sites' test splits after the last round. The data are procedural and the backbone tiny: the table
-compares methods, it says nothing about medicine.
+are means over the five sites' test splits after the last round. The data are procedural and the backbone tiny: the
+table compares methods, it says nothing about medicine.
 """
 
 from __future__ import annotations

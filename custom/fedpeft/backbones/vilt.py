@@ -51,7 +51,9 @@ def _load(source: str) -> tuple[nn.Module, Any]:
     from transformers import BertTokenizerFast
     from transformers.configuration_utils import PreTrainedConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     try:
         kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
         if kind != "vilt":
