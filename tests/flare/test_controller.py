@@ -1,12 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The server's rounds against sites that are functions, without FLARE's network."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedpeft
+from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.controller import HELLO, FederationController
@@ -21,7 +24,7 @@ def introduction(site, **changes):
     values = {
         "schema": SCHEMA,
         "classes": 2,
-        "samples": {"train": 5},
+        "samples": {"train": 5, "validation": 1, "test": 2},
         "dataset": "phantom",
         "backbone": "tiny-vilt",
         "family": "vilt",
@@ -109,6 +112,9 @@ BAD = {
     "empty": lambda site, order: reply(site, order, state={}),
     "exception": lambda site, order: reply(site, order, problem="out of memory"),
     "silence": lambda site, order: None,
+    "metrics of a wrong type": lambda site, order: reply(site, order, metrics=None),
+    "a metric out of range": lambda site, order: reply(site, order, metrics=dict.fromkeys(METRICS, 1.5)),
+    "text for seconds": lambda site, order: reply(site, order, seconds="patient 7"),
     "undeclared": lambda site, order: introduction(site),
 }
 
@@ -137,6 +143,8 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
         ({"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
         ({"schema": {"layer.0.output.down.weight": [9, 3], "layer.0.output.up.weight": [3, 9]}}, r"at site chest"),
         ({"schema": {"layer.0.output.down.weight": [2, 3]}}, "sites slake and chest differ"),
+        ({"samples": {"train": 5}}, "site chest sent no counts of train, validation, test samples"),
+        ({"dataset": "MRN 4711"}, "site chest names an unknown dataset"),
         ({"problem": "its data cannot be used"}, "site chest cannot take part: its data cannot be used"),
     ],
 )
@@ -191,3 +199,51 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
     monkeypatch.setattr(Harness, "__init__", init)
     _, manifest, _ = run()
     assert told in manifest["reason"]
+
+
+def test_huge_but_finite_weights_leave_a_finite_model(run):
+    def train(site, order):
+        value = 1e25 if site == "chest" else 1.0
+        return reply(site, order, state={key: torch.full(shape, value) for key, shape in SCHEMA.items()})
+
+    harness, manifest, _ = run(train=train, method={"aggregation": "pia", "pia": {"gamma": 0.1}}, rounds=1)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert all(torch.isfinite(tensor).all() for tensor in harness.saved[-1].values())
+
+
+def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
+    """Two sites fail at once, the third answers after the grace would have been over: it must be waited for."""
+    server = FederationController()
+    server._federation = FederationSettings(sites=tuple(SITES), quorum=1, grace=1)
+    receivers, clock = {}, itertools.count()
+    monkeypatch.setattr(
+        server,
+        "send_model",
+        lambda task_name, data, targets, timeout, callback: receivers.update({targets[0]: callback}),
+    )
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    server.abort_signal = SimpleNamespace(triggered=False)
+    cancelled = []
+    monkeypatch.setattr(server, "cancel_all_tasks", lambda: cancelled.append(True))
+    order = TrainOrder(round=1, state={})
+
+    def answer(site, **changes):
+        model = reply(site, order, **changes).to_model()
+        model.meta["client_name"] = site
+        receivers[site](model)
+
+    polls = itertools.count()
+
+    def standing():
+        poll = next(polls)
+        if poll == 0:
+            answer("slake", problem="out of memory", state={})
+            answer("vqa-rad", problem="out of memory", state={})
+        if poll == 9:
+            assert not cancelled
+            answer("chest")
+        return 0 if poll > 9 else 1
+
+    monkeypatch.setattr(server, "get_num_standing_tasks", standing)
+    assert set(server._ask("train", {site: order.to_model() for site in SITES}, timeout=60)) == set(SITES)

@@ -15,7 +15,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
 from fedpeft.flare import handshake
 from fedpeft.flare.aggregator import REPORT
-from fedpeft.flare.messages import Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.messages import Hello, Introduction, TrainOrder, TrainReply, check_reply, problem_of
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
@@ -73,6 +73,7 @@ class FederationController(ModelController):
             if state and self._method.trains == "adapters":
                 family = next(iter(introductions.values())).family
                 export_adapter(record.folder / ADAPTER, state, self._method, family=family)
+            lines = record.complete()
         except FedpeftError as error:
             record.fail(str(error))
             self.panic(str(error))
@@ -80,7 +81,7 @@ class FederationController(ModelController):
         except Exception as error:
             record.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
             raise
-        for line in record.complete():
+        for line in lines:
             self.info(line)
 
     def _handshake(self, record: Record) -> dict[str, Introduction]:
@@ -136,8 +137,8 @@ class FederationController(ModelController):
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
             with self._lock:
-                answered = len(replies)
-            if answered >= self._federation.needed:
+                usable = sum(not problem_of(model) for model in replies.values())
+            if usable >= self._federation.needed:
                 enough_since = enough_since or time.monotonic()
                 if time.monotonic() - enough_since > self._federation.grace:
                     self.cancel_all_tasks()

@@ -16,7 +16,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft.data.errors import DataError
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import write_json
 from fedpeft.flare.controller import HELLO, TRAIN
 from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply
@@ -116,7 +116,7 @@ class SiteExecutor(Executor):
         site = fl_ctx.get_identity_name()
         if isinstance(error, FedpeftError):
             full = str(error)
-            told = "its data cannot be used; its own log says why." if isinstance(error, DataError) else full
+            told = _told(error)
             self.log_error(fl_ctx, f"site {site}: {full}")
         else:
             full = f"{type(error).__name__}: {error}"
@@ -137,6 +137,15 @@ def _introduction(learner: Learner) -> Introduction:
         backbone=learner.backbone_name,
         family=learner.backbone.family,
     )
+
+
+def _told(error: FedpeftError) -> str:
+    """What the server may know of a problem."""
+    if isinstance(error, DataError):
+        return "its data cannot be used; its own log says why."
+    if isinstance(error, LocalError):
+        return "a file of its own cannot be used; its own log says why."
+    return str(error)
 
 
 def _import_learner() -> None:

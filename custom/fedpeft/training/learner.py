@@ -18,7 +18,7 @@ from fedpeft import backbones, data
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import DataSettings, Example, SiteData
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.federation import site_data
 from fedpeft.seeds import derive
 from fedpeft.settings import build
@@ -107,8 +107,9 @@ class Learner:
         settings = self.training
         own = site_state.load_before(self.folder, round)
         if own is not None and own.facts != self._facts():
-            raise FedpeftError(
-                f"the state of site {self.site} in {self.folder} belongs to other data or settings: remove that folder."
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} belongs to other data or another seed: "
+                f"remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore_head(own)
