@@ -60,7 +60,7 @@ METHODS: dict[str, list[str]] = {
     "full": ["method.trains=all", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
-OWN = ("local", "fedavg", "fedpia", "fedpia, largest site as reference", "fedpia, frozen global")
+OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
     "classifier": ["training.learning_rate=3e-2"],
     "full": ["training.learning_rate=1e-3", "training.head_learning_rate=3e-3"],
