@@ -7,7 +7,7 @@ trains.
     python benchmarks/scoring.py --full-size --adapters houlsby --methods lntk gradflow --repeats 3
 
 A training step is forward, backward and AdamW over all adapters and the head, on the same batch and in the same
-process. Scores and steps are taken in turns, so that a busy machine slows all alike: compare the ratios.
+process. Seconds are the processor's, which other processes do not lengthen; scores and steps are taken in turns.
 """
 
 from __future__ import annotations
@@ -97,14 +97,14 @@ def full_size() -> nn.Module:
 
 
 def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float]:
-    """Median seconds of each, taken in turns; the first turn does not count."""
+    """Median processor seconds of each, taken in turns; the first turn does not count."""
     taken: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(repeats + 1):
         for name, run in runs.items():
-            start = time.perf_counter()
+            start = time.process_time()
             run()
             if turn:
-                taken[name].append(time.perf_counter() - start)
+                taken[name].append(time.process_time() - start)
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
@@ -160,7 +160,7 @@ def main() -> None:
         compared = min(options.samples, FEW_SAMPLES) if options.full_size else options.samples
         error = disagreement(model, compared)
         times = medians(runs, options.repeats)
-        print(f"{adapter:<24}{'seconds':>10}{'/ step':>9}")
+        print(f"{adapter:<24}{'CPU s':>10}{'/ step':>9}")
         for name, value in times.items():
             print(f"{name:<24}{value:>10.3f}{value / times['training step']:>9.2f}")
         print(f"lntk, largest relative difference to {compared} rows of autograd: {error:.1e}\n", flush=True)

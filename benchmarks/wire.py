@@ -20,7 +20,7 @@ from measured import machine, show
 TRAIN, REPLY = "get_task", "submit_update"
 QUIET_SECONDS = 1.0
 ADAPTERS = {
-    "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 8}, "hidden_size": 96},
+    "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 4}, "hidden_size": 96},
     "ViLT-B/32, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 16}, "hidden_size": 768},
 }
 

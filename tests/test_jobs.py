@@ -7,7 +7,7 @@ import pytest
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.jobs import compose, outdated, recipes, write_job
-from fedpeft.workspace import PREFIX, resources, seed
+from fedpeft.workspace import COMPONENTS, resources, seed
 
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "app_configs"
@@ -25,11 +25,13 @@ def test_jobs_carry_no_code(job):
     assert not list((ROOT / "jobs" / job).rglob("custom"))
 
 
-def test_every_component_of_every_job_is_on_the_allow_list():
+def test_the_allow_list_holds_the_components_of_the_jobs_and_nothing_else():
+    used = set()
     for file in (ROOT / "jobs").rglob("config_fed_*.json"):
         text = json.loads(file.read_text())
-        for component in [*text.get("components", []), *text.get("workflows", [])]:
-            assert component["path"].startswith(PREFIX)
+        used |= {component["path"] for component in [*text["components"], *text.get("workflows", [])]}
+        used |= {entry["executor"]["path"] for entry in text.get("executors", [])}
+    assert used == set(COMPONENTS)
 
 
 def test_the_committed_allow_list_is_flares_own_and_ours():
@@ -81,7 +83,7 @@ def test_seeding_keeps_what_a_workspace_already_says(tmp_path):
     file.write_text(json.dumps({"class_allow_list": ["mine.Class"], "other": 1}))
     seed(tmp_path)
     seeded = json.loads(file.read_text())
-    assert seeded["class_allow_list"] == ["mine.Class", PREFIX]
+    assert seeded["class_allow_list"] == ["mine.Class", *COMPONENTS]
     assert seeded["other"] == 1
 
 

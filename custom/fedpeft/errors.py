@@ -4,3 +4,7 @@
 
 class FedpeftError(ValueError):
     """Bad input or setting, told in one sentence that names the value and the remedy."""
+
+
+class LocalError(FedpeftError):
+    """One whose sentence names a file or value of a site: it stays at the site, the server learns only that it was."""

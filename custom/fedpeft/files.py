@@ -12,5 +12,5 @@ from typing import Any
 def write_json(path: Path, value: Any) -> None:
     """Write JSON and rename it into place, so that a reader never sees half a file."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=1) + "\n")
+    draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
     draft.replace(path)

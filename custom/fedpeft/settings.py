@@ -38,7 +38,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
             raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.")
         if value is None:
             raise _undefined(where)
-        if not _fits(value, hints[name]):
+        if not fits(value, hints[name]):
             expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
             raise FedpeftError(
                 f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration."
@@ -46,7 +46,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
     try:
         return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
     except FedpeftError as error:
-        raise FedpeftError(f"{section}: {error}") from error
+        raise type(error)(f"{section}: {error}") from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
         raise FedpeftError(
@@ -101,7 +101,8 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
     return (hint,)
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
+    """Whether a JSON value is of a declared type; whole numbers pass as float, lists as tuples, no bool as a number."""
     for part in _alternatives(hint):
         kind = typing.get_origin(part) or part
         if kind is typing.Any or kind is typing.Literal:

@@ -7,6 +7,7 @@ very end is what counts.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -18,11 +19,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import compose, write_job
 from fedpeft.workspace import LOG_CONFIG, seed
 
 RUN = Path("simulate_job") / "fedpeft"
+MANIFEST = "manifest.json"
 DATA = "FEDPEFT_DATA"
 SECONDS_TO_END = 60
 
@@ -44,14 +48,15 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     """
     if not (job / "meta.json").is_file():
         raise FedpeftError(f"{job} is no FLARE job folder, it has no meta.json: name one of jobs/.")
-    sites = _sites(job)
-    if threads > len(sites):
-        raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
-    seed(workspace)
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
-        code = _run_simulator(folder, workspace, threads, results / "manifest.json")
+        sites = _sites(folder)
+        if threads > len(sites):
+            raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
+        seed(workspace)
+        (results / MANIFEST).unlink(missing_ok=True)  # the verdict must not be that of an earlier run
+        code = _run_simulator(folder, workspace, threads, results / MANIFEST)
     return _verdict(results, workspace, sites, code)
 
 
@@ -76,7 +81,6 @@ def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
 
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> int:
-    began = time.time()
     logging = workspace / "local" / LOG_CONFIG
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-l", str(logging)]
     command += ["-t", str(threads)]
@@ -85,32 +89,37 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> 
         environment[DATA] = str(Path(environment[DATA]).resolve())
     process = subprocess.Popen(command, start_new_session=True, env=environment)
     ended_at = None
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         while process.poll() is None:
             time.sleep(0.2)
-            if ended_at is None and manifest.exists() and manifest.stat().st_mtime >= began:
+            if ended_at is None and manifest.exists():
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
                 break
     finally:
         _end(process)
+        signal.signal(signal.SIGTERM, previous)
     return process.returncode
 
 
 def _end(process: subprocess.Popen) -> None:
-    """Leave no process of the run behind: they share one process group."""
-    for what in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, what)
-            process.wait(timeout=10)
-        except ProcessLookupError:
-            return
-        except subprocess.TimeoutExpired:
-            continue
+    """Leave no process of the run behind: FLARE gives every site a session of its own, so they are ended one by one."""
+    try:
+        family = psutil.Process(process.pid).children(recursive=True)
+    except psutil.NoSuchProcess:
+        family = []
+    for member in (process, *family):
+        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+            member.terminate()
+    process.wait()
+    for member in psutil.wait_procs(family, timeout=10)[1]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            member.kill()
 
 
 def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
-    manifest = _read(results / "manifest.json")
+    manifest = _read(results / MANIFEST)
     if manifest.get("status") == "completed":
         return results
     problems = [_read(workspace / site / RUN / "problem.json") for site in sites]

@@ -14,18 +14,27 @@ from typing import Any
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 
-PREFIX = "fedpeft."
+COMPONENTS = (
+    "fedpeft.flare.aggregator.PIAAggregator",
+    "fedpeft.flare.controller.FederationController",
+    "fedpeft.flare.executor.SiteExecutor",
+    "fedpeft.flare.persistor.SafetensorsPersistor",
+)
 KEY = "class_allow_list"
 RESOURCES, LOG_CONFIG = "resources.json", "log_config.json"
 
 
 def resources() -> dict[str, Any]:
-    """FLARE's own allow-list with fedpeft appended, enforced."""
+    """FLARE's own allow-list with fedpeft's components appended, enforced.
+
+    Each is named: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function of the
+    package, the command line included.
+    """
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
     return {
         "format_version": 2,
-        KEY: [*DEFAULT_CLASS_ALLOW_LIST, PREFIX],
+        KEY: [*DEFAULT_CLASS_ALLOW_LIST, *COMPONENTS],
         "class_list_enforcement_mode": "enforce",
     }
 
@@ -62,12 +71,12 @@ def seed(workspace: Path) -> None:
             f"name a new folder with -w."
         )
     local.mkdir(parents=True, exist_ok=True)
-    write_json(local / RESOURCES, _with_prefix(local / RESOURCES))
+    write_json(local / RESOURCES, _with_components(local / RESOURCES))
     if not (local / LOG_CONFIG).exists():
         write_json(local / LOG_CONFIG, log_config())
 
 
-def _with_prefix(file: Path) -> dict[str, Any]:
+def _with_components(file: Path) -> dict[str, Any]:
     wanted = resources()
     if not file.exists():
         return wanted
@@ -76,4 +85,4 @@ def _with_prefix(file: Path) -> dict[str, Any]:
         listed = present.get(KEY, wanted[KEY])
     except (ValueError, AttributeError) as error:
         raise FedpeftError(f"{file} is no JSON object ({error}): mend or remove it.") from error
-    return {**wanted, **present, KEY: listed if PREFIX in listed else [*listed, PREFIX]}
+    return {**wanted, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}

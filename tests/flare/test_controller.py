@@ -1,12 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The server's rounds against sites that are functions, without FLARE's network."""
 
+import itertools
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import fedpeft
+from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.controller import HELLO, SCORE, FederationController
@@ -21,7 +24,7 @@ def introduction(site, **changes):
     values = {
         "schema": SCHEMA,
         "classes": 2,
-        "samples": {"train": 5},
+        "samples": {"train": 5, "validation": 1, "test": 2},
         "dataset": "phantom",
         "backbone": "tiny-vilt",
         "family": "vilt",
@@ -44,7 +47,9 @@ def scores(site, order, **changes):
 class Harness(FederationController):
     """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
 
-    def __init__(self, introduce=introduction, train=reply, score=scores, *, quorum=0, rounds=2, method=METHOD, schedule=None):
+    def __init__(
+        self, introduce=introduction, train=reply, score=scores, *, quorum=0, rounds=2, method=METHOD, schedule=None
+    ):
         super().__init__(
             job="test",
             federation={"sites": SITES, "quorum": quorum},
@@ -125,6 +130,9 @@ BAD = {
     "empty": lambda site, order: reply(site, order, state={}),
     "exception": lambda site, order: reply(site, order, problem="out of memory"),
     "silence": lambda site, order: None,
+    "metrics of a wrong type": lambda site, order: reply(site, order, metrics=None),
+    "a metric out of range": lambda site, order: reply(site, order, metrics=dict.fromkeys(METRICS, 1.5)),
+    "text for seconds": lambda site, order: reply(site, order, seconds="patient 7"),
     "undeclared": lambda site, order: introduction(site),
 }
 
@@ -153,6 +161,8 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
         ({"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
         ({"schema": {"layer.0.output.down.weight": [9, 3], "layer.0.output.up.weight": [3, 9]}}, r"at site chest"),
         ({"schema": {"layer.0.output.down.weight": [2, 3]}}, "sites slake and chest differ"),
+        ({"samples": {"train": 5}}, "site chest sent no counts of train, validation, test samples"),
+        ({"dataset": "MRN 4711"}, "site chest names an unknown dataset"),
         ({"problem": "its data cannot be used"}, "site chest cannot take part: its data cannot be used"),
     ],
 )
@@ -262,7 +272,7 @@ def test_a_site_is_sent_only_what_it_lacks(run):
     ("score", "told"),
     [
         (lambda s, o: scores(s, o, scores=[0.5, float("nan"), 0.2]), "site slake sent nan as the score of layer 1"),
-        (lambda s, o: scores(s, o, scores=[1.0]), "site slake sent 1 layer scores, its adapter has 3 layers"),
+        (lambda s, o: scores(s, o, scores=[1.0]), "site slake sent 1 layer scores, 3 were asked for"),
         (lambda s, o: scores(s, o, problem="out of memory"), "could not score round 1: out of memory"),
         (lambda s, o: None, "site slake sent no scores in round 1"),
     ],
@@ -302,3 +312,51 @@ def test_m_of_n_sites_take_part_in_a_round(run):
     assert manifest["status"] == "completed", manifest.get("reason")
     assert [len(entry["sites"]) for entry in history["rounds"]] == [2, 2, 2, 2]
     assert len({tuple(entry["sites"]) for entry in history["rounds"]}) > 1
+
+
+def test_huge_but_finite_weights_leave_a_finite_model(run):
+    def train(site, order):
+        value = 1e25 if site == "chest" else 1.0
+        return reply(site, order, state={key: torch.full(shape, value) for key, shape in SCHEMA.items()})
+
+    harness, manifest, _ = run(train=train, method={"aggregation": "pia", "pia": {"gamma": 0.1}}, rounds=1)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert all(torch.isfinite(tensor).all() for tensor in harness.saved[-1].values())
+
+
+def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
+    """Two sites fail at once, the third answers after the grace would have been over: it must be waited for."""
+    server = FederationController()
+    server._federation = FederationSettings(sites=tuple(SITES), quorum=1, grace=1)
+    receivers, clock = {}, itertools.count()
+    monkeypatch.setattr(
+        server,
+        "send_model",
+        lambda task_name, data, targets, timeout, callback: receivers.update({targets[0]: callback}),
+    )
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(clock)))
+    server.abort_signal = SimpleNamespace(triggered=False)
+    cancelled = []
+    monkeypatch.setattr(server, "cancel_all_tasks", lambda: cancelled.append(True))
+    order = TrainOrder(round=1, base=0, version=0, layers=None, scored=False, state={})
+
+    def answer(site, **changes):
+        model = reply(site, order, **changes).to_model()
+        model.meta["client_name"] = site
+        receivers[site](model)
+
+    polls = itertools.count()
+
+    def standing():
+        poll = next(polls)
+        if poll == 0:
+            answer("slake", problem="out of memory", state={})
+            answer("vqa-rad", problem="out of memory", state={})
+        if poll == 9:
+            assert not cancelled
+            answer("chest")
+        return 0 if poll > 9 else 1
+
+    monkeypatch.setattr(server, "get_num_standing_tasks", standing)
+    assert set(server._ask("train", {site: order.to_model() for site in SITES}, timeout=60, needed=1)) == set(SITES)

@@ -92,6 +92,8 @@ def changed(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         ({"metrics": {**dict.fromkeys(METRICS, 0.5), "answer": "tumour"}}, "sent metrics"),
         ({"metrics": dict.fromkeys(METRICS, float("inf"))}, "must be a finite number"),
         ({"metrics": dict.fromkeys(METRICS, "tumour")}, "must be a finite number"),
+        ({"metrics": dict.fromkeys(METRICS, 1.5)}, "must be a fraction from 0 to 1"),
+        ({"seconds": float("inf")}, "reports inf seconds"),
     ],
 )
 def test_a_bad_reply_is_refused_by_name(changes, told):

@@ -6,12 +6,11 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from histories import gaps, record
+from histories import PROCEDURAL, gaps, record
 
 from fedpeft.report.history import parse
 from fedpeft.report.page import page
 from fedpeft.report.tables import all_tables
-from fedpeft.report.wording import PROCEDURAL
 
 NASTY = (
     "<script>alert(1)</script>",

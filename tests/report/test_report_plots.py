@@ -8,14 +8,14 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
-from histories import FIVE, gaps, record
+from histories import FIVE, PROCEDURAL, gaps, record
 from PIL import Image
 
 from fedpeft.report.history import parse
 from fedpeft.report.labels import shorten, spread
 from fedpeft.report.palette import COLOURS, DISTINCT
 from fedpeft.report.plots import convergence, png
-from fedpeft.report.wording import PROCEDURAL, caption
+from fedpeft.report.wording import caption
 
 
 def draw(made, **settings):

@@ -6,7 +6,7 @@ import io
 import re
 
 import pytest
-from histories import FIVE, gaps, record
+from histories import FIVE, PROCEDURAL, gaps, record
 from rich.cells import cell_len
 from rich.console import Console
 
@@ -17,7 +17,6 @@ from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, by_round, last_round
 from fedpeft.report.terminal import print_tables
 from fedpeft.report.tidy_csv import tidy_csv
-from fedpeft.report.wording import PROCEDURAL
 
 METRICS = ("overall", "open", "closed")
 TEN = (*FIVE, "ct", "ultrasound", "fundus", "dermatoscopy", "histology")

@@ -98,7 +98,7 @@ def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sec
 def test_the_state_of_other_data_is_refused(sections, tmp_path):
     learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
     other = learners(sections("training.seed=1"), tmp_path, ["slake"])["slake"]
-    with pytest.raises(FedpeftError, match="belongs to other data or settings"):
+    with pytest.raises(FedpeftError, match="belongs to other data or another seed"):
         other.train_round(2, {})
 
 

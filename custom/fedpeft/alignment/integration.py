@@ -192,7 +192,8 @@ def _guide(average: Tensors, largest: Tensors, settings: PIASettings) -> dict[st
 
 def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
     """D_k = || W~_k - W_G ||_F over the named tensors."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensors[name] - reference[name])) for name in names))
+    gaps = (tensors[name] - reference[name] for name in names)
+    return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))
 
 
 def _wire_key(name: str) -> str:

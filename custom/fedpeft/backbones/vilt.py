@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 
 if TYPE_CHECKING:
     from fedpeft.backbones import BackboneSettings
@@ -68,7 +68,7 @@ def _load(source: str) -> tuple[nn.Module, Any]:
     except Exception as error:  # the hub, safetensors, tokenizers and torch each raise their own kinds
         where = "folder" if Path(source).exists() else "hub name or folder"
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise FedpeftError(
+        raise LocalError(
             f"ViLT cannot be loaded from the {where} {source!r} ({first}): download it once where there is a network "
             f"and give that folder (config.json, model.safetensors, tokenizer files) as source."
         ) from error

@@ -16,7 +16,16 @@ from fedpeft.federation import FederationSettings
 from fedpeft.flare import handshake
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.distribution import Distribution
-from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.messages import (
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+    check_reply,
+    problem_of,
+)
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
@@ -79,6 +88,7 @@ class FederationController(ModelController):
             if state and self._method.trains == "adapters":
                 family = next(iter(introductions.values())).family
                 export_adapter(record.folder / ADAPTER, state, self._method, family=family)
+            lines = record.complete()
         except FedpeftError as error:
             record.fail(str(error))
             self.panic(str(error))
@@ -86,7 +96,7 @@ class FederationController(ModelController):
         except Exception as error:
             record.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
             raise
-        for line in record.complete():
+        for line in lines:
             self.info(line)
 
     def _handshake(self, record: Record) -> dict[str, Introduction]:
@@ -201,8 +211,7 @@ class FederationController(ModelController):
         return problems
 
     def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int, needed: int) -> dict[str, FLModel]:
-        """Send each site its own payload; the replies once all are there, or `needed` and the grace is over, or time is.
-        """
+        """Send each site its own payload; the replies once all are there, or `needed` and the grace is over, or time is."""
         replies: dict[str, FLModel] = {}
 
         def receive(model: FLModel) -> None:
@@ -215,8 +224,8 @@ class FederationController(ModelController):
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
             with self._lock:
-                answered = len(replies)
-            if answered >= needed:
+                usable = sum(not problem_of(model) for model in replies.values())
+            if usable >= needed:
                 enough_since = enough_since or time.monotonic()
                 if time.monotonic() - enough_since > self._federation.grace:
                     self.cancel_all_tasks()
@@ -246,8 +255,7 @@ class FederationController(ModelController):
                     schema={key: shape for key, shape in announced.items() if belongs(key, order.layers)},
                     samples=introductions[site].samples["train"],
                 )
-                if order.scored:
-                    check_scores(reply.scores, len(layers_of(introductions[site].schema)), site)
+                check_scores(reply.scores, len(layers_of(announced)) if order.scored else 0, site)
                 accepted[site] = reply
             except FedpeftError as error:
                 rejected[site] = str(error)

@@ -16,13 +16,12 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft.data.errors import DataError
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import write_json
 from fedpeft.flare.controller import HELLO, SCORE, TRAIN
 from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
-
 from fedpeft.training.received import complete
 
 if TYPE_CHECKING:
@@ -142,7 +141,7 @@ class SiteExecutor(Executor):
         site = fl_ctx.get_identity_name()
         if isinstance(error, FedpeftError):
             full = str(error)
-            told = "its data cannot be used; its own log says why." if isinstance(error, DataError) else full
+            told = _told(error)
             self.log_error(fl_ctx, f"site {site}: {full}")
         else:
             full = f"{type(error).__name__}: {error}"
@@ -165,6 +164,15 @@ def _introduction(learner: Learner, *, initial: bool) -> Introduction:
         budget=learner.layer_budget(),
         state=sent if initial else {},
     )
+
+
+def _told(error: FedpeftError) -> str:
+    """What the server may know of a problem."""
+    if isinstance(error, DataError):
+        return "its data cannot be used; its own log says why."
+    if isinstance(error, LocalError):
+        return "a file of its own cannot be used; its own log says why."
+    return str(error)
 
 
 def _import_learner() -> None:

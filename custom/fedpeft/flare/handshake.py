@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import Introduction
+from fedpeft.flare.messages import Introduction, check_introduction
 from fedpeft.training.settings import MethodSettings
 
 
@@ -31,6 +31,8 @@ def read(
             continue
         try:
             introduction = Introduction.from_model(replies[site], sender=f"site {site}")
+            if not introduction.problem:
+                check_introduction(introduction, site=site)
         except FedpeftError as error:
             problems[site] = str(error)
             continue

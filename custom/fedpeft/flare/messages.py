@@ -11,15 +11,19 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
+from fedpeft import backbones, data
 from fedpeft.errors import FedpeftError
+from fedpeft.settings import fits
 
 FIELDS = "fedpeft"
-METRICS = ("overall", "open", "closed", "loss", "loss_first")
+ACCURACIES = ("overall", "open", "closed")
+METRICS = (*ACCURACIES, "loss", "loss_first")
+SPLITS = ("train", "validation", "test")
 Schema = dict[str, list[int]]
 M = TypeVar("M", bound="_Message")
 
@@ -47,6 +51,10 @@ class _Message:
                 f"{sender} sent no {cls.__name__} message with {sorted(declared)}, but {got}: "
                 f"install the same fedpeft version everywhere."
             )
+        hints = get_type_hints(cls)
+        for name, value in values.items():
+            if not fits(value, hints[name]):
+                raise FedpeftError(f"{sender} sent {value!r:.60} as {name} of a {cls.__name__} message: wrong type.")
         if not cls.carries_state:
             if model.params:
                 raise FedpeftError(f"{sender} sent tensors in a {cls.__name__} message: {_some(sorted(model.params))}.")
@@ -164,6 +172,29 @@ class TrainReply(_Message):
     state: dict[str, torch.Tensor]
 
 
+def problem_of(model: FLModel) -> str:
+    """The problem that a reply tells of, empty where it tells of none or is no message of ours."""
+    values = model.meta.get(FIELDS)
+    return str(values.get("problem") or "") if isinstance(values, Mapping) else ""
+
+
+def check_introduction(introduction: Introduction, *, site: str) -> None:
+    """Accept an introduction only if its names are known and its numbers are counts.
+
+    Raises:
+        FedpeftError: naming the site and the field.
+    """
+    for name, known in (("dataset", data.names()), ("backbone", backbones.names())):
+        if getattr(introduction, name) not in known:
+            raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
+    counts = introduction.samples
+    if set(counts) != set(SPLITS) or not all(isinstance(n, int) and n >= 0 for n in counts.values()):
+        raise FedpeftError(f"site {site} sent no counts of {', '.join(SPLITS)} samples.")
+    for key, shape in introduction.schema.items():
+        if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape):
+            raise FedpeftError(f"site {site} announces {key!r:.60} with shape {shape!r:.40}, which is no shape.")
+
+
 def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, samples: int) -> None:
     """Accept a reply only if it is what the site announced, and finite.
 
@@ -176,6 +207,8 @@ def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, sam
         raise FedpeftError(f"site {site} answered for round {reply.round} in round {round}.")
     if reply.samples != samples:
         raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
+    if not (math.isfinite(reply.seconds) and reply.seconds >= 0):
+        raise FedpeftError(f"site {site} reports {reply.seconds} seconds of work: it must be a finite number.")
     _check_metrics(reply.metrics, site)
     check_state(reply.state, site=site, schema=schema)
 
@@ -200,8 +233,12 @@ def _check_metrics(metrics: Mapping[str, Any], site: str) -> None:
     if set(metrics) != set(METRICS):
         raise FedpeftError(f"site {site} sent metrics {sorted(metrics)}, declared are {sorted(METRICS)}.")
     for name, value in metrics.items():
-        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value)):
-            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a finite number.")
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise FedpeftError(f"site {site} sent {value!r:.40} as metric {name}: it must be a finite number.")
+        if name in ACCURACIES and not 0 <= value <= 1:
+            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a fraction from 0 to 1.")
 
 
 def _some(keys: Sequence[str], most: int = 3) -> str:

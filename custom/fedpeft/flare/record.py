@@ -13,7 +13,7 @@ from typing import Any
 import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.files import write_json
-from fedpeft.flare.messages import METRICS, Introduction, TrainReply
+from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
 from fedpeft.training.assignment import Assignment
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -44,6 +44,7 @@ class Record:
         self._history |= {
             "method": f"{method.label}, {', '.join(backbones)}",
             "procedural": procedural,
+            "tiny": "tiny-vilt" in backbones,
             "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
             "settings": {"method": asdict(method), "training": asdict(training)},
         }
@@ -97,7 +98,7 @@ class Record:
 
         render(self.folder, self.folder / "report")
         self._write_manifest("completed")
-        show(self.folder, metrics=METRICS[:3])
+        show(self.folder, metrics=ACCURACIES)
         return [f"finished: results in {self.folder}"]
 
     def _write_manifest(self, status: str, **more: str) -> None:

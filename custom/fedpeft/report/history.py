@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """history.json: what a run leaves behind of every round, read and checked.
 
-    {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "procedural": true, "source": "where from",
-     "settings": {"method": {"gamma": 0.1}},
+    {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
+     "tiny": true, "settings": {"method": {"gamma": 0.1}},
      "rounds": [{"round": 1, "seconds": 3.2,
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300}},
                  "alignment": {"slake": 0.12},
@@ -66,6 +66,7 @@ class History:
     source: str
     rounds: tuple[Round, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
+    tiny: bool = False
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -123,6 +124,9 @@ def parse(record: Any, *, origin: str) -> History:
     procedural = _need(top, "procedural", origin)
     if not isinstance(procedural, bool):
         _fail(origin, "'procedural'", procedural, "true or false")
+    tiny = top.get("tiny", False)
+    if not isinstance(tiny, bool):
+        _fail(origin, "'tiny'", tiny, "true or false")
     parsed = tuple(_round(entry, f"{origin}, entry {index} of 'rounds'") for index, entry in enumerate(rounds, 1))
     for before, after in pairwise(parsed):
         if after.round <= before.round:
@@ -136,6 +140,7 @@ def parse(record: Any, *, origin: str) -> History:
         procedural=procedural,
         source=_sentence(_need(top, "source", origin), origin, "'source'"),
         rounds=parsed,
+        tiny=tiny,
         settings=_flat(_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
 

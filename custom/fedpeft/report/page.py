@@ -10,7 +10,7 @@ from fedpeft.report.history import History
 from fedpeft.report.series import ACCURACIES, means
 from fedpeft.report.style import STYLE
 from fedpeft.report.tables import Table, all_tables
-from fedpeft.report.wording import PROCEDURAL, TITLES, caption, percent, rejections
+from fedpeft.report.wording import TITLES, caption, note, percent, rejections
 
 # even if a name slipped through unescaped, the browser would load and run nothing
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -25,7 +25,8 @@ def page(history: History, picture: bytes, dark_picture: bytes) -> str:
         dark_picture: the same for dark pages.
     """
     first, *others = all_tables(history)
-    warning = f'<p class="warning">{PROCEDURAL[0].upper()}{PROCEDURAL[1:]}.</p>' if history.procedural else ""
+    told = note(history)
+    warning = f'<p class="warning">{told[0].upper()}{told[1:]}.</p>' if told else ""
     refused = "".join(f"<li>{escape(line)}</li>" for line in rejections(history))
     return f"""<!doctype html>
 <html lang="en">

@@ -16,7 +16,7 @@ from fedpeft.report.labels import GAP, end_labels, label_width, shorten, write_l
 from fedpeft.report.palette import DARK, LIGHT, Theme
 from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
-from fedpeft.report.wording import PROCEDURAL, caption
+from fedpeft.report.wording import caption, note
 
 DPI = 200
 # inches
@@ -110,8 +110,8 @@ def _figure(history: History, theme: Theme) -> Figure:
 def _head(history: History, width: float) -> list[tuple[str, str, str]]:
     """Lines under the job's name with their colour and weight: the method, and a warning if the data are procedural."""
     lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
-    if history.procedural:
-        lines.append((PROCEDURAL[0].upper() + PROCEDURAL[1:] + ".", "warning", "bold"))
+    if told := note(history):
+        lines.append((told[0].upper() + told[1:] + ".", "warning", "bold"))
     return lines
 
 

@@ -8,7 +8,7 @@ import io
 
 from fedpeft.report.history import History
 from fedpeft.report.series import ACCURACIES
-from fedpeft.report.wording import PROCEDURAL
+from fedpeft.report.wording import note as note_of
 
 COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "samples", "alignment", "reason", "note")
 
@@ -22,7 +22,7 @@ def tidy_csv(history: History) -> str:
     text = io.StringIO()
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(COLUMNS)
-    note = PROCEDURAL if history.procedural else ""
+    note = note_of(history)
     for one in history.rounds:
         for site in history.sites:
             result = one.sites.get(site)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from fedpeft.report.history import History
 
-PROCEDURAL = "procedural data, tiny backbone: these figures say nothing about medicine"
+NOTHING_MEDICAL = "these figures say nothing about medicine"
 DASH = "–"
 REJECTED = "×"
 FEWER = "*"
@@ -14,8 +14,13 @@ TITLES = {"overall": "all questions", "open": "open questions", "closed": "close
 
 def caption(history: History) -> str:
     """The line under every table and picture: job, method and, where it applies, that the data are procedural."""
-    parts = [history.job, history.method]
-    return " · ".join([*parts, PROCEDURAL] if history.procedural else parts)
+    return " · ".join(part for part in (history.job, history.method, note(history)) if part)
+
+
+def note(history: History) -> str:
+    """That the data are procedural, the backbone tiny, or both; empty where neither is so."""
+    facts = ["procedural data"] * history.procedural + ["tiny backbone"] * history.tiny
+    return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
 
 
 def percent(fraction: float | None) -> str:

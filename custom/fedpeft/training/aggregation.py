@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from fedpeft.alignment import integrate
+from fedpeft.alignment.checks import check_tensors
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.settings import build
 from fedpeft.training.settings import MethodSettings
@@ -32,4 +33,6 @@ def aggregate(
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     settings = build(PIASettings, pia, section="method.pia")
-    return integrate(states, counts, settings, sites=sites, previous=previous)
+    merged, report = integrate(states, counts, settings, sites=sites, previous=previous)
+    check_tensors(merged, "the new global adapter")
+    return merged, report

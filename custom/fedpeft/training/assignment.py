@@ -64,7 +64,9 @@ class ScheduleSettings:
             at_least(name, getattr(self, name), 1)
         for name in ("budget", "weight_importance", "weight_diversity", "clients_per_round"):
             at_least(name, getattr(self, name), 0)
-        if self.budget_range and not (len(self.budget_range) == 2 and 0 <= self.budget_range[0] <= self.budget_range[1]):
+        if self.budget_range and not (
+            len(self.budget_range) == 2 and 0 <= self.budget_range[0] <= self.budget_range[1]
+        ):
             raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
         for site, budget in self.site_budgets.items():
             at_least(f"site_budgets.{site}", budget, 0)
@@ -149,7 +151,7 @@ def assign(
 def check_scores(scores: Sequence[float], count: int, site: str) -> None:
     """Refuse scores that a schedule cannot be built on, naming the site."""
     if len(scores) != count:
-        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, its adapter has {count} layers.")
+        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
     for number, value in enumerate(scores):
         if not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
             raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")

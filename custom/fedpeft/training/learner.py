@@ -18,12 +18,12 @@ from fedpeft import backbones, data
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import DataSettings, Example, SiteData
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.federation import site_data
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training import personal, site_state
-from fedpeft.training.assignment import ScheduleSettings, belongs, layer_of, layers_of
+from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
 from fedpeft.training.batches import Batch, Batches
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
@@ -113,8 +113,9 @@ class Learner:
         settings = self.training
         own = site_state.load_before(self.folder, round)
         if own is not None and own.facts != self._facts():
-            raise FedpeftError(
-                f"the state of site {self.site} in {self.folder} belongs to other data or settings: remove that folder."
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} belongs to other data or another seed: "
+                f"remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore_head(own)

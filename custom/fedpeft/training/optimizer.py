@@ -55,7 +55,7 @@ def restore_moments(optimizer: torch.optim.AdamW, tensors: dict[str, torch.Tenso
     """Put back what `moments` returned; parameters without stored moments start fresh."""
     for name, parameter in _named(optimizer):
         stored = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
-        if stored and stored["exp_avg"].shape == parameter.shape:
+        if stored:
             optimizer.state[parameter] = {
                 entry: value.clone() if entry == "step" else value.to(parameter.device, copy=True)
                 for entry, value in stored.items()

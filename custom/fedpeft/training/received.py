@@ -14,9 +14,7 @@ from fedpeft.errors import FedpeftError
 FILE = "received.safetensors"
 
 
-def complete(
-    folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int
-) -> dict[str, torch.Tensor]:
+def complete(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
     """The whole global adapter of a version, kept on disk for the next message.
 
     Args:

@@ -52,8 +52,10 @@ class MethodSettings:
         if self.site_adapter_settings:
             self._check_unequal_widths()
         for name, settings in (*self.adapter_settings.items(), *self.site_adapter_settings.items()):
-            if not isinstance(settings, Mapping) or "init_seed" in settings:
-                raise FedpeftError(f"the settings of {name!r} are {settings!r}, not an object without init_seed.")
+            if not isinstance(settings, Mapping) or {"init_seed", "modules_to_save"} & set(settings):
+                raise FedpeftError(
+                    f"the settings of {name!r} are {settings!r}, not an object without init_seed and modules_to_save."
+                )
         if self.trains == "all" and self.aggregation == "pia":
             raise FedpeftError(
                 "aggregation='pia' aligns adapters, so trains='all' needs aggregation='fedavg' or 'none'."

@@ -17,7 +17,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import LocalError
 
 KEPT_ROUNDS = 2
 _PARTS = ("adapter", "head", "optimizer")
@@ -63,7 +63,7 @@ def load_before(folder: Path, round: int) -> SiteState | None:
     """The newest complete state older than `round`, or None: a round that is repeated starts where it first started.
 
     Raises:
-        FedpeftError: that state cannot be read.
+        LocalError: that state cannot be read.
     """
     older = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) < round]
     if not older:
@@ -73,7 +73,7 @@ def load_before(folder: Path, round: int) -> SiteState | None:
         facts = json.loads((newest / "state.json").read_text())
         parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
     except (OSError, ValueError, SafetensorError) as error:
-        raise FedpeftError(
+        raise LocalError(
             f"the site state {newest} cannot be read ({error}): remove that folder to go on from the round before."
         ) from error
     return SiteState(round=facts["round"], facts=facts["facts"], **parts)
