@@ -28,6 +28,7 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
+from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 PAGES = Path(__file__).parent
@@ -37,6 +38,7 @@ SECTIONS: dict[str, type] = {
     "method.pia": PIASettings,
     "training": TrainingSettings,
     "data": DataSettings,
+    "schedule": ScheduleSettings,
     "federation": FederationSettings,
     "flare": FlareSettings,
 }

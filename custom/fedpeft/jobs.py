@@ -70,7 +70,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
     known = recipes(configs)
     if job not in known:
         raise FedpeftError(f"{job!r} is no job of {configs / RECIPES}: {suggestion(job, known)}.")
-    sections: dict[str, Any] = {}
+    sections: dict[str, Any] = {"schedule": {}}
     for part in known[job]:
         sections = _merged(sections, _read_yaml(configs / f"{part}.yml"))
     for override in overrides:

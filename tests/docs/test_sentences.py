@@ -51,10 +51,13 @@ def agreement(**changes):
     handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
 
 
+ORDER = TrainOrder(round=2, base=0, version=0, layers=None, scored=False, state={})
+
+
 def reply(state):
     good = {key: torch.zeros(shape) for key, shape in SCHEMA.items()}
     sent = TrainReply(
-        round=2, samples=5, metrics=dict.fromkeys(METRICS), seconds=1.0, problem="", state={**good, **state}
+        round=2, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={**good, **state}
     )
     check_reply(sent, site="north", round=2, schema=SCHEMA, samples=5)
 
@@ -71,7 +74,7 @@ def site_executor(here, sections):
     context = FLContext()
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
     return executor.SiteExecutor(
-        **{name: sections[name] for name in ("backbone", "method", "training", "data")}
+        **{name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
     ), context
 
 
@@ -198,7 +201,7 @@ def _(here):
     here.monkeypatch.setattr(Learner, "train_round", fail)
     sections = here.sections()
     site, context = site_executor(here, {**sections, "data": {**sections["data"], "site": "slake"}})
-    answer = site._train(TrainOrder(round=2, state={}).to_model(round=2), context)
+    answer = site._train(ORDER.to_model(round=2), context)
     check_reply(answer, site="north", round=2, schema=SCHEMA, samples=5)
 
 
@@ -206,7 +209,7 @@ def _(here):
 def _(here):
     server = controller.FederationController()
     server._federation, server._method = FederationSettings(sites=("north",), round_timeout=1800), METHOD
-    return server._validate({}, {"north": introduction()}, 2)[1]["north"]
+    return server._validate({}, {"north": ORDER}, {"north": introduction()})[1]["north"]
 
 
 @case("too few valid replies")

@@ -211,7 +211,7 @@ class FederationController(ModelController):
         return problems
 
     def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int, needed: int) -> dict[str, FLModel]:
-        """Send each site its own payload; the replies once all are there, or `needed` and the grace is over, or time is."""
+        """Send each site its own payload; replies once all are there, or enough and the grace is over."""
         replies: dict[str, FLModel] = {}
 
         def receive(model: FLModel) -> None:

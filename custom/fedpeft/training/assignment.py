@@ -27,8 +27,8 @@ class ScheduleSettings:
     """Which layers a site trains in a round: the `schedule` section of a job.
 
     Args:
-        solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, no view of the
-            others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
+        solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
+            view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
         score: layer importance, one of `fedpeft.importance.names()`.
         score_settings: settings of that score.
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's

@@ -56,7 +56,7 @@ class Learner:
         site_data: the site's splits.
         dataset: registered name of the data set.
         folder: where the site's state lies.
-        schedule: how layers are scored and how many the site may train.
+        schedule: how layers are scored and how many the site may train; None: all of them, unscored.
     """
 
     def __init__(
@@ -69,11 +69,12 @@ class Learner:
         site_data: SiteData,
         dataset: str,
         folder: Path,
-        schedule: ScheduleSettings = ScheduleSettings(),
+        schedule: ScheduleSettings | None = None,
     ) -> None:
         torch.set_num_threads(training.threads)
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
-        self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule
+        self.dataset, self.backbone_name = dataset, backbone.name
+        self.schedule = schedule or ScheduleSettings()
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
         self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
