@@ -82,11 +82,15 @@ class Record:
         write_json(self.folder / HISTORY, self._history)
 
     def progress(self, number: int, rounds: int) -> str:
-        """One line for the log: round, mean accuracy, time."""
+        """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""
         last = self._history["rounds"][-1]
         overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
         mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
-        return f"round {number} of {rounds}: mean accuracy {mean}, {last['seconds']:.1f} s"
+        assigned = last["schedule"].get("layers", {})
+        layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
+        return f"round {number} of {rounds}: mean accuracy {mean}, {last['seconds']:.1f} s" + f"; {layers}" * bool(
+            layers
+        )
 
     def fail(self, reason: str) -> None:
         """Write the manifest of a job that ended early; finished rounds stay where they are."""
