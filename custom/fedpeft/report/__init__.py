@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tables, one picture and one page from a run's history.json; matplotlib and rich are loaded only when called for."""
+"""Tables, pictures and one page from a run's history.json; matplotlib and rich are loaded only when called for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ if TYPE_CHECKING:
 
 
 def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
-    """Write a run's tables, picture and page into a folder, which is made if need be.
+    """Write a run's tables, pictures and page into a folder, which is made if need be.
 
     Args:
         source: the run's folder, or its history.json itself.
-        out_dir: where the four files go; files of the same names are replaced.
+        out_dir: where the files go; files of the same names are replaced.
 
     Returns:
-        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html).
+        ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
+        and ``schedule`` (schedule.png) where some round has a schedule.
 
     Raises:
         HistoryError: the history is missing, broken or incomplete; nothing is written then.
@@ -30,16 +31,22 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page
     from fedpeft.report.plots import convergence, png
+    from fedpeft.report.schedule_plot import schedule_figure
     from fedpeft.report.tidy_csv import tidy_csv
 
     history = read(source)
-    picture = png(convergence(history), history)
+    picture, dark_picture = (png(convergence(history, dark=dark), history) for dark in (False, True))
+    schedule = None
+    if history.scheduled:
+        schedule = tuple(png(schedule_figure(history, dark=dark), history) for dark in (False, True))
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
         "picture": ("convergence.png", picture),
-        "page": ("report.html", page(history, picture, png(convergence(history, dark=True), history)).encode()),
+        "page": ("report.html", page(history, picture, dark_picture, schedule).encode()),
     }
+    if schedule:
+        contents["schedule"] = ("schedule.png", schedule[0])
     folder = Path(out_dir)
     written = {}
     try:

@@ -6,12 +6,17 @@
      "rounds": [{"round": 1, "seconds": 3.2,
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300}},
                  "alignment": {"slake": 0.12},
+                 "schedule": {"layers": {"slake": [0, 2]}, "scores": {"slake": [0.4, 0.1, 0.3, 0.2]},
+                              "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
 Accuracies are fractions in [0, 1] or null where the test split has no such questions; ``loss`` is the mean training
-loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter.
-``settings``, ``seconds``, ``alignment``, ``rejected``, ``loss`` and ``samples`` may be left out; a round may lack any
-site. Keys that are not listed here are ignored, so that an older plugin reads a newer run.
+loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter;
+``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
+``numbers``, or where that is left out 0, 1, 2 and so on.
+``settings``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left out; a round
+may lack any site, and an empty schedule is none. Keys that are not listed here are ignored, so that
+an older plugin reads a newer run.
 """
 
 from __future__ import annotations
@@ -46,6 +51,18 @@ class SiteResult:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Schedule:
+    """Which layers each site trains in a round, its score of each of the L layers in ``numbers``, and what was weighed:
+    the sum of the chosen scores and the variance of how many sites train a layer."""
+
+    numbers: tuple[int, ...]
+    layers: Mapping[str, tuple[int, ...]]
+    scores: Mapping[str, tuple[float, ...]]
+    importance: float | None = None
+    variance: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class Round:
     """One round: ``sites`` holds those that replied, ``rejected`` those whose reply was refused, with the reason."""
 
@@ -54,6 +71,7 @@ class Round:
     alignment: Mapping[str, float | None] = field(default_factory=dict)
     rejected: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
+    schedule: Schedule | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,9 +87,25 @@ class History:
     tiny: bool = False
 
     @property
+    def scheduled(self) -> tuple[Round, ...]:
+        """The rounds that have a schedule."""
+        return tuple(one for one in self.rounds if one.schedule)
+
+    @property
     def sites(self) -> tuple[str, ...]:
         """Every site that some round names, in order of appearance."""
-        return tuple(dict.fromkeys(n for one in self.rounds for n in (*one.sites, *one.alignment, *one.rejected)))
+        return tuple(
+            dict.fromkeys(
+                name
+                for one in self.rounds
+                for name in (
+                    *one.sites,
+                    *one.alignment,
+                    *one.rejected,
+                    *(one.schedule.layers if one.schedule else ()),
+                )
+            )
+        )
 
 
 def read(path: str | Path) -> History:
@@ -134,6 +168,13 @@ def parse(record: Any, *, origin: str) -> History:
                 f"{origin}: round {after.round} follows round {before.round}; rounds must rise, "
                 "so write each round once and in order."
             )
+    kinds = {one.schedule.numbers: one.round for one in parsed if one.schedule}
+    if len(kinds) > 1:
+        (one, first), (other, second), *_ = kinds.items()
+        raise HistoryError(
+            f"{origin}: the schedule of round {first} scores {len(one)} layers, that of round {second} {len(other)} or "
+            "others; a run schedules the same layers in every round, so copy the file from the run again."
+        )
     return History(
         job=_name(_need(top, "job", origin), origin, "'job'"),
         method=_name(_need(top, "method", origin), origin, "'method'"),
@@ -178,7 +219,57 @@ def _round(entry: Any, where: str) -> Round:
             for name, value in rejected.items()
         },
         seconds=_number(entry.get("seconds"), where, "'seconds'"),
+        schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
     )
+
+
+def _schedule(entry: Any, where: str) -> Schedule | None:
+    entry = _mapping(entry, where, "the entry")
+    if not entry:
+        return None
+    layers = _mapping(_need(entry, "layers", where), where, "'layers'")
+    scores = _mapping(_need(entry, "scores", where), where, "'scores'")
+    if not layers or set(layers) != set(scores):
+        raise HistoryError(
+            f"{where}: 'layers' names the sites {sorted(layers)} and 'scores' {sorted(scores)}; both must name "
+            "the same, at least one; copy the file from the run again."
+        )
+    table = {
+        _name(site, where, "a site's name"): _scores(values, f"{where}, site {site!r}")
+        for site, values in scores.items()
+    }
+    count = len(next(iter(table.values())))
+    for site, values in table.items():
+        if len(values) != count:
+            _fail(f"{where}, site {site!r}", "the number of scores", len(values), f"{count} as for the other sites")
+    numbers = _layers(entry.get("numbers", list(range(count))), where, "'numbers'")
+    if len(numbers) != count:
+        _fail(where, "the number of 'numbers'", len(numbers), f"{count}, one for each score")
+    return Schedule(
+        numbers=numbers,
+        layers={site: _chosen(layers[site], f"{where}, site {site!r}", numbers) for site in table},
+        scores=table,
+        importance=_number(entry.get("importance"), where, "'importance'", low=-math.inf),
+        variance=_number(entry.get("variance"), where, "'variance'"),
+    )
+
+
+def _scores(values: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or not values or None in values:
+        _fail(where, "'scores'", values, "a list with one number for each layer")
+    return tuple(_number(value, where, f"the score of layer {n}", low=-math.inf) for n, value in enumerate(values))
+
+
+def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        _fail(where, what, values, "a list of layer numbers")
+    found = tuple(_count(value, where, f"a layer in {what}") for value in values)
+    return found if sorted(set(found)) == list(found) else _fail(where, what, values, "rising layer numbers, each once")
+
+
+def _chosen(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    found = _layers(values, where, "'layers'")
+    return found if set(found) <= set(numbers) else _fail(where, "'layers'", values, "layers that have a score")
 
 
 def _site(entry: Any, where: str) -> SiteResult:

@@ -63,9 +63,13 @@ def _label(history: History, name: str, line: list[float | None], style: dict, w
 
 def label_width(labels: Sequence[Label]) -> float:
     """Inches that the labels take beside the axes, leaders included."""
+    return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
+
+
+def text_width(text: str, size: float) -> float:
+    """Inches that a text takes in bold letters of a size in points."""
     font = FontProperties(family="DejaVu Sans", weight="bold")
-    points = [TextPath((0, 0), label.text, size=SIZE, prop=font).get_extents().width for label in labels]
-    return LEADER + max(points) / 72 if points else 0.0
+    return TextPath((0, 0), text, size=size, prop=font).get_extents().width / 72
 
 
 def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:

@@ -13,6 +13,8 @@ from fedpeft.report.wording import caption, rejections
 def markdown(history: History) -> str:
     """The last round and the three accuracies round by round, each with its caption; same history, same text."""
     parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
+    if history.scheduled:
+        parts.append("![Layer scores, chosen layers and layer use](schedule.png)")
     refused = rejections(history)
     if refused:
         parts.append("\n".join(f"- {_escape(line)}" for line in refused))

@@ -16,13 +16,14 @@ from fedpeft.report.wording import TITLES, caption, note, percent, rejections
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def page(history: History, picture: bytes, dark_picture: bytes) -> str:
+def page(history: History, picture: bytes, dark_picture: bytes, schedule: tuple[bytes, bytes] | None = None) -> str:
     """The page's HTML; the same history and pictures give the same text.
 
     Args:
         history: the run.
         picture: the convergence picture as PNG, for light pages and print.
         dark_picture: the same for dark pages.
+        schedule: the schedule picture, light and dark, where some round has a schedule.
     """
     first, *others = all_tables(history)
     told = note(history)
@@ -49,8 +50,9 @@ def page(history: History, picture: bytes, dark_picture: bytes) -> str:
 {_figures(history)}
 <section>
 <h2>Convergence</h2>
-{_picture(history, picture, dark_picture)}
+{_picture(history, picture, dark_picture, _curves(history))}
 </section>
+{_schedule_section(history, schedule) if schedule else ""}
 <section>
 <h2>{escape(first.title)}</h2>
 {_table(first, caption(history))}
@@ -79,12 +81,23 @@ def _figures(history: History) -> str:
     return f'<p class="lead">{about} after round {history.rounds[-1].round}</p>\n<dl class="figures">{cells}</dl>'
 
 
-def _picture(history: History, picture: bytes, dark_picture: bytes) -> str:
-    light, dark = (f"data:image/png;base64,{base64.b64encode(content).decode()}" for content in (picture, dark_picture))
-    described = (
+def _curves(history: History) -> str:
+    return (
         f"Curves of accuracy, training loss and transport distance over {_counted(len(history.rounds), 'round')} for "
         f"{', '.join(history.sites)}; the accuracies stand in the tables below."
     )
+
+
+def _schedule_section(history: History, pictures: tuple[bytes, bytes]) -> str:
+    described = (
+        "Heat maps of every site's layer scores with the layers it trained marked, and how often each layer was "
+        f"trained over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
+    )
+    return f"<section>\n<h2>Layer schedule</h2>\n{_picture(history, *pictures, described)}\n</section>"
+
+
+def _picture(history: History, picture: bytes, dark_picture: bytes, described: str) -> str:
+    light, dark = (f"data:image/png;base64,{base64.b64encode(content).decode()}" for content in (picture, dark_picture))
     return (
         f'<figure><div class="wide"><picture><source media="screen and (prefers-color-scheme: dark)" srcset="{dark}">'
         f'<img src="{light}" alt="{escape(described)}"></picture></div>'

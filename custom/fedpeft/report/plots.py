@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import textwrap
+from collections.abc import Callable, Sequence
 
 import matplotlib.style
 from matplotlib.axes import Axes
@@ -18,6 +19,7 @@ from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
 from fedpeft.report.wording import caption, note
 
+Head = list[tuple[str, str, str]]  # text, the theme's colour for it, weight
 DPI = 200
 # inches
 MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
@@ -47,11 +49,21 @@ def convergence(history: History, *, dark: bool = False) -> Figure:
         history: the run.
         dark: for a dark page.
     """
+    return under_style(lambda theme: _figure(history, theme), dark=dark)
+
+
+def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
+    """Make a figure under the report's style, whatever the user's own.
+
+    Args:
+        make: draws with the theme it is given.
+        dark: for a dark page.
+    """
     theme = DARK if dark else LIGHT
     colours = {"text.color": theme.ink, "axes.labelcolor": theme.soft, "axes.edgecolor": theme.soft}
     colours |= {"xtick.color": theme.soft, "ytick.color": theme.soft, "axes.facecolor": theme.paper}
     with matplotlib.style.context(["default", STYLE, colours]):
-        figure = _figure(history, theme)
+        figure = make(theme)
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()  # ticks are made while drawing: make them while the style holds
     return figure
@@ -61,7 +73,7 @@ def png(figure: Figure, history: History) -> bytes:
     """The picture's bytes; the same history and matplotlib give the same bytes, since no date is written.
 
     Args:
-        figure: from ``convergence``.
+        figure: from ``convergence`` or ``schedule_plot.schedule_figure``.
         history: the run; its caption is written into the file as its description.
     """
     file = io.BytesIO()
@@ -76,7 +88,7 @@ def _figure(history: History, theme: Theme) -> Figure:
     side = [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
     column = label_width(labels)
     width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
-    head = _head(history, width)
+    head = head_lines(history, width)
     foot = _foot(history, width)
     height = max(LEAST_HEIGHT, GAP * len(labels))
     top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
@@ -97,6 +109,21 @@ def _figure(history: History, theme: Theme) -> Figure:
         draw(axes[-1], history, name, SIDE_TITLES[name], theme)
     for one in {axes[0], axes[-1]}:
         one.set_xlabel("round", labelpad=2)
+    write_frame(figure, history, head, foot, theme)
+    return figure
+
+
+def write_frame(figure: Figure, history: History, head: Head, foot: Sequence[str], theme: Theme) -> None:
+    """Write the job's name, the lines under it and the lines at the bottom.
+
+    Args:
+        figure: of its final size.
+        history: the run.
+        head: from ``head_lines``.
+        foot: what stands at the bottom.
+        theme: colours.
+    """
+    width, total = figure.get_size_inches()
     x = 0.12 / width
     figure.text(x, 1 - 0.12 / total, shorten(history.job, int(width * 8)), fontsize=11, fontweight="bold", va="top")
     for index, (line, colour, weight) in enumerate(head):
@@ -104,10 +131,9 @@ def _figure(history: History, theme: Theme) -> Figure:
         figure.text(x, y, line, fontsize=7.5, color=getattr(theme, colour), fontweight=weight, va="top")
     for index, line in enumerate(reversed(foot)):
         figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
-    return figure
 
 
-def _head(history: History, width: float) -> list[tuple[str, str, str]]:
+def head_lines(history: History, width: float) -> Head:
     """Lines under the job's name with their colour and weight: the method, and a warning if the data are procedural."""
     lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
     if told := note(history):

@@ -60,14 +60,43 @@ def by_round(history: History, metric: str = "overall") -> Table:
     return _table(f"Accuracy (%) on {TITLES[metric]}, round by round", ("round", *lines, "mean"), rows)
 
 
+def trained_layers(history: History) -> Table:
+    """What the schedule saved: a row for every scheduled site, the mean of the sites last.
+
+    A site trains and uploads share = (mean over its scheduled rounds of chosen layers) / L of all layers, in percent;
+    saved is 100 less that.
+
+    Args:
+        history: a run with at least one scheduled round.
+    """
+    plans = [one.schedule for one in history.scheduled]
+    total = len(plans[0].numbers)
+    rows, averages = [], []
+    for site in history.sites:
+        counts = [len(plan.layers[site]) for plan in plans if site in plan.layers]
+        if counts:
+            averages.append(sum(counts) / len(counts))
+            rows.append((site, str(len(counts)), *_trained(averages[-1], total)))
+    rounds = sum(int(row[1]) for row in rows) / len(rows)
+    rows.append(("mean", f"{rounds:.1f}".removesuffix(".0"), *_trained(sum(averages) / len(averages), total)))
+    columns = ("site", "scheduled rounds", f"layers trained of {total}", "share (%)", "training and upload saved (%)")
+    marks = "Means over the scheduled rounds; saved: share of layers that a site neither trained nor uploaded"
+    return Table(title="Layers trained", columns=columns, rows=tuple(rows), marks=marks)
+
+
 def all_tables(history: History) -> tuple[Table, ...]:
-    """The last round, then the three accuracies round by round."""
-    return (last_round(history), *(by_round(history, metric) for metric in ACCURACIES))
+    """The last round, the three accuracies round by round, and the layers trained where some round was scheduled."""
+    scheduled = (trained_layers(history),) if history.scheduled else ()
+    return (last_round(history), *(by_round(history, metric) for metric in ACCURACIES), *scheduled)
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
     marks = legend({cell for row in rows for cell in row[1:]})
     return Table(title=title, columns=columns, rows=tuple(rows), marks=marks)
+
+
+def _trained(average: float, total: int) -> tuple[str, str, str]:
+    return f"{average:.2f}", percent(average / total), percent(1 - average / total)
 
 
 def _cell(one: Round, site: str, value: float | None) -> str:

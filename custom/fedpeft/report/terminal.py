@@ -12,7 +12,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.report.history import History
-from fedpeft.report.tables import Table, by_round, last_round
+from fedpeft.report.tables import Table, by_round, last_round, trained_layers
 from fedpeft.report.wording import DASH, REJECTED, caption, rejections
 
 LONGEST = 20  # letters of a name before it is folded
@@ -21,7 +21,7 @@ FRAME = 3  # letters that rich puts around a column
 
 
 def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
-    """Print the last round in full, then one table round by round for each metric, then the rejected replies.
+    """Print the last round, a table round by round for each metric, the layers trained, and the rejected replies.
 
     A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
 
@@ -34,7 +34,8 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
         FedpeftError: an unknown metric.
     """
     console = console or Console()
-    for table in (last_round(history), *(by_round(history, metric) for metric in metrics)):
+    scheduled = (trained_layers(history),) if history.scheduled else ()
+    for table in (last_round(history), *(by_round(history, metric) for metric in metrics), *scheduled):
         table = _printable_table(table, console)
         console.print(Text(table.title, style="bold"))
         for block in _blocks(table, console.width):

@@ -1,0 +1,176 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The schedule picture: layer scores and chosen layers of every site, and how often each layer was trained."""
+
+from __future__ import annotations
+
+import textwrap
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.ticker import MaxNLocator
+
+from fedpeft.report.history import History, Round
+from fedpeft.report.labels import shorten, text_width
+from fedpeft.report.palette import COLOURS, Theme
+from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
+
+MOST_PANELS = 6
+MAP = "viridis"  # even steps of lightness, which colour-blind readers and grey prints keep
+# inches
+CELL, GRID_WIDTH, TALLEST = 0.2, 7.2, 3.0
+GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
+LEAST_WIDTH, LEAST_SCALE, MOST_SCALE = 5.0, 0.5, 1.6
+NAME_SIZE, TICK_SIZE = 7, 6.5  # points
+LONGEST = 22  # letters of a site's name
+
+
+def schedule_figure(history: History, *, dark: bool = False) -> Figure:
+    """Draw the schedule of a run.
+
+    A heat map, site by layer, of the scores in up to six evenly chosen rounds, first and last included, all on one
+    colour scale; a dot marks every layer that was chosen. Below, over all rounds: how often each layer was chosen,
+    stacked by site where the colours suffice.
+
+    Args:
+        history: a run with at least one scheduled round.
+        dark: for a dark page.
+    """
+    return under_style(lambda theme: _figure(history, theme), dark=dark)
+
+
+def shown_rounds(history: History) -> list[Round]:
+    """At most six scheduled rounds, evenly spread, the first and the last among them."""
+    rounds = history.scheduled
+    places = np.linspace(0, len(rounds) - 1, min(MOST_PANELS, len(rounds))).round().astype(int)
+    return [rounds[place] for place in places]
+
+
+def layer_use(history: History) -> dict[str, np.ndarray]:
+    """By site, (L,) in how many rounds it was to train each layer."""
+    plans = [one.schedule for one in history.scheduled]
+    use = {site: np.zeros(len(plans[0].numbers), int) for site in history.sites if any(site in p.layers for p in plans)}
+    for plan in plans:
+        for site, chosen in plan.layers.items():
+            use[site] += np.isin(plan.numbers, chosen)
+    return use
+
+
+def _figure(history: History, theme: Theme) -> Figure:
+    shown, use = shown_rounds(history), layer_use(history)
+    sites, layers = list(use), len(shown[0].schedule.numbers)
+    names = [shorten(site, LONGEST) for site in sites]
+    across = min(len(shown), 3 if layers <= 16 else 2 if layers <= 40 else 1)
+    cell_width = min(CELL, (GRID_WIDTH - GUTTER * (across - 1)) / across / layers)
+    wide, high = layers * cell_width, min(CELL * len(sites), max(TALLEST, 0.06 * len(sites)))
+    down = -(-len(shown) // across)
+    label_width = max(text_width(name, NAME_SIZE) for name in names)
+    left, right = 0.3 + label_width, 0.25 + max(SIDE, label_width + 0.25)
+    grid = max(across * wide + (across - 1) * GUTTER, 2.6)
+    width = max(left + grid + right, LEAST_WIDTH)
+    head = head_lines(history, width)
+    foot = _foot(history, width, marked=len(sites), shown=shown)
+    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
+    maps = down * high + (down - 1) * BETWEEN
+    total = top + maps + BETWEEN + USE_HEIGHT + bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+
+    def place(x: float, y: float, w: float, h: float) -> Axes:
+        return figure.add_axes((x / width, y / total, w / width, h / total))
+
+    values = np.concatenate([row for one in shown for row in one.schedule.scores.values()])
+    norm = Normalize(min(0.0, values.min()), values.max() or 1.0)
+    base = total - top - maps
+    for index, one in enumerate(shown):
+        row, column = divmod(index, across)
+        axes = place(left + column * (wide + GUTTER), base + (down - 1 - row) * (high + BETWEEN), wide, high)
+        image = _heat_map(axes, one, sites, norm, theme, dot=72 * min(cell_width, high / len(sites)))
+        _name_sites(axes, names if column == 0 else [], 72 * high / len(sites))
+    tall = min(max(maps, LEAST_SCALE), MOST_SCALE)
+    _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
+    _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)
+    write_frame(figure, history, head, foot, theme)
+    return figure
+
+
+def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: Theme, *, dot: float) -> AxesImage:
+    """One round: scores as colours, chosen layers as dots; ``dot`` is the smaller side of a cell in points."""
+    plan = one.schedule
+    table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])
+    colours = matplotlib.colormaps[MAP].with_extremes(bad=theme.grid)
+    image = axes.imshow(table, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    axes.set_xticks(np.arange(1, len(plan.numbers)) - 0.5, minor=True)
+    axes.set_yticks(np.arange(1, len(sites)) - 0.5, minor=True)
+    axes.grid(which="minor", color=theme.paper, linewidth=0.07 * dot)
+    axes.set_axisbelow(False)
+    y, x = np.nonzero([np.isin(plan.numbers, plan.layers.get(site, ())) for site in sites])
+    look = {"facecolor": "#ffffff", "edgecolor": "#1a1a1a", "linewidth": 0.05 * dot, "zorder": 5}
+    axes.scatter(x, y, s=(0.42 * dot) ** 2, label="chosen", **look)
+    axes.spines[:].set_visible(False)
+    axes.tick_params(which="both", length=0, labelsize=TICK_SIZE, pad=2)
+    _number_layers(axes, plan.numbers, axes.bbox.width / axes.figure.dpi)
+    axes.set_title(f"Round {one.round}", loc="left", fontsize=8, fontweight="bold", pad=4)
+    return image
+
+
+def _number_layers(axes: Axes, numbers: tuple[int, ...], width: float) -> None:
+    """Layer numbers under the columns, every n-th where they would touch; ``width`` of the axes in inches."""
+    count = len(numbers)
+    step = next(step for step in (1, 2, 4, 8, 16, 32, count) if width * step / count >= 0.17 or step == count)
+    axes.set_xticks(range(0, count, step), numbers[::step])
+
+
+def _name_sites(axes: Axes, names: list[str], height: float) -> None:
+    """Names beside the rows; where a row is lower than a letter, only every n-th."""
+    step = max(1, round(NAME_SIZE * 1.2 / height + 0.49)) if height < NAME_SIZE else 1
+    axes.set_yticks(range(0, len(names), step), names[::step], fontsize=NAME_SIZE)
+
+
+def _scale(axes: Axes, image: AxesImage) -> None:
+    bar = axes.figure.colorbar(image, cax=axes)
+    bar.outline.set_visible(False)
+    bar.locator = MaxNLocator(nbins=2 if axes.bbox.height < axes.figure.dpi else 4, steps=[1, 2, 2.5, 5, 10])
+    axes.tick_params(length=2, labelsize=TICK_SIZE, pad=2)
+    axes.set_title("score", loc="left", fontsize=7.5, pad=5)
+
+
+def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme, history: History) -> None:
+    """How often each layer was chosen, all rounds and sites: stacked by site while there are colours for them."""
+    total = sum(use.values())
+    layers = np.arange(len(total))
+    if len(use) <= len(COLOURS):
+        low = np.zeros(len(total))
+        for counts, colour in zip(use.values(), COLOURS, strict=False):
+            look = {"color": colour, "edgecolor": theme.paper, "linewidth": 0.5}
+            axes.bar(layers, counts, bottom=low, width=0.8, **look)
+            low = low + counts
+    else:
+        axes.bar(layers, total, width=0.8, color=COLOURS[0])
+    even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)), label="even use")
+    handles = [*axes.containers[::-1], even] if len(use) <= len(COLOURS) else [even]
+    labels = [*names[::-1], "even use"] if len(use) <= len(COLOURS) else ["even use"]
+    look = {"fontsize": NAME_SIZE, "frameon": False, "borderaxespad": 0, "handlelength": 1.2, "labelspacing": 0.35}
+    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.02, 1), **look)
+    axes.set_xlim(-0.5, len(total) - 0.5)
+    axes.set_ylim(0, 1.08 * max(total.max(), 1))
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
+    axes.grid(axis="y", color=theme.grid, linewidth=0.6)
+    axes.tick_params(labelsize=TICK_SIZE)
+    axes.tick_params(axis="x", length=0, pad=3)
+    _number_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
+    rounds = len(history.scheduled)
+    title = f"Times trained in {rounds} scheduled round{'s' * (rounds > 1)}"
+    axes.set_title(title, loc="left", fontsize=8, fontweight="bold", pad=5)
+    axes.set_xlabel("layer", labelpad=2, fontsize=7.5)
+
+
+def _foot(history: History, width: float, *, marked: int, shown: list[Round]) -> list[str]:
+    """What the colours and marks mean."""
+    source = history.source.rstrip(".")
+    parts = [source[0].upper() + source[1:] + "." if source else "", "Dot: layer that the site trained in this round."]
+    if any(len(one.schedule.scores) < marked for one in shown):
+        parts.append("Row without colours: site not scheduled in this round.")
+    return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))
