@@ -77,7 +77,7 @@ def test_every_score_is_drawn_and_every_chosen_layer_marked(made):
 @pytest.mark.parametrize("made", RUNS, ids=IDS)
 def test_the_bars_count_every_round(made):
     figure = schedule_figure(history_of(made))
-    (bars,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Times trained")]
+    (bars,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Layer use")]
     numbers = made["rounds"][0]["schedule"]["numbers"]
     chosen = [layer for e in made["rounds"] for layers in e["schedule"]["layers"].values() for layer in layers]
     heights = [sum(box.get_height() for box in column) for column in zip(*bars.containers, strict=True)]
@@ -112,6 +112,14 @@ def test_no_text_covers_another_or_leaves_the_picture():
             assert box.y0 >= 0
             assert box.x1 <= figure.bbox.x1
             assert not any(box.overlaps(other) for other in boxes[:i])
+
+
+def test_names_are_drawn_to_the_letter():
+    names = (r"a$b$_c", "_x", r"$\frac$")
+    figure = schedule_figure(history_of(scheduled(names, 2)))
+    (legend,) = [axes.get_legend() for axes in figure.axes if axes.get_legend()]
+    assert [text.get_text() for text in legend.get_texts()] == [*names[::-1], "even use"]
+    assert [label.get_text() for label in figure.axes[0].get_yticklabels()] == list(names)
 
 
 def test_the_table_says_what_was_saved():

@@ -90,8 +90,8 @@ def _curves(history: History) -> str:
 
 def _schedule_section(history: History, pictures: tuple[bytes, bytes]) -> str:
     described = (
-        "Heat maps of every site's layer scores with the layers it trained marked, and how often each layer was "
-        f"trained over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
+        "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
+        f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
     )
     return f"<section>\n<h2>Layer schedule</h2>\n{_picture(history, *pictures, described)}\n</section>"
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The schedule picture: layer scores and chosen layers of every site, and how often each layer was trained."""
+"""The schedule picture: layer scores and chosen layers of every site, and how often each layer was chosen."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MAP = "viridis"  # even steps of lightness, which colour-blind readers and grey 
 # inches
 CELL, GRID_WIDTH, TALLEST = 0.2, 7.2, 3.0
 GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
-LEAST_WIDTH, LEAST_SCALE, MOST_SCALE = 5.0, 0.5, 1.6
+LEAST_WIDTH, LEAST_SCALE, MOST_SCALE = 5.0, 0.42, 1.6
 NAME_SIZE, TICK_SIZE = 7, 6.5  # points
 LONGEST = 22  # letters of a site's name
 
@@ -149,11 +149,13 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
             low = low + counts
     else:
         axes.bar(layers, total, width=0.8, color=COLOURS[0])
-    even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)), label="even use")
+    even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)))
     handles = [*axes.containers[::-1], even] if len(use) <= len(COLOURS) else [even]
     labels = [*names[::-1], "even use"] if len(use) <= len(COLOURS) else ["even use"]
     look = {"fontsize": NAME_SIZE, "frameon": False, "borderaxespad": 0, "handlelength": 1.2, "labelspacing": 0.35}
-    axes.legend(handles, labels, loc="upper left", bbox_to_anchor=(1.02, 1), **look)
+    legend = axes.legend(handles, ["site"] * len(handles), loc="upper left", bbox_to_anchor=(1.02, 1), **look)
+    for text, label in zip(legend.get_texts(), labels, strict=True):
+        text.set_text(label)  # given to legend(), a name that begins with _ would be left out
     axes.set_xlim(-0.5, len(total) - 0.5)
     axes.set_ylim(0, 1.08 * max(total.max(), 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
@@ -162,7 +164,7 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
     axes.tick_params(axis="x", length=0, pad=3)
     _number_layers(axes, history.scheduled[0].schedule.numbers, axes.bbox.width / axes.figure.dpi)
     rounds = len(history.scheduled)
-    title = f"Times trained in {rounds} scheduled round{'s' * (rounds > 1)}"
+    title = f"Layer use: times chosen in {rounds} scheduled round{'s' * (rounds > 1)}"
     axes.set_title(title, loc="left", fontsize=8, fontweight="bold", pad=5)
     axes.set_xlabel("layer", labelpad=2, fontsize=7.5)
 
@@ -170,7 +172,10 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
 def _foot(history: History, width: float, *, marked: int, shown: list[Round]) -> list[str]:
     """What the colours and marks mean."""
     source = history.source.rstrip(".")
-    parts = [source[0].upper() + source[1:] + "." if source else "", "Dot: layer that the site trained in this round."]
+    parts = [
+        source[0].upper() + source[1:] + "." if source else "",
+        "Dot: layer chosen for the site in this round. Even use: all layers chosen equally often.",
+    ]
     if any(len(one.schedule.scores) < marked for one in shown):
         parts.append("Row without colours: site not scheduled in this round.")
     return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))
