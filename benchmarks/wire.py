@@ -15,14 +15,19 @@ from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from typing import Any
 
-from measured import machine, show
+from measured import machine, sections, show
 
 TRAIN, REPLY = "get_task", "submit_update"
 QUIET_SECONDS = 1.0
-ADAPTERS = {
-    "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 4}, "hidden_size": 96},
-    "ViLT-B/32, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 16}, "hidden_size": 768},
-}
+
+
+def adapters_measured() -> dict[str, dict[str, Any]]:
+    """The main job's adapter for the tiny ViLT, and the papers' for ViLT-B/32."""
+    tiny = sections([])["method"]["adapter_settings"]["houlsby"]
+    return {
+        "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": tiny, "hidden_size": 96},
+        "ViLT-B/32, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 16}, "hidden_size": 768},
+    }
 
 
 def initial(adapter: str, settings: Mapping[str, Any], hidden_size: int) -> dict:
@@ -65,8 +70,10 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     own, frames = cell("server", port)
 
     def hand_out(_):
-        order = TrainOrder(round=1, state=state).to_model(round=1, rounds=5)
-        return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(order))
+        order = TrainOrder(round=1, base=0, version=1, layers=None, scored=False, state=state).to_model(
+            round=1, rounds=5
+        )
+        return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(order.to_model(round=1, rounds=5)))
 
     def take(request):
         back = TrainReply.from_model(FLModelUtils.from_shareable(request.payload)).state
@@ -76,8 +83,9 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=TRAIN, cb=hand_out)
     own.register_request_cb(channel=CellChannel.SERVER_COMMAND, topic=REPLY, cb=take)
     pipe.send(sum(tensor.nbytes for tensor in state.values()))
-    while pipe.recv():
-        pipe.send(sum(frames))
+    with pipe:
+        while pipe.recv():
+            pipe.send(sum(frames))
     own.stop()
 
 
@@ -107,16 +115,17 @@ def visit(port: int, pipe: Connection) -> None:
             raise RuntimeError(f"{topic} came back with {code!r}")
         return answer.payload
 
-    pipe.send(None)
     order = None
-    while asked := pipe.recv():
-        if asked == TRAIN:
-            order = TrainOrder.from_model(FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
-        elif asked == REPLY:
-            facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0, "problem": ""}
-            reply = TrainReply(round=order.round, state=order.state, **facts)
-            ask(REPLY, FLModelUtils.to_shareable(reply.to_model(round=1)))
-        pipe.send(sum(frames))
+    with pipe:  # closed by an error too, which ends the wait at the other end
+        pipe.send(None)
+        while asked := pipe.recv():
+            if asked == TRAIN:
+                order = TrainOrder.from_model(FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
+            elif asked == REPLY:
+                facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0}
+                reply = TrainReply(round=order.round, state=order.state, scores=[], problem="", **facts)
+                ask(REPLY, FLModelUtils.to_shareable(reply.to_model(round=1)))
+            pipe.send(sum(frames))
     own.stop()
 
 
@@ -131,22 +140,25 @@ def measure(adapter: Mapping[str, Any]) -> tuple[int, dict[str, int]]:
         spawn.Process(target=serve, args=(port, dict(adapter), far_server), daemon=True),
         spawn.Process(target=visit, args=(port, far_site), daemon=True),
     ]
-    for process, near, far in zip(processes, (server, site), (far_server, far_site), strict=True):
-        process.start()
-        far.close()  # so that a process that dies ends the wait for its answer
-        if near is server:
-            size = server.recv()
-    site.recv()
-    sent = {"": _all_sent(server, site)}
-    for task in (TRAIN, REPLY):
-        site.send(task)
+    try:
+        for process, far in zip(processes, (far_server, far_site), strict=True):
+            process.start()
+            far.close()
+        size = server.recv()
         site.recv()
-        sent[task] = _all_sent(server, site)
-    for pipe in (server, site):
-        pipe.send("")
-    for process in processes:
-        process.join(timeout=5)
-        process.kill()
+        sent = {"": _all_sent(server, site)}
+        for task in (TRAIN, REPLY):
+            site.send(task)
+            site.recv()
+            sent[task] = _all_sent(server, site)
+        for pipe in (server, site):
+            pipe.send("")
+            pipe.close()
+        for process in processes:
+            process.join(timeout=5)
+    finally:
+        for process in processes:
+            process.kill()
     return size, {TRAIN: sent[TRAIN] - sent[""], REPLY: sent[REPLY] - sent[TRAIN]}
 
 
@@ -167,7 +179,7 @@ def _all_sent(server: Connection, site: Connection) -> int:
 def run() -> None:
     """Measure and print."""
     rows = []
-    for name, adapter in ADAPTERS.items():
+    for name, adapter in adapters_measured().items():
         size, sent = measure(adapter)
         to_site, back = sent[TRAIN], sent[REPLY]
         rows.append((name, f"{size:,}", f"{to_site:,}", f"{back:,}", f"{(to_site + back) / 2 / size:.3f}"))
