@@ -100,8 +100,9 @@ class ScheduleSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Which layers each site trains in a round, and what led to it."""
+    """Which layers each site trains in a round, and what led to it: the scores are those of the layers `numbers`."""
 
+    numbers: list[int]
     layers: dict[str, list[int]]
     scores: dict[str, list[float]]
     importance: float
@@ -141,6 +142,7 @@ def assign(
         front = schedule(table, wanted, solver=settings.solver, seed=seed)
         mask = choose(front, settings.weight_importance, settings.weight_diversity)
     return Assignment(
+        numbers=list(layers),
         layers={site: [layers[i] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
         scores={site: [float(value) for value in scores[site]] for site in sites},
         importance=float((table * mask).sum()),
