@@ -18,7 +18,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -134,6 +134,20 @@ def communication() -> list[tuple[str, float, float]]:
     return rows
 
 
+def measure(options: argparse.Namespace, adapter: str, methods: Sequence[str]) -> None:
+    """Print the table of one kind of adapter."""
+    model = Scored(options, adapter)
+    runs: dict[str, Callable[[], Any]] = {"training step": model.step}
+    runs |= {method: partial(model.score, method) for method in methods}
+    compared = min(options.samples, FEW_SAMPLES) if options.full_size else options.samples
+    error = disagreement(model, compared)
+    times = medians(runs, options.repeats)
+    print(f"{adapter:<24}{'CPU s':>10}{'/ step':>9}")
+    for name, value in times.items():
+        print(f"{name:<24}{value:>10.3f}{value / times['training step']:>9.2f}")
+    print(f"lntk, largest relative difference to {compared} rows of autograd: {error:.1e}\n", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full-size", action="store_true", help="ViLT-B instead of the tiny ViLT")
@@ -154,16 +168,7 @@ def main() -> None:
         f"{options.threads} torch threads, medians of {options.repeats} turns\n"
     )
     for adapter in options.adapters:
-        model = Scored(options, adapter)
-        runs: dict[str, Callable[[], Any]] = {"training step": model.step}
-        runs |= {method: partial(model.score, method) for method in methods}
-        compared = min(options.samples, FEW_SAMPLES) if options.full_size else options.samples
-        error = disagreement(model, compared)
-        times = medians(runs, options.repeats)
-        print(f"{adapter:<24}{'CPU s':>10}{'/ step':>9}")
-        for name, value in times.items():
-            print(f"{name:<24}{value:>10.3f}{value / times['training step']:>9.2f}")
-        print(f"lntk, largest relative difference to {compared} rows of autograd: {error:.1e}\n", flush=True)
+        measure(options, adapter, methods)
 
     print(f"{'upload a round, ViLT-B, Mbit':<32}{'12 layers':>10}{f'{ROUND_LAYERS} layers':>10}")
     for label, every, some in communication():
