@@ -14,6 +14,7 @@ import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.files import write_json
 from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
+from fedpeft.report.tensorboard import Board
 from fedpeft.training.assignment import Assignment
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -29,6 +30,7 @@ class Record:
         self._began = time.time()
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
+        self._board = Board(folder)
 
     def begin(
         self,
@@ -52,6 +54,7 @@ class Record:
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
             for site, i in introductions.items()
         } | {site: {"problem": problem} for site, problem in problems.items()}
+        write_json(self.folder / HISTORY, self._history)
 
     def add_round(
         self,
@@ -80,6 +83,7 @@ class Record:
             }
         )
         write_json(self.folder / HISTORY, self._history)
+        self._board.update(self._history["rounds"])
 
     def progress(self, number: int, rounds: int) -> str:
         """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""
