@@ -60,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
     doctor.set_defaults(command=_doctor)
 
+    status = commands.add_parser("status", help="how far a run is: rounds, accuracy, when it ends, who was left out")
+    status.add_argument("run", nargs="?", default="simulator_workspace", help="folder of a run, workspace, or job id")
+    status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
+    status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+    status.set_defaults(command=_status)
+
     report = commands.add_parser("report", help="tables, picture and page of a run")
     report.add_argument("run", type=Path, help="folder with history.json")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
@@ -111,6 +117,19 @@ def _doctor(chosen: argparse.Namespace) -> None:
     from fedpeft.doctor.console import visit
 
     visit(open_case(chosen.job, startup_kit=chosen.startup_kit, site=chosen.site, workspace=chosen.workspace))
+
+
+def _status(chosen: argparse.Namespace) -> None:
+    from fedpeft.status import follow, read_progress, run_folder
+
+    if chosen.startup_kit:
+        from fedpeft.flare.job_session import JobSession
+
+        with JobSession(chosen.startup_kit, chosen.run) as session:
+            follow(session.progress, until_end=chosen.follow)
+    else:
+        folder = run_folder(Path(chosen.run))
+        follow(lambda: read_progress(folder), until_end=chosen.follow)
 
 
 def _report(chosen: argparse.Namespace) -> None:

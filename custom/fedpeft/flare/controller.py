@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
@@ -26,6 +27,7 @@ from fedpeft.flare.messages import (
     check_reply,
     problem_of,
 )
+from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
@@ -73,6 +75,11 @@ class FederationController(ModelController):
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
         self._lock = threading.Lock()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell `nvflare job stats` how far the job is."""
+        super().handle_event(event_type, fl_ctx)
+        tell_progress(event_type, fl_ctx)
 
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
