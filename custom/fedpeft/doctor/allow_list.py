@@ -37,7 +37,7 @@ def listed(resources: Mapping[str, Any], wanted: Iterable[str], file: Path) -> I
     """Whether a resources.json admits every wanted class by name, and enforces its list."""
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
-    entries = resources.get(KEY, DEFAULT_CLASS_ALLOW_LIST)
+    entries = resources.get(KEY, list(DEFAULT_CLASS_ALLOW_LIST))
     if not isinstance(entries, list) or not all(isinstance(entry, str) and entry for entry in entries):
         yield failed(f"{KEY} in {file} must be a list of class names: mend it.")
         return

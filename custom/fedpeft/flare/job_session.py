@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -47,7 +49,8 @@ class JobSession:
             )
         self._job, self._last = job, Progress()
         self._place = f"{kit.host}:{kit.port}"
-        self._session = self._asked(new_secure_session, kit.name, str(kit.folder), timeout=SECONDS)
+        with redirect_stdout(sys.stderr):  # FLARE prints that it connects
+            self._session = self._asked(new_secure_session, kit.name, str(kit.folder), timeout=SECONDS)
 
     def __enter__(self) -> JobSession:
         return self
@@ -66,11 +69,11 @@ class JobSession:
         meta = self._asked(self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
-            completed = state == FINISHED + "COMPLETED"
-            reason = "" if completed else f"FLARE says {state}; nvflare job logs {self._job} has the reason."
-            hint = f"nvflare job download {self._job}, then fedpeft status on its folder, shows all rounds."
-            ended = COMPLETED if completed else FAILED
-            self._last = replace(self._last, job=name, state=ended, reason=reason or hint * (not self._last.round))
+            said = "" if state == FINISHED + "COMPLETED" else f"FLARE says {state}; "
+            hint = f"{said}`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
+            known = self._last.round and not said
+            ended = FAILED if said else COMPLETED
+            self._last = replace(self._last, job=name, state=ended, reason="" if known else hint)
         elif state == "RUNNING":
             self._last = replace(self._running(), job=name)
         else:
@@ -80,7 +83,11 @@ class JobSession:
     def _running(self) -> Progress:
         try:
             told = self._session.show_stats(self._job, "server")
-        except (JobNotRunning, InternalError):  # it starts or ends at this very moment
+        except (
+            JobNotFound,
+            JobNotRunning,
+            InternalError,
+        ):  # the server knows the job: it starts or ends at this moment
             return self._last
         values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last

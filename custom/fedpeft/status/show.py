@@ -60,6 +60,8 @@ def duration(seconds: float) -> str:
 
 
 def _rounds(progress: Progress) -> str:
-    if progress.rounds is None:
-        return f"{progress.round} rounds" if progress.round else "no round finished yet"
-    return f"{progress.round} of {progress.rounds} rounds"
+    if progress.rounds is not None:
+        return f"{progress.round} of {progress.rounds} rounds"
+    if progress.round:
+        return f"{progress.round} rounds"
+    return "" if progress.ended else "no round finished yet"
