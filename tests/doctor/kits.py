@@ -53,15 +53,18 @@ def _pem(certificate):
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, local=None):
+def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme="http", local=None):
     """The kit of a server, a site or an administrator; `local` is its resources.json."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
-    service = {"service": {"target": f"localhost:{port}", "scheme": "http"}}
+    service = {"service": {"target": f"localhost:{port}", "scheme": scheme}}
     configuration = {
         "server": ("fed_server.json", {"servers": [{**service, "admin_server": "localhost"}]}),
         "site": ("fed_client.json", {"servers": [service], "client": {"fqsn": "slake"}}),
-        "admin": ("fed_admin.json", {"admin": {"username": NAMES["admin"], "host": "localhost", "port": port}}),
+        "admin": (
+            "fed_admin.json",
+            {"admin": {"username": NAMES["admin"], "host": "localhost", "port": port, "scheme": scheme}},
+        ),
     }
     file, content = configuration[role]
     (folder / "startup" / file).write_text(json.dumps(content))

@@ -175,6 +175,13 @@ def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tm
     assert "FEDPEFT_DATA" in shown
 
 
+def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_kit, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", "data")
+    job = make_job()
+    assert told(data.check(open_case(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
+    assert "warn" not in told(data.check(open_case(job, site="slake")))
+
+
 def test_job_settings_agreement_and_code(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
     assert told(job.check(open_case(folder))).startswith("pass")

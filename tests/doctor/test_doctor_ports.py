@@ -2,15 +2,18 @@
 """The server's port, with a TLS server of the test's own behind it."""
 
 import contextlib
+import http.server
+import re
 import socket
 import ssl
 import threading
+from dataclasses import replace
 
 import pytest
 from kits import Authority, write_kit
 
 from fedpeft.doctor import ports
-from fedpeft.doctor.kit import Kit, read_kit
+from fedpeft.doctor.kit import read_kit
 
 
 @contextlib.contextmanager
@@ -36,6 +39,34 @@ def serving(kit):
         listening.shutdown(socket.SHUT_RDWR)
 
 
+class Silent(http.server.BaseHTTPRequestHandler):
+    """A web server without pages, as FLARE's is."""
+
+    def do_HEAD(self):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def speaking_http(kit):
+    """The same as a web server."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(kit.root))
+    context.load_cert_chain(kit.certificate, kit.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def told(kit):
+    return " | ".join(f"{finding.verdict}: {finding.sentence}" for finding in ports.reachable(kit))
+
+
 @pytest.mark.parametrize(
     ("server", "client", "expected"),
     [
@@ -45,37 +76,46 @@ def serving(kit):
         ({}, {"ends": -1, "begins": -9}, "refused this kit"),
     ],
 )
-def test_reachable(server, client, expected, make_kit, authority, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
+def test_reachable(serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch):
     monkeypatch.setattr(ports, "LISTENED", 0.5)
-    with serving(read_kit(make_kit("server", **server))) as port:
+    client = dict(client)
+    with serve(read_kit(make_kit("server", **server))) as port:
         own = Authority() if client.pop("foreign", False) else authority
-        kit = read_kit(write_kit(tmp_path / "kit-site", "site", authority=own, port=port, **client))
-        finding = ports.reachable(kit)
-    assert expected in f"{finding.verdict}: {finding.sentence}"
+        folder = write_kit(tmp_path / "kit-site", "site", authority=own, port=port, scheme=scheme, **client)
+        found = told(read_kit(folder))
+    assert expected in found
+    assert ("this clock and the server's agree within 1 s" in found) == (scheme == "http" and "pass" in found)
 
 
-def test_a_client_of_another_authority_is_refused(make_kit, authority, tmp_path):
-    with serving(read_kit(make_kit("server"))) as port:
-        folder = write_kit(tmp_path / "kit-site", "site", authority=Authority(), port=port)
-        (folder / "startup" / "rootCA.pem").write_bytes(
-            (tmp_path / "kit-server" / "startup" / "rootCA.pem").read_bytes()
-        )
-        finding = ports.reachable(read_kit(folder))
-    assert finding.verdict == "fail"
-    assert "refused this kit" in finding.sentence
+@pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
+def test_a_client_of_another_authority_is_refused(serve, scheme, make_kit, tmp_path):
+    with serve(read_kit(make_kit("server"))) as port:
+        folder = write_kit(tmp_path / "kit-site", "site", authority=Authority(), port=port, scheme=scheme)
+        root = (tmp_path / "kit-server" / "startup" / "rootCA.pem").read_bytes()
+        (folder / "startup" / "rootCA.pem").write_bytes(root)
+        assert "refused this kit" in told(read_kit(folder))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.4, "pass: this clock and"), (-59, "pass"), (90, "warn: this clock is 90 s ahead of"), (-90, "warn: .*behind")],
+)
+def test_skew(seconds, expected):
+    finding = ports.skew(seconds)
+    assert re.match(expected, f"{finding.verdict}: {finding.sentence}")
 
 
 def test_a_port_that_nobody_listens_on_and_a_host_without_address(make_kit):
     kit = read_kit(make_kit("admin", port=1))
-    assert "localhost:1 does not answer" in ports.reachable(kit).sentence
-    stranger = Kit(folder=kit.folder, role=kit.role, name=kit.name, host="nowhere.invalid", port=1)
-    assert "nowhere.invalid has no address here" in ports.reachable(stranger).sentence
+    assert "localhost:1 does not answer" in told(kit)
+    assert "nowhere.invalid has no address here" in told(replace(kit, host="nowhere.invalid"))
 
 
 def test_a_kit_without_its_key(make_kit):
     kit = read_kit(make_kit("site"))
     kit.key.unlink()
-    assert "certificate and key of the kit do not load" in ports.reachable(kit).sentence
+    assert "certificate and key of the kit do not load" in told(kit)
 
 
 def test_a_server_needs_its_port():
@@ -88,8 +128,6 @@ def test_a_server_needs_its_port():
 def test_a_consortium_without_encryption_is_warned_of(make_kit):
     kit = read_kit(make_kit("site"))
     with socket.create_server(("127.0.0.1", 0)) as server:
-        plain = Kit(
-            folder=kit.folder, role="site", name="slake", host="127.0.0.1", port=server.getsockname()[1], secured=False
-        )
-        assert ports.reachable(plain).verdict == "warn"
-    assert ports.reachable(plain).verdict == "fail"
+        plain = replace(kit, host="127.0.0.1", port=server.getsockname()[1], secured=False)
+        assert told(plain).startswith("warn")
+    assert told(plain).startswith("fail")

@@ -32,7 +32,8 @@ def shown(progress, *, width=120):
         (Progress(round=3), ["3 rounds"]),
         (RUNNING, ["2 of 4 rounds", "mean accuracy 50.0 %", "last round 8.0 s, 3.0 s ago", "13.0 s left"]),
         (COMPLETED, ["4 of 4 rounds", "completed", "mean accuracy 75.0 %; last round 8.0 s\n"]),
-        (FAILED, ["failed", "round 3 ended with too few valid replies"]),
+        (FAILED, ["failed", "2 of 4 rounds"]),
+        (Progress(state="completed", reason="look there."), ["completed", "look there."]),
         (Progress(rejected=("[red]head[/], round 1: [bold]late",)), ["rejected: [red]head[/], round 1: [bold]late"]),
     ],
 )

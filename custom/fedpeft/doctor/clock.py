@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Whether the certificates are valid by this machine's clock, and whether that clock is kept right.
 
-FLARE's server does not tell its time. What a wrong clock breaks is the validity of certificates: both sides' are looked
-at, the server's own in `ports`.
+The server's own certificate, and how far its clock is from this one, are looked at in `ports`.
 """
 
 from __future__ import annotations

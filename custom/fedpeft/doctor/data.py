@@ -3,14 +3,16 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from fedpeft import data
+from fedpeft.data.folders import VARIABLE
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.case import Case
-from fedpeft.doctor.finding import Finding, failed, passed
+from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.settings import build
@@ -20,6 +22,11 @@ OPENED = 12
 
 def check(case: Case) -> Iterator[Finding]:
     """Counts of every site, and some images decoded."""
+    folder = os.environ.get(VARIABLE, "")
+    if case.kit and case.sites and folder and not Path(folder).is_absolute():
+        yield warned(
+            f"{VARIABLE} is {folder!r}, and FLARE runs elsewhere: give the whole path when you start the site."
+        )
     for site in case.sites:
         try:
             loaded = data.load(build(data.DataSettings, site_data(case.job.sections["data"], site), section="data"))

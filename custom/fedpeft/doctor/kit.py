@@ -25,6 +25,7 @@ class Kit:
         role: server, site or admin.
         name: of the participant.
         host, port: where the server listens.
+        scheme: what the server speaks: http, grpc or tcp.
         secured: connections are encrypted.
     """
 
@@ -33,6 +34,7 @@ class Kit:
     name: str
     host: str
     port: int
+    scheme: str = ""
     secured: bool = True
 
     @property
@@ -87,13 +89,17 @@ def read_kit(folder: Path) -> Kit:
         if role == ADMIN:
             own = content["admin"]
             name, host, port = own["username"], own["host"], own["port"]
+            scheme = own.get("scheme", "")
         else:
             server = content["servers"][0]
             own = content["client"] if role == SITE else server
             name = own["fqsn"].split(".")[-1] if role == SITE else own["admin_server"]
             host, _, port = server["service"]["target"].rpartition(":")
+            scheme = server["service"].get("scheme", "")
         secured = own.get("connection_security") != UNSECURED
-        return Kit(folder=folder, role=role, name=name, host=host, port=int(port), secured=secured)
+        return Kit(
+            folder=folder, role=role, name=name, host=host, port=int(port), scheme=scheme.lower(), secured=secured
+        )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise FedpeftError(f"{file} does not say who and where ({error!r}): unpack the kit again.") from error
 

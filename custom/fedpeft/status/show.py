@@ -30,7 +30,8 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
         Text(_rounds(progress)),
         Text(progress.state, style=STYLES.get(progress.state, "")),
     )
-    lines = [Text(text) for text in (figures(progress, now=now), progress.reason) if text]
+    note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
+    lines = [Text(text) for text in (figures(progress, now=now), note) if text]
     # names and reasons come from outside: as Text they are printed, never read as rich markup
     return Group(head, *lines, *(Text(f"rejected: {reason}", style="yellow") for reason in progress.rejected))
 
