@@ -2,7 +2,7 @@
 """Kits and jobs to examine."""
 
 import pytest
-from kits import Authority, write_kit
+from kit_samples import Authority, write_kit
 
 from fedpeft.jobs import write_job
 

@@ -10,7 +10,7 @@ import threading
 from dataclasses import replace
 
 import pytest
-from kits import Authority, write_kit
+from kit_samples import Authority, write_kit
 
 from fedpeft.doctor import ports
 from fedpeft.doctor.kit import read_kit
