@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import SITE, read_object
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import FlareSettings
+from fedpeft.jobs import SECTIONS, FlareSettings
 from fedpeft.jobs import check as check_sections
 from fedpeft.settings import suggestion
 
@@ -43,8 +43,8 @@ class Job:
     @property
     def sections(self) -> dict[str, Any]:
         """All sections; of those that both sides have, the site's."""
-        shown = {name: self.server.get(name) for name in ("federation", "method", "training", "schedule")}
-        return {**shown, **self.client, "flare": self.flare}
+        both = {**self.server, **self.client, "flare": self.flare}
+        return {name: both[name] for name in SECTIONS if name in both}
 
     @property
     def sites(self) -> tuple[str, ...]:
@@ -84,7 +84,8 @@ def check(case: Case) -> Iterator[Finding]:
     check_sections(job.sections)
     rounds = job.client["training"]["rounds"]
     yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {rounds} rounds.")
-    differing = [name for name in ("method", "training", "schedule") if job.server.get(name) != job.client.get(name)]
+    shared = [name for name in SECTIONS if name in job.server and name in job.client]
+    differing = [name for name in shared if job.server[name] != job.client[name]]
     if differing:
         yield failed(f"{differing[0]} differs between server and sites: write the job anew with `fedpeft jobs`.")
     if (job.folder / "app" / "custom").exists():
