@@ -68,7 +68,7 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
         yield failed(
             f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
         )
-    except (ssl.SSLError, ConnectionResetError) as error:
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
         why = getattr(error, "reason", None) or error
         yield failed(f"the server at {place} refused this kit ({why}): ask for a kit of its own consortium.")
     except socket.gaierror as error:
@@ -94,7 +94,7 @@ def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
     answer = http.client.HTTPResponse(secured, method="HEAD")
     try:
         answer.begin()
-        return parsedate_to_datetime(answer.getheader("Date"))
+        return parsedate_to_datetime(answer.getheader("Date")).astimezone(UTC)
     except http.client.RemoteDisconnected:  # the certificate was not accepted
         raise
     except (http.client.HTTPException, TypeError, ValueError):  # whoever listens speaks no HTTP
