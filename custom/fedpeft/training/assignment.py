@@ -36,7 +36,7 @@ class ScheduleSettings:
         every: a fresh score task in every n-th round; in between the last scores hold.
         score_samples: training samples that a site scores on.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
-        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`. 0: the head alone.
+        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head.
         site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
         weight_importance: of the importance when one point of the front is chosen.
         weight_diversity: of the spread over layers (minus the variance of their use).
