@@ -15,9 +15,9 @@ import fedpeft
 from fedpeft import data
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller, executor, handshake
 from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.validation import read_training
 from fedpeft.jobs import compose
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
@@ -51,7 +51,7 @@ def agreement(**changes):
     handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
 
 
-ORDER = TrainOrder(round=2, base=0, version=0, layers=None, scored=False, state={})
+ORDER = TrainOrder(lineage="job-1", round=2, base=0, version=0, layers=None, scored=False, state={})
 
 
 def reply(state):
@@ -71,6 +71,7 @@ def manifest(folder, *rows):
 def site_executor(here, sections):
     """A site's executor and a context in which it is north."""
     here.monkeypatch.setattr(executor, "run_folder", lambda fl_ctx: here.folder)
+    here.monkeypatch.setenv("FEDPEFT_STATE", str(here.folder))
     context = FLContext()
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
     return executor.SiteExecutor(
@@ -135,7 +136,7 @@ def _(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     sections = here.sections()
     site, context = site_executor(here, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
-    answer = site._introduce(Hello(version=fedpeft.__version__).to_model(round=0), context)
+    answer = site._introduce(Hello(version=fedpeft.__version__, lineage="job-1").to_model(round=0), context)
     _, problems = handshake.read({"north": answer.to_model()}, sites=["north"], timeout=300)
     return problems["north"]
 
@@ -207,9 +208,8 @@ def _(here):
 
 @case("a site's process is gone")
 def _(here):
-    server = controller.FederationController()
-    server._federation, server._method = FederationSettings(sites=("north",), round_timeout=1800), METHOD
-    return server._validate({}, {"north": ORDER}, {"north": introduction()})[1]["north"]
+    _, refused = read_training({}, {"north": ORDER}, {"north": introduction()}, exchanges=True, timeout=1800)
+    return refused["north"]
 
 
 @case("too few valid replies")

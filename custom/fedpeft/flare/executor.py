@@ -21,7 +21,9 @@ from fedpeft.files import write_json
 from fedpeft.flare.controller import HELLO, SCORE, TRAIN
 from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
+from fedpeft.training import site_state
 from fedpeft.training.received import complete
 
 if TYPE_CHECKING:
@@ -76,14 +78,15 @@ class SiteExecutor(Executor):
     def _introduce(self, model: Any, fl_ctx: FLContext) -> Introduction:
         try:
             hello = Hello.from_model(model)
-            learner = self._ready(fl_ctx)
+            prune(lineages_folder(fl_ctx), hello.lineage)
+            learner = self._ready(fl_ctx, hello.lineage)
             if learner.unanswerable:
                 self.log_info(
                     fl_ctx,
                     f"{learner.unanswerable} of {len(learner.data.test)} test questions have an answer that training "
                     f"never saw; they count as wrong",
                 )
-            return _introduction(learner, initial=hello.initial)
+            return _introduction(learner, hello)
         except Exception as error:
             return Introduction(version=fedpeft.__version__, problem=self._explain(error, fl_ctx))
 
@@ -91,7 +94,7 @@ class SiteExecutor(Executor):
         began = time.monotonic()
         try:
             order = ScoreOrder.from_model(model)
-            learner = self._ready(fl_ctx)
+            learner = self._ready(fl_ctx, order.lineage)
             state = complete(learner.folder, order.state, base=order.base, version=order.version)
             scores, problem = learner.score_layers(order.round, state), ""
         except Exception as error:
@@ -103,7 +106,7 @@ class SiteExecutor(Executor):
         began, number = time.monotonic(), model.current_round
         try:
             order = TrainOrder.from_model(model)
-            learner = self._ready(fl_ctx)
+            learner = self._ready(fl_ctx, order.lineage)
             state = complete(learner.folder, order.state, base=order.base, version=order.version)
             update = learner.train_round(order.round, state, order.layers)
             scores = learner.score_trained(order.round) if order.scored else []
@@ -128,12 +131,13 @@ class SiteExecutor(Executor):
                 state={},
             )
 
-    def _ready(self, fl_ctx: FLContext) -> Learner:
-        if self._learner is None:
+    def _ready(self, fl_ctx: FLContext, lineage: str) -> Learner:
+        folder = state_folder(fl_ctx, lineage)
+        if self._learner is None or self._learner.folder != folder:
             from fedpeft.training.learner import Learner
 
             site = fl_ctx.get_identity_name()
-            self._learner = Learner.from_sections(self._sections, site=site, folder=run_folder(fl_ctx) / "state")
+            self._learner = Learner.from_sections(self._sections, site=site, folder=folder)
         return self._learner
 
     def _explain(self, error: Exception, fl_ctx: FLContext) -> str:
@@ -151,7 +155,7 @@ class SiteExecutor(Executor):
         return told
 
 
-def _introduction(learner: Learner, *, initial: bool) -> Introduction:
+def _introduction(learner: Learner, hello: Hello) -> Introduction:
     sent = learner.body.state() if learner.method.exchanges else {}
     return Introduction(
         version=fedpeft.__version__,
@@ -162,7 +166,8 @@ def _introduction(learner: Learner, *, initial: bool) -> Introduction:
         backbone=learner.backbone_name,
         family=learner.backbone.family,
         budget=learner.layer_budget(),
-        state=sent if initial else {},
+        finished=site_state.newest(learner.folder, most=hello.finished),
+        state=sent if hello.initial else {},
     )
 
 
