@@ -17,6 +17,9 @@ from fedpeft.flare import handshake
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.distribution import Distribution
 from fedpeft.flare.messages import (
+    HELLO,
+    SCORE,
+    TRAIN,
     Hello,
     Introduction,
     ScoreOrder,
@@ -36,7 +39,6 @@ from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, be
 from fedpeft.training.export import export_adapter
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
-HELLO, SCORE, TRAIN = "hello", "score", "train"
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
 
