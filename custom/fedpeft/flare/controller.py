@@ -18,7 +18,17 @@ from fedpeft.flare import checkpoint, handshake
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.distribution import Distribution
-from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, TrainOrder, TrainReply, problem_of
+from fedpeft.flare.messages import (
+    HELLO,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    TrainOrder,
+    TrainReply,
+    problem_of,
+)
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
@@ -31,7 +41,6 @@ from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, la
 from fedpeft.training.export import export_adapter
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
-HELLO, SCORE, TRAIN = "hello", "score", "train"
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
 

@@ -19,7 +19,9 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedpeft import backbones, data
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import fits
+from fedpeft.training.worker_trainer import ATTEMPTS
 
+HELLO, SCORE, TRAIN = "hello", "score", "train"
 FIELDS = "fedpeft"
 ACCURACIES = ("overall", "open", "closed")
 METRICS = (*ACCURACIES, "loss", "loss_first")
@@ -175,6 +177,7 @@ class TrainReply(_Message):
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem: why the round failed here, free of the site's data; empty when it did not.
+        attempts: how often the site began the round; more than once where its training process was lost.
     """
 
     carries_state: ClassVar[bool] = True
@@ -184,6 +187,7 @@ class TrainReply(_Message):
     scores: list[float]
     seconds: float
     problem: str
+    attempts: int = 1
     state: dict[str, torch.Tensor]
 
 
@@ -224,6 +228,8 @@ def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, sam
         raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
     if not (math.isfinite(reply.seconds) and reply.seconds >= 0):
         raise FedpeftError(f"site {site} reports {reply.seconds} seconds of work: it must be a finite number.")
+    if not 1 <= reply.attempts <= ATTEMPTS:
+        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
     _check_metrics(reply.metrics, site)
     check_state(reply.state, site=site, schema=schema)
 

@@ -84,9 +84,17 @@ class Record:
     ) -> None:
         """Append one round to history.json."""
         sites = {
-            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds}
+            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds, "attempts": reply.attempts}
             for site, reply in accepted.items()
         }
+        faults = {
+            site: f"its training was begun {reply.attempts} times; its own log says why"
+            for site, reply in accepted.items()
+            if reply.attempts > 1
+        } | dict(rejected)
+        self._manifest.setdefault("faults", []).extend(
+            {"site": site, "round": number, "what": what} for site, what in faults.items()
+        )
         self._history["rounds"].append(
             {
                 "round": number,
