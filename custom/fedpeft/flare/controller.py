@@ -8,6 +8,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
@@ -29,6 +30,7 @@ from fedpeft.flare.messages import (
     TrainReply,
     problem_of,
 )
+from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
@@ -77,6 +79,11 @@ class FederationController(ModelController):
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
         self._lock = threading.Lock()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell `nvflare job stats` how far the job is."""
+        super().handle_event(event_type, fl_ctx)
+        tell_progress(event_type, fl_ctx)
 
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
@@ -148,8 +155,8 @@ class FederationController(ModelController):
                 f"site {site} resumes after round {finished} with its own state of round {last}: its part differs from "
                 f"that of an uninterrupted job"
             )
-        record.begin(self._method, self._training, introductions, problems)
         record.lineage(self._lineage, before, behind)
+        record.begin(self._method, self._training, introductions, problems)
         return introductions
 
     def _rounds(self, record: Record, introductions: dict[str, Introduction], before: Checkpoint | None) -> State:
