@@ -19,7 +19,8 @@ HERE = Path(__file__).parent
 def simulate(job, workspace, *, threads, environment=()):
     """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder."""
     command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
-    variables = {**os.environ, "PYTHONPATH": str(HERE), **dict(environment)}
+    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     return SimpleNamespace(
         code=done.returncode,
