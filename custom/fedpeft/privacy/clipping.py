@@ -19,8 +19,8 @@ def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[
         u = sent - reference,    clipped = u * min(1, bound / |u|)
 
     The norm is the L2 norm over all tensors together. Two clipped updates u, v of any two data sets are at most
-    |u - v| <= |u| + |v| <= 2 * bound apart: that is the sensitivity, and nothing is assumed of the data, the training or
-    the order of the neurons. The reference must not depend on the site's data but through earlier releases.
+    |u - v| <= |u| + |v| <= 2 * bound apart: that is the sensitivity, and nothing is assumed of the data, the training
+    or the order of the neurons. The reference must not depend on the site's data but through earlier releases.
 
     Args:
         sent: the adapter that would leave, any shapes.
