@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Turn a checked reply into its clipped and noised release, and account for it.
 
-An order that comes again, the same global adapter, round and layers, gets the bytes of the release it got before: that
-tells nothing new and counts nothing. Any other order, be it for the same round, is answered with fresh noise and counts.
+An order that comes again, the same global adapter, round and layers, gets the bytes of the release it got before:
+that tells nothing new and counts nothing. Any other order, be it for the same round, is answered with fresh noise, and
+counts.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.app_common.abstract.fl_model import FLModel
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -133,8 +133,3 @@ def _replayed(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, 
         kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     scores = kept.pop(SCORES).tolist()
     return {key.removeprefix("adapter."): tensor for key, tensor in kept.items()}, scores
-
-
-def as_model(disclosure: Disclosure) -> FLModel:
-    """The release as FLARE sends it."""
-    return disclosure.reply.to_model(round=disclosure.reply.round)

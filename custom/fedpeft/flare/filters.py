@@ -24,14 +24,14 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.flare.controller import HELLO, SCORE, TRAIN
-from fedpeft.flare.disclosure import as_model, disclose
+from fedpeft.flare.disclosure import disclose
 from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.flare.orders import FOLDER, Memory, Order
 from fedpeft.flare.outgoing import Reply, permitted, read, refusal
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.tensors import register_tensors
-from fedpeft.privacy import PrivacySettings
+from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.settings import build
 
 OFF = "off"
@@ -115,8 +115,10 @@ class AdapterOnly(Filter):
             reference = memory.reference(order.message)
         reply = read(shareable, kind)
         announced = memory.known_announcement()
-        model = permitted(reply, order, announced, trained=memory.trained)
+        model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=memory.trained)
         if isinstance(reply, Introduction):
+            if settings and settings.noise:
+                epsilon([settings.noise], settings.delta)  # a missing accountant is better told before training
             if announced is None and not reply.problem:
                 memory.announce(reply)
             return model
@@ -128,16 +130,16 @@ class AdapterOnly(Filter):
             reference,
             settings,
             folder=memory.folder,
-            book=Path(self._book).expanduser() if self._book else memory.folder / "book.jsonl",
+            book=Path(self._book) if self._book else memory.folder / "book.jsonl",
             job=fl_ctx.get_job_id(),
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
-        return as_model(disclosure)
+        return disclosure.reply.to_model(round=order.message.round)
 
     def _settings(self) -> PrivacySettings | None:
         _refuse(self._unknown, type(self).__name__)
-        if not isinstance(self._book, str):
-            raise FedpeftError(f"book is {self._book!r}, it must be a file, or empty.")
+        if not isinstance(self._book, str) or (self._book and not Path(self._book).is_absolute()):
+            raise FedpeftError(f"book is {self._book!r}, it must be the full path of a file, or empty.")
         if self._privacy == OFF:
             return None
         return build(PrivacySettings, self._privacy, section="privacy")

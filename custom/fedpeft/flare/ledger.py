@@ -13,7 +13,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpeft.errors import LocalError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.privacy import epsilon
 
 
@@ -52,9 +52,9 @@ def enter(file: Path, releases: Sequence[dict], *, delta: float, limit: float) -
             book.writelines(json.dumps(release) + "\n" for release in releases)
             book.flush()
             os.fsync(book.fileno())
+    except FedpeftError:
+        raise
     except (OSError, ValueError, KeyError, TypeError) as error:
-        if isinstance(error, LocalError):
-            raise
         raise LocalError(
             f"the book of releases {file} cannot be used ({error}): mend it, nothing may leave."
         ) from error

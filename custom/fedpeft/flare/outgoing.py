@@ -77,13 +77,14 @@ def read(shareable: Shareable, kind: type[Reply]) -> Reply:
     return kind.from_model(model, sender="the executor")
 
 
-def permitted(reply: Reply, order: Order, announced: Announced | None, *, trained: bool) -> FLModel:
+def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> FLModel:
     """The message to send, built anew from a reply's checked values.
 
     Args:
         reply: what the executor wants to send.
         order: what the server asked for.
         announced: what the site said of itself; None in round 0.
+        site: its name, for errors.
         trained: whether the site was told to train in this job before.
 
     Raises:
@@ -92,12 +93,12 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, traine
     if reply.problem:
         return _problem(reply, order)
     if isinstance(reply, Introduction):
-        return _introduction(reply, order, announced, trained=trained)
+        return _introduction(reply, order, announced, site, trained)
     if announced is None:
         raise FedpeftError("a reply of a site that has not introduced itself.")
     if isinstance(reply, ScoreReply):
-        return _scores(reply, order, announced)
-    return _training(reply, order, announced)
+        return _scores(reply, order, announced, site)
+    return _training(reply, order, announced, site)
 
 
 def refusal(kind: type[Reply], round: int, problem: str) -> FLModel:
@@ -126,10 +127,10 @@ def _problem(reply: Reply, order: Order) -> FLModel:
     return told
 
 
-def _introduction(reply: Introduction, order: Order, announced: Announced | None, *, trained: bool) -> FLModel:
+def _introduction(reply: Introduction, order: Order, announced: Announced | None, site: str, trained: bool) -> FLModel:
     if reply.version != fedpeft.__version__:
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
-    check_introduction(reply, site="here")
+    check_introduction(reply, site=site)
     if reply.family not in SITES:
         raise FedpeftError(f"family {reply.family!r:.40}, which no backbone has.")
     _counts(classes=reply.classes, budget=reply.budget, **reply.samples)
@@ -139,30 +140,31 @@ def _introduction(reply: Introduction, order: Order, announced: Announced | None
     _only("tensor", reply.state, reply.schema)
     if trained and reply.state:
         raise FedpeftError("the adapter in an introduction: since this site has trained, it speaks of its data.")
-    if announced is None:
-        _tensors(reply.state, reply.schema, {key: str(tensor.dtype) for key, tensor in reply.state.items()})
-    elif (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
+    if not trained:
+        own = {key: str(getattr(tensor, "dtype", "")) for key, tensor in reply.state.items()}
+        _tensors(reply.state, reply.schema, announced.dtypes if announced else own)
+    if announced and (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
         raise FedpeftError("a second introduction with another schema or another number of training samples.")
     sent = _copies(reply.state) if order.wants_initial else {}
     return dataclasses.replace(reply, state=sent).to_model(round=0)
 
 
-def _scores(reply: ScoreReply, order: Order, announced: Announced) -> FLModel:
+def _scores(reply: ScoreReply, order: Order, announced: Announced, site: str) -> FLModel:
     if reply.round != order.message.round:
         raise FedpeftError(f"scores for round {reply.round}, asked for was {order.message.round}.")
-    check_scores(reply.scores, len(layers_of(announced.shapes)), "here")
+    check_scores(reply.scores, len(layers_of(announced.shapes)), site)
     scores = [float(score) for score in reply.scores]
     return ScoreReply(round=reply.round, scores=scores, seconds=_seconds(reply), problem="").to_model(round=reply.round)
 
 
-def _training(reply: TrainReply, order: Order, announced: Announced) -> FLModel:
+def _training(reply: TrainReply, order: Order, announced: Announced, site: str) -> FLModel:
     asked = order.message
     assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, asked.layers)}
     _only("tensor", reply.state, assigned)
     _only("metric", reply.metrics, METRICS)
-    check_reply(reply, site="here", round=asked.round, schema=assigned, samples=announced.samples)
+    check_reply(reply, site=site, round=asked.round, schema=assigned, samples=announced.samples)
     _tensors(reply.state, assigned, announced.dtypes)
-    check_scores(reply.scores, len(layers_of(announced.shapes)) if asked.scored else 0, "here")
+    check_scores(reply.scores, len(layers_of(announced.shapes)) if asked.scored else 0, site)
     sent = TrainReply(
         round=reply.round,
         samples=reply.samples,
