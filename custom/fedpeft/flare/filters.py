@@ -4,6 +4,8 @@
     task data, in      RememberOrder   notes the order
     task result, out   AdapterOnly     checks the reply against it, and clips and noises it where the site wants that
 
+Both work for a site's own scope alone (and in the simulator, which has no scopes): a job cannot bring its own.
+
 Neither raises from its constructor, for a site whose filters cannot be built ends the whole job: what is wrong with
 them is told in the site's log, and nothing but that fact leaves.
 """
@@ -14,7 +16,7 @@ import copy
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.filter import Filter
+from nvflare.apis.filter import Filter, FilterContextKey, FilterSource
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -58,7 +60,7 @@ class RememberOrder(Filter):
         if task not in TASKS:
             return shareable
         try:
-            _refuse(self._unknown, type(self).__name__)
+            _refuse(self, self._unknown, fl_ctx)
             memory = Memory(run_folder(fl_ctx) / FOLDER)
             model = FLModelUtils.from_shareable(shareable)
             message = TASKS[task][0].from_model(model)
@@ -102,6 +104,7 @@ class AdapterOnly(Filter):
             return self._block(task, shareable, error, fl_ctx)
 
     def _let_out(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> FLModel:
+        _refuse(self, self._unknown, fl_ctx)
         settings = self._settings()
         order = fl_ctx.get_prop(ORDER)
         if not isinstance(order, Order):
@@ -137,7 +140,6 @@ class AdapterOnly(Filter):
         return disclosure.reply.to_model(round=order.message.round)
 
     def _settings(self) -> PrivacySettings | None:
-        _refuse(self._unknown, type(self).__name__)
         if not isinstance(self._book, str) or (self._book and not Path(self._book).is_absolute()):
             raise FedpeftError(f"book is {self._book!r}, it must be the full path of a file, or empty.")
         if self._privacy == OFF:
@@ -157,6 +159,10 @@ class AdapterOnly(Filter):
         return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, BLOCKED))
 
 
-def _refuse(unknown: dict[str, Any], name: str) -> None:
+def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
+    name = type(what).__name__
+    simulated = fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)
+    if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated:
+        raise FedpeftError(f"{name} stands in the job: only a site's own privacy.json may use it.")
     if unknown:
         raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")

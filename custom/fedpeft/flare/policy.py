@@ -4,18 +4,20 @@
     python -m fedpeft.flare.policy > local/privacy.json
     python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
 
-One scope only: with several, whoever writes a job chooses among them (`scope` in its meta.json).
+One scope only: with several, whoever writes a job chooses among them (`scope` in its meta.json). FLARE applies
+the scope of a real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters
+into the job.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
-
-import yaml
 
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.settings import PrivacySettings
@@ -52,18 +54,59 @@ def default_scope(privacy: PrivacySettings | None = None, *, book: str = "") -> 
     }
 
 
+def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
+    """A job for the simulator, with the filters of a `privacy.json` as its own; the job itself where there is none.
+
+    Args:
+        job: a FLARE job folder.
+        privacy: the file of the sites.
+        folder: where the other job is written; it takes the job's name.
+
+    Raises:
+        FedpeftError: the file has no default scope.
+    """
+    if not privacy.exists():
+        return job
+    try:
+        policy = json.loads(privacy.read_text())
+        scope = next(scope for scope in policy["scopes"] if scope["name"] == policy["default_scope"])
+        chains = {chain: scope.get(chain, []) for chain in ("task_data_filters", "task_result_filters")}
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise FedpeftError(
+            f"{privacy} has no default scope ({type(error).__name__}: {error}): write it with fedpeft.flare.policy."
+        ) from error
+    filtered = folder / job.name
+    shutil.copytree(job, filtered)
+    file = filtered / "app" / "config" / "config_fed_client.json"
+    client = json.loads(file.read_text())
+    for chain, filters in chains.items():
+        plain = [{key: value for key, value in one.items() if key != "direction"} for one in filters]
+        client[chain] = [*([{"tasks": ["*"], "filters": plain}] if plain else []), *client.get(chain, [])]
+    file.write_text(json.dumps(client, indent=2))
+    return filtered
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the scope; arguments are settings of `PrivacySettings` as name=value."""
     try:
-        values = dict(argument.split("=", 1) for argument in (sys.argv[1:] if arguments is None else arguments))
-        chosen = {name: yaml.safe_load(value) for name, value in values.items()}
+        chosen = dict(map(_setting, sys.argv[1:] if arguments is None else arguments))
         book = chosen.pop("book", "")
         privacy = build(PrivacySettings, chosen, section="privacy") if chosen else None
-    except (FedpeftError, ValueError) as error:
+    except FedpeftError as error:
         print(f"fedpeft: {error}", file=sys.stderr)
         return 1
     print(json.dumps(default_scope(privacy, book=book), indent=2))
     return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise FedpeftError(f"{text!r} is not of the form name=value, e.g. clip=1.")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
 
 
 if __name__ == "__main__":
