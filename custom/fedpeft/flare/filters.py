@@ -150,7 +150,7 @@ class AdapterOnly(Filter):
         """Tell the site by name what was blocked, and the server that something was."""
         told = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
         told = f"blocked on its way out of task {task}: {told}"
-        self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {told}")
+        self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {told}", fire_event=False)
         write_json(run_folder(fl_ctx) / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": told})
         if task not in TASKS:
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)

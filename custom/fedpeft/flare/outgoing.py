@@ -32,7 +32,7 @@ from fedpeft.flare.orders import Announced, Order
 from fedpeft.training.assignment import belongs, check_scores, layers_of
 
 PROBLEM_LENGTH = 600
-HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.CURRENT_ROUND}
+HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
 Reply = Introduction | ScoreReply | TrainReply
 KNOWN = {
     Introduction: {
@@ -162,8 +162,8 @@ def _training(reply: TrainReply, order: Order, announced: Announced, site: str) 
     assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, asked.layers)}
     _only("tensor", reply.state, assigned)
     _only("metric", reply.metrics, METRICS)
-    check_reply(reply, site=site, round=asked.round, schema=assigned, samples=announced.samples)
     _tensors(reply.state, assigned, announced.dtypes)
+    check_reply(reply, site=site, round=asked.round, schema=assigned, samples=announced.samples)
     check_scores(reply.scores, len(layers_of(announced.shapes)) if asked.scored else 0, site)
     sent = TrainReply(
         round=reply.round,
@@ -184,7 +184,9 @@ def _only(what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
 
 def _tensors(state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> None:
     for key, shape in shapes.items():
-        tensor = state.get(key)
+        if key not in state:
+            raise FedpeftError(f"no {key}, which was announced or asked for.")
+        tensor = state[key]
         if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
             raise FedpeftError(
                 f"{key} as {type(tensor).__name__}, it must be a dense tensor of floating-point numbers."

@@ -63,7 +63,7 @@ def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
         folder: where the other job is written; it takes the job's name.
 
     Raises:
-        FedpeftError: the file has no default scope.
+        FedpeftError: the file has no default scope, or the job has filters of its own.
     """
     if not privacy.exists():
         return job
@@ -79,9 +79,12 @@ def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     shutil.copytree(job, filtered)
     file = filtered / "app" / "config" / "config_fed_client.json"
     client = json.loads(file.read_text())
+    tasks = [task for executor in client["executors"] for task in executor["tasks"]]  # for FLARE, "*" is none of them
     for chain, filters in chains.items():
+        if client.get(chain):
+            raise FedpeftError(f"{job} has {chain} of its own: the simulator cannot run them beside the site's.")
         plain = [{key: value for key, value in one.items() if key != "direction"} for one in filters]
-        client[chain] = [*([{"tasks": ["*"], "filters": plain}] if plain else []), *client.get(chain, [])]
+        client[chain] = [{"tasks": tasks, "filters": plain}] if plain else []
     file.write_text(json.dumps(client, indent=2))
     return filtered
 
