@@ -37,8 +37,8 @@ class Saboteur(SiteExecutor):
         super().__init__(**settings)
         original = Learner.train_round
 
-        def train_round(learner, number, received):
-            update = original(learner, number, received)
+        def train_round(learner, number, received, layers=None):
+            update = original(learner, number, received, layers)
             if learner.site == culprit and number == round:
                 DEEDS[deed](update.state)
             return update

@@ -174,7 +174,8 @@ class Learner:
         """How many layers this site trains at most: the job's word, or what its memory holds."""
         if not self.schedule.active:
             return len(layers_of(self.body.parameters()))
-        if budget := self.schedule.budget_of(self.site, seed=self.training.seed):
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        if budget is not None:
             return budget
         batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
         self.body.train_only(None)
