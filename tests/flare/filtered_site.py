@@ -68,14 +68,16 @@ class Site:
     """Two filters of a scope, made anew for every task, as in the simulator's process swaps.
 
     Args:
-        folder: the site's run directory.
+        folder: the site's workspace.
+        job: the run directory in it.
         source: who configured the filters.
         settings: arguments of `AdapterOnly`.
     """
 
-    def __init__(self, folder, *, source=FilterSource.SITE, remember=(), **settings):
-        self.folder, self.source, self.remember, self.settings = folder, source, dict(remember), settings
-        folder.mkdir(exist_ok=True)
+    def __init__(self, workspace, *, job=JOB, source=FilterSource.SITE, remember=(), **settings):
+        self.workspace, self.job, self.folder = workspace, job, workspace / job
+        self.source, self.remember, self.settings = source, dict(remember), settings
+        self.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, task, order, reply, *, spoil=lambda shareable: shareable, forget=False):
         """Run one task: what the executor was asked, and the shareable that leaves."""
@@ -113,9 +115,9 @@ class Site:
 
     def _context(self, task):
         context = FLContext()
-        workspace = SimpleNamespace(get_run_dir=lambda job: str(self.folder))
+        workspace = SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_root_dir=lambda: str(self.workspace))
         context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
         context.set_prop(ReservedKey.IDENTITY_NAME, "slake")
-        context.set_prop(ReservedKey.RUN_NUM, JOB)
+        context.set_prop(ReservedKey.RUN_NUM, self.job)
         context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
         return context

@@ -37,8 +37,12 @@ def outgoing(site):
     return site.folder / "fedpeft" / "outgoing"
 
 
+def book_of(site):
+    return site.workspace / "fedpeft" / "book.jsonl"
+
+
 def book(site):
-    return [json.loads(line) for line in (outgoing(site) / "book.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in book_of(site).read_text().splitlines()]
 
 
 def distance(state, value):
@@ -74,7 +78,7 @@ def test_adapter_and_scores_of_all_rounds_are_composed(site):
 def test_the_book_is_for_its_owner_only(site):
     made = site()
     made.train()
-    assert stat.S_IMODE((outgoing(made) / "book.jsonl").stat().st_mode) == 0o600
+    assert stat.S_IMODE(book_of(made).stat().st_mode) == 0o600
 
 
 @pytest.mark.parametrize("task", ["train", "score"])
@@ -145,38 +149,43 @@ def test_a_site_without_an_adapter_to_send_releases_nothing(tmp_path):
     made = Site(tmp_path / "run", privacy=PRIVACY)
     made.hello(state={})
     assert made.train(train_order(state={}), state={}).problem == ""
-    assert not (outgoing(made) / "book.jsonl").exists()
+    assert not book_of(made).exists()
 
 
 def test_a_problem_is_no_release(site):
     made = site()
     empty = {"problem": "out of memory", "samples": 0, "metrics": dict.fromkeys(METRICS), "state": {}, "seconds": 0.0}
     assert made.train(**empty).problem == "out of memory"
-    assert not (outgoing(made) / "book.jsonl").exists()
+    assert not book_of(made).exists()
 
 
-def test_the_limit_holds_over_rounds_and_jobs(site, tmp_path):
+def test_the_limit_holds_over_all_jobs_of_a_site(site):
     most = epsilon([2.0] * 3, 1e-5) + TINY
-    settings = {"privacy": {**PRIVACY, "limit": most}, "book": str(tmp_path / "kept" / "book.jsonl")}
-    one, other = site("one", **settings), site("other", **settings)
+    settings = {"privacy": {**PRIVACY, "limit": most}}
+    one, other = site(job="one", **settings), site(job="other", **settings)
     assert one.train().problem == ""
     assert other.train().problem == ""
     assert one.train(train_order(round=2)).problem == ""
+    spent = json.loads((one.folder / "fedpeft" / "spent.json").read_text())
+    assert (spent["releases_of_job"], spent["releases"]) == (2, 3)
+    assert spent["epsilon_of_job"] == pytest.approx(epsilon([2.0] * 2, 1e-5))
     assert other.train(train_order(round=2)).problem == BLOCKED
     assert "over the limit" in other.problem
     assert one.train(train_order(round=2)).problem == ""  # once more what it already told
 
 
 def break_book(site):
-    (outgoing(site) / "book.jsonl").write_text('{"noise": 2.0}\n{"noi')
+    book_of(site).parent.mkdir()
+    book_of(site).write_text('{"noise": 2.0}\n{"noi')
 
 
 def zero_book(site):
-    (outgoing(site) / "book.jsonl").write_text('{"noise": 0.0}\n')
+    book_of(site).parent.mkdir()
+    book_of(site).write_text('{"job": "a", "noise": 0.0}\n')
 
 
 def no_book(site):
-    (outgoing(site) / "book.jsonl").mkdir()
+    book_of(site).mkdir(parents=True)
 
 
 def no_initial(site):
@@ -204,7 +213,7 @@ def test_a_diverged_site_sends_nothing(site):
     state = adapter(0.75)
     state[KEYS[0]][0, 0] = float("nan")
     assert made.train(state=state).problem == BLOCKED
-    assert not (outgoing(made) / "book.jsonl").exists()
+    assert not book_of(made).exists()
 
 
 def test_scores_do_not_leave_without_noise_of_their_own(site):

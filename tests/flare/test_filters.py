@@ -265,8 +265,6 @@ CLOSED = [
     ("empty settings", {"privacy": {}}, {}, "privacy lacks clip, noise"),
     ("not a number", {"privacy": {"clip": float("nan"), "noise": 1}}, {}, "clip is nan"),
     ("text as settings", {"privacy": "on"}, {}, "privacy must be an object"),
-    ("relative book", {"book": "book.jsonl"}, {}, "full path"),
-    ("undefined book", {"book": None}, {}, "full path"),
     ("in a job", {"source": FilterSource.JOB}, {}, "only a site's own privacy.json"),
 ]
 

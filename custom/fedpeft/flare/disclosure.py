@@ -57,7 +57,7 @@ def disclose(
         settings: the site's.
         folder: where the last releases are kept.
         book: the file of `ledger.enter`.
-        job: told in the book.
+        job: whose release this is.
 
     Raises:
         FedpeftError: why nothing may leave.
@@ -91,7 +91,7 @@ def _entered(
     settings: PrivacySettings, state: State, scores: list[float], *, folder: Path, book: Path, job: str, round: int
 ) -> str:
     releases = [
-        {"job": job, "round": round, "what": what, "noise": noise, "bound": bound}
+        {"round": round, "what": what, "noise": noise, "bound": bound}
         for what, present, noise, bound in (
             ("adapter", state, settings.noise, settings.clip),
             ("scores", scores, settings.score_noise, settings.score_clip),
@@ -102,15 +102,16 @@ def _entered(
         return "neither adapter nor scores left"
     if not settings.noise:
         return "clipped, without noise: no differential privacy"
-    spent, count = enter(book, releases, delta=settings.delta, limit=settings.limit)
+    spent = enter(book, job, releases, delta=settings.delta, limit=settings.limit)
     covers = "adapter and scores; sample counts and times are not covered"
     if settings.metrics != WITHHOLD:
         covers += f", nor are {', '.join(ACCURACIES)} and losses"
-    write_json(
-        folder.parent / SPENT,
-        {"epsilon": spent, "delta": settings.delta, "releases": count, "covers": covers, "book": str(book)},
+    facts = {**dataclasses.asdict(spent), "delta": settings.delta, "covers": covers, "book": str(book)}
+    write_json(folder.parent / SPENT, facts)
+    return (
+        f"epsilon {spent.epsilon_of_job:.3g} at delta {settings.delta:g} after {spent.releases_of_job} releases of "
+        f"this job, {spent.epsilon:.3g} after {spent.releases} of all jobs ({covers})"
     )
-    return f"epsilon {spent:.3g} at delta {settings.delta:g} after {count} releases ({covers})"
 
 
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:

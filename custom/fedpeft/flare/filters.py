@@ -37,6 +37,7 @@ from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.settings import build
 
 OFF = "off"
+BOOK = Path("fedpeft") / "book.jsonl"
 BLOCKED = "its own filter blocked the reply; its log says what was in it."
 ORDER = "fedpeft.order"
 TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (TrainOrder, TrainReply)}
@@ -80,15 +81,14 @@ class AdapterOnly(Filter):
     """Lets a reply out only if every part of it was asked for; as a task result filter, direction `out`.
 
     Args:
-        privacy: `off`, or an object of `PrivacySettings`: clip and noise what leaves.
-        book: the file in which the site keeps account of the releases of all its jobs; empty: one in each job's run
-            folder, which knows that job alone.
+        privacy: `off`, or an object of `PrivacySettings`: clip and noise what leaves. The site's workspace then holds
+            the book of the releases of all its jobs.
     """
 
-    def __init__(self, privacy: dict[str, Any] | str | None = OFF, book: str | None = "", **unknown: Any) -> None:
+    def __init__(self, privacy: dict[str, Any] | str | None = OFF, **unknown: Any) -> None:
         super().__init__()
         register_tensors()
-        self._privacy, self._book, self._unknown = privacy, book, unknown
+        self._privacy, self._unknown = privacy, unknown
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
         """The reply built anew from its checked values, or one that says that it was blocked."""
@@ -133,15 +133,13 @@ class AdapterOnly(Filter):
             reference,
             settings,
             folder=memory.folder,
-            book=Path(self._book) if self._book else memory.folder / "book.jsonl",
+            book=Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / BOOK,
             job=fl_ctx.get_job_id(),
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
         return disclosure.reply.to_model(round=order.message.round)
 
     def _settings(self) -> PrivacySettings | None:
-        if not isinstance(self._book, str) or (self._book and not Path(self._book).is_absolute()):
-            raise FedpeftError(f"book is {self._book!r}, it must be the full path of a file, or empty.")
         if self._privacy == OFF:
             return None
         return build(PrivacySettings, self._privacy, section="privacy")

@@ -26,14 +26,13 @@ from fedpeft.settings import build
 SCOPE = "fedpeft"
 
 
-def default_scope(privacy: PrivacySettings | None = None, *, book: str = "") -> dict[str, Any]:
+def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
     """The whole of `privacy.json`.
 
     The directions are written out, so that a server that reads the same file, as the simulator's does, runs neither.
 
     Args:
         privacy: clip and noise what leaves; None: only check it.
-        book: see `fedpeft.flare.filters.AdapterOnly`.
     """
     settings = dataclasses.asdict(privacy) if privacy else "off"
     return {
@@ -44,7 +43,7 @@ def default_scope(privacy: PrivacySettings | None = None, *, book: str = "") -> 
                 "task_result_filters": [
                     {
                         "path": "fedpeft.flare.filters.AdapterOnly",
-                        "args": {"privacy": settings, "book": book},
+                        "args": {"privacy": settings},
                         "direction": "out",
                     }
                 ],
@@ -93,12 +92,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Print the scope; arguments are settings of `PrivacySettings` as name=value."""
     try:
         chosen = dict(map(_setting, sys.argv[1:] if arguments is None else arguments))
-        book = chosen.pop("book", "")
         privacy = build(PrivacySettings, chosen, section="privacy") if chosen else None
     except FedpeftError as error:
         print(f"fedpeft: {error}", file=sys.stderr)
         return 1
-    print(json.dumps(default_scope(privacy, book=book), indent=2))
+    print(json.dumps(default_scope(privacy), indent=2))
     return 0
 
 
