@@ -22,8 +22,9 @@ from typing import Any
 import psutil
 
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
-from fedpeft.workspace import LOG_CONFIG, seed
+from fedpeft.workspace import LOG_CONFIG, PRIVACY, seed
 
 RUN = Path("simulate_job") / "fedpeft"
 MANIFEST, HISTORY = "manifest.json", "history.json"
@@ -51,6 +52,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
+        folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
