@@ -26,10 +26,11 @@ from fedpeft.settings import build
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
 from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training.site_state import KEPT_ROUNDS
 
 CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
 BUFFERS = 1.25  # what a step allocates and autograd does not keep; ViLT-B/32 with a batch of 16: up to a fifth
-ROUNDS_KEPT, OPTIMIZER_TENSORS = 2, 2
+OPTIMIZER_TENSORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +107,7 @@ def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
         process=psutil.Process().memory_info().rss,
         weights=sum(p.numel() * p.element_size() for p in network.parameters()),
         step=round(needed),
-        state=kept * (1 + OPTIMIZER_TENSORS) * ROUNDS_KEPT,
+        state=kept * (1 + OPTIMIZER_TENSORS) * KEPT_ROUNDS,
         device=str(device),
         method=how,
     )
