@@ -107,6 +107,8 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
         (JobNotFound(), "has no job an-id"),
         (AuthenticationError("no"), "refuses this kit"),
         (NoConnection("gone"), "does not answer"),
+        (InternalError("odd"), "could not answer \\(odd\\): look at its log"),
+        (RuntimeError("odd"), "could not answer"),
     ],
 )
 def test_errors_are_told(error, told, connect):

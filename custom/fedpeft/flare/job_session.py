@@ -110,3 +110,5 @@ class JobSession:
             raise FedpeftError(
                 f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
             ) from error
+        except (InternalError, RuntimeError) as error:
+            raise FedpeftError(f"the server at {self._place} could not answer ({error}): look at its log.") from error
