@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedpeft import backbones
 from fedpeft.errors import FedpeftError
@@ -25,6 +25,7 @@ from fedpeft.importance.settings import MemorySettings
 from fedpeft.settings import build
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
+from fedpeft.training.scoring import Network
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 from fedpeft.training.site_state import KEPT_ROUNDS
 
@@ -54,15 +55,6 @@ class Footprint:
     method: str
 
 
-class _Whole(nn.Module):
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        return self.head(self.backbone(**inputs))
-
-
 def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
     """Build a site's network and measure it.
 
@@ -81,7 +73,7 @@ def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         body = build_body(backbone, method, site=site, seed=0)
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
-    network = _Whole(backbone, head).to(device)
+    network = Network(backbone, head).to(device).train()
     trained = [*body.parameters().values(), *head.parameters()]
     size = settings.image_size or backbone.model.config.image_size
 
