@@ -29,6 +29,7 @@ ALL, TWO = 0, 2
 SMALL = (
     f"federation.sites=[{', '.join(SITES)}]",
     "federation.round_timeout=300",
+    "federation.grace=20",
     f"training.rounds={ROUNDS}",
     "method.probe_samples=8",
     "data.train_size=32",
@@ -126,6 +127,7 @@ FAULTS: dict[str, Fault] = {
     "kill -9 of a site's training process, once": in_simulator("kill once", ALL),
     "kill -9 of a site's training process, twice; quorum 2 of 3": in_simulator("kill", TWO),
     "kill -9 of a site's training process, twice; quorum all": in_simulator("kill", ALL),
+    "a site's training hangs; quorum 2 of 3, grace 20 s": in_simulator("hang", TWO),
     "an exception in a site's training, twice; quorum 2 of 3": in_simulator("raise", TWO),
     "out of GPU memory at a site, twice; quorum 2 of 3": in_simulator("out of memory", TWO),
     "a site sends NaN; quorum 2 of 3": in_simulator("nan", TWO),

@@ -8,6 +8,7 @@ workspace's allow-list.
 import json
 import os
 import signal
+import threading
 
 import torch
 from nvflare.apis.shareable import Shareable
@@ -54,6 +55,10 @@ def _kill_once(learner, state):
         _kill(learner, state)
 
 
+def _hang(learner, state):
+    threading.Event().wait()
+
+
 def _raise(learner, state):
     raise RuntimeError("secret question text")
 
@@ -82,6 +87,7 @@ def _no_tensors(learner, state):
 DEEDS = {
     "kill": _kill,
     "kill once": _kill_once,
+    "hang": _hang,
     "raise": _raise,
     "out of memory": _out_of_memory,
     "nan": _nan,

@@ -69,6 +69,13 @@ def test_a_killed_training_process_costs_nothing_but_time(sabotaged, sections, t
     assert all(torch.equal(saved[key], last.state[key]) for key in last.state)
 
 
+def test_a_training_that_hangs_is_ended_and_the_site_takes_part_in_the_next_round(sabotaged):
+    run = sabotaged("hang", "federation.quorum=1", "federation.grace=2", "training.rounds=3")
+    assert run.code == 0, run.text
+    assert "sent no usable reply in round 2" in history(run)[1]["rejected"]["vqa-rad"]
+    assert set(history(run)[2]["sites"]) == {"slake", "vqa-rad"}
+
+
 def test_a_killed_site_process_is_not_a_success(sabotaged):
     run = sabotaged("kill FLARE's process", "federation.round_timeout=20")
     assert run.code == 1
