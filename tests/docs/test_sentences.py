@@ -19,9 +19,9 @@ import fedpeft
 from fedpeft import data
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller, executor, handshake
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.validation import read_training
 from fedpeft.jobs import compose
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
@@ -57,7 +57,7 @@ def agreement(**changes):
     handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
 
 
-ORDER = TrainOrder(round=2, base=0, version=0, layers=None, scored=False, state={})
+ORDER = TrainOrder(lineage="job-1", round=2, base=0, version=0, layers=None, scored=False, state={})
 
 
 def reply(state):
@@ -77,6 +77,7 @@ def manifest(folder, *rows):
 def answered(here, task, order, sections):
     """What the executor of site north answers to an order."""
     here.monkeypatch.setattr(executor, "run_folder", lambda fl_ctx: here.folder)
+    here.monkeypatch.setenv("FEDPEFT_STATE", str(here.folder))
     context, signal = FLContext(), Signal()
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
     chosen = {name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
@@ -143,7 +144,7 @@ def _(here):
 def _(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     sections = here.sections()
-    hello = Hello(version=fedpeft.__version__)
+    hello = Hello(version=fedpeft.__version__, lineage="job-1")
     answer = answered(here, HELLO, hello, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
     _, problems = handshake.read({"north": answer}, sites=["north"], timeout=300)
     return problems["north"]
@@ -222,9 +223,8 @@ def _(here):
 
 @case("a site's process is gone")
 def _(here):
-    server = controller.FederationController()
-    server._federation, server._method = FederationSettings(sites=("north",), round_timeout=1800), METHOD
-    return server._validate({}, {"north": ORDER}, {"north": introduction()})[1]["north"]
+    _, refused = read_training({}, {"north": ORDER}, {"north": introduction()}, exchanges=True, timeout=1800)
+    return refused["north"]
 
 
 @case("too few valid replies")

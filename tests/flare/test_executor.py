@@ -16,7 +16,14 @@ from fedpeft.flare import executor as module
 from fedpeft.flare.messages import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.training.worker_process import Aborted, Lost
 
-ORDER = TrainOrder(round=2, base=0, version=0, layers=[1], scored=True, state={"layer.1.a": torch.ones(2)})
+
+def order(**changes):
+    values = {"round": 2, "base": 0, "version": 0, "layers": [1], "scored": True, "state": {"layer.1.a": torch.ones(2)}}
+    return TrainOrder(lineage="first", **{**values, **changes})
+
+
+ORDER = order()
+SCORING = ScoreOrder(lineage="first", round=2, base=0, version=0, state={})
 VALUES = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5) | {"undeclared": 1.0}, "scores": [0.5, 0.5]}
 SECTIONS = {"backbone": {}, "method": {}, "training": {}, "data": {}, "schedule": {}}
 
@@ -46,6 +53,7 @@ class Process:
 def site(tmp_path, monkeypatch):
     """Function from prepared answers to an executor, its context and its one process."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
+    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, lineage: tmp_path / lineage)
 
     def make(*answers):
         process = Process(answers)
@@ -57,8 +65,8 @@ def site(tmp_path, monkeypatch):
     return make
 
 
-def execute(executor, context, order=ORDER, task=TRAIN):
-    return executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=order.round)), context, Signal())
+def execute(executor, context, message=ORDER, task=TRAIN):
+    return executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=2)), context, Signal())
 
 
 def reply(shareable, kind=TrainReply):
@@ -70,19 +78,19 @@ def test_the_learner_is_built_when_the_run_starts_and_ended_with_it(site, tmp_pa
     executor.handle_event(EventType.START_RUN, context)
     ((opening, _),) = process.told
     assert (opening["do"], opening["site"], opening["sections"]) == ("open", "north", SECTIONS)
-    assert opening["folder"] == str(tmp_path / "state")
+    assert opening["log"] == str(tmp_path / "training.log")
     executor.handle_event(EventType.END_RUN, context)
     assert process.ended
     assert execute(executor, context).get_return_code() == ReturnCode.TASK_ABORTED
 
 
-def test_an_answer_becomes_a_reply_of_declared_fields(site):
+def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
     executor, context, process = site(({"values": VALUES}, {"layer.1.a": torch.zeros(2)}))
     got = reply(execute(executor, context))
     assert (got.problem, got.attempts, got.samples, got.scores) == ("", 1, 5, [0.5, 0.5])
     assert set(got.metrics) == set(METRICS)
     request, state = process.told[-1]
-    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True}
+    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "folder": str(tmp_path / "first")}
     assert torch.equal(state["layer.1.a"], torch.ones(2))
 
 
@@ -97,8 +105,8 @@ def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_pa
     executor, context, process = site(*[({"values": VALUES}, {})], Lost("ended"), ({"values": VALUES}, {}))
     whole = {"layer.0.a": torch.ones(1), "layer.1.a": torch.ones(2)}
     changed = {"layer.1.a": torch.zeros(2)}
-    execute(executor, context, TrainOrder(round=1, base=0, version=1, layers=None, scored=False, state=whole))
-    second = TrainOrder(round=2, base=1, version=2, layers=None, scored=False, state=changed)
+    execute(executor, context, order(round=1, version=1, layers=None, state=whole))
+    second = order(base=1, version=2, layers=None, state=changed)
     assert reply(execute(executor, context, second)).attempts == 2
     for _, state in [told for told in process.told if told[0].get("round") == 2]:
         assert {key: tensor.tolist() for key, tensor in state.items()} == {"layer.0.a": [1.0], "layer.1.a": [0.0, 0.0]}
@@ -119,13 +127,13 @@ def test_what_stays_at_the_site_stays_there(site, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("task", "order", "kind"),
+    ("task", "message", "kind"),
     [
         (TRAIN, ORDER, TrainReply),
-        (SCORE, ScoreOrder(round=2, base=0, version=0, state={}), ScoreReply),
+        (SCORE, SCORING, ScoreReply),
     ],
 )
-def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, order, kind):
+def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, message, kind):
     executor, context, _ = site()
     executor._trainer._process = None
 
@@ -133,7 +141,7 @@ def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, or
         raise OSError("Cannot allocate memory: /opt/private/python")
 
     monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", refuse)
-    got = reply(execute(executor, context, order, task), kind)
+    got = reply(execute(executor, context, message, task), kind)
     assert got.problem == "2 attempts failed, the last one so: its training process could not be started."
 
 
@@ -145,5 +153,5 @@ def test_an_aborted_task_and_an_unknown_one_have_flares_own_codes(site):
 
 def test_a_reply_of_an_order_that_is_none_of_ours_says_so(site):
     executor, context, _ = site()
-    got = reply(execute(executor, context, ScoreOrder(round=2, base=0, version=0, state={}), TRAIN))
+    got = reply(execute(executor, context, SCORING, TRAIN))
     assert "sent no TrainOrder message" in got.problem

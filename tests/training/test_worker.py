@@ -62,15 +62,18 @@ def answers_of(*requests):
     return answers, False
 
 
+HELLO = {"do": INTRODUCE, "initial": True, "finished": 0}
+
+
 def opening(sections, folder):
-    return {"do": OPEN, "sections": sections, "site": "slake", "folder": str(folder), "log": str(folder / "log")}
+    return {"do": OPEN, "sections": sections, "site": "slake", "log": str(folder / "log")}
 
 
 def test_bad_settings_are_told_each_time_and_the_process_goes_on(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.training.worker._print_to", lambda file: None)
     bad = sections()
     bad["training"]["device"] = "tpu9"
-    answers, alive = answers_of(opening(bad, tmp_path), *[{"do": INTRODUCE, "initial": False}] * 2)
+    answers, alive = answers_of(opening(bad, tmp_path), *[{**HELLO, "folder": str(tmp_path)}] * 2)
     assert alive
     assert ["training.device is 'tpu9'" in answer["problem"]["told"] for answer in answers] == [True, True]
     assert not answers[0]["problem"]["again"]
@@ -86,7 +89,9 @@ def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, 
         raise error
 
     monkeypatch.setattr(Learner, "score_layers", fail)
-    answers, alive = answers_of(opening(sections(), tmp_path), *[{"do": SCORE, "round": 1}] * 2)
+    answers, alive = answers_of(
+        opening(sections(), tmp_path), *[{"do": SCORE, "folder": str(tmp_path), "round": 1}] * 2
+    )
     assert not alive
     problem = answers[0]["problem"]
     assert len(answers) == 1
@@ -125,7 +130,8 @@ def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path,
     for result in expected:
         replies = {}
         for site, trainer in there.items():
-            answer = ask(trainer, {"do": TRAIN, "round": result.round, "layers": None, "scored": False}, state)
+            request = {"do": TRAIN, "round": result.round, "layers": None, "scored": False}
+            answer = ask(trainer, {**request, "folder": str(tmp_path / site)}, state)
             assert answer.values["metrics"] == result.updates[site].metrics
             replies[site] = (answer.state, answer.values["samples"])
         state, _ = aggregate(replies, learners["slake"].method, previous=state or None)
@@ -133,7 +139,7 @@ def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path,
         assert all(torch.equal(state[key], result.state[key]) for key in state)
     psutil.Process(there["slake"].pid).kill()
     again = there["slake"].ask(
-        {"do": TRAIN, "round": 2, "layers": None, "scored": False},
+        {"do": TRAIN, "folder": str(tmp_path / "slake"), "round": 2, "layers": None, "scored": False},
         expected[0].state,
         aborted=lambda: False,
         report=lambda problem: None,
@@ -146,14 +152,16 @@ def test_scores_and_introduction_are_the_learners(sections, tmp_path, trainers):
     chosen = sections(*SCORED)
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path / "here")
     trainer = trainers(chosen, "slake")
-    introduced = ask(trainer, {"do": INTRODUCE, "initial": True})
+    folder = str(tmp_path / "slake")
+    introduced = ask(trainer, {**HELLO, "folder": folder})
     initial = learner.body.state()
     assert introduced.values["budget"] == learner.layer_budget()
     assert introduced.values["schema"] == {key: list(tensor.shape) for key, tensor in initial.items()}
     assert all(torch.equal(introduced.state[key], initial[key]) for key in initial)
-    scores = ask(trainer, {"do": SCORE, "round": 1}, initial).values["scores"]
+    scores = ask(trainer, {"do": SCORE, "folder": folder, "round": 1}, initial).values["scores"]
     assert scores == learner.score_layers(1, initial)
-    trained = ask(trainer, {"do": TRAIN, "round": 1, "layers": [1], "scored": True}, initial)
+    request = {"do": TRAIN, "folder": folder, "round": 1, "layers": [1], "scored": True}
+    trained = ask(trainer, request, initial)
     update = learner.train_round(1, initial, [1])
     assert all(torch.equal(trained.state[key], update.state[key]) for key in update.state)
     assert trained.values["scores"] == learner.score_trained(1)
@@ -163,7 +171,7 @@ def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path
     chosen = sections()
     chosen["data"] = {"dataset": "manifest", "root": str(tmp_path / "private")}
     with pytest.raises(Failed) as failed:
-        ask(trainers(chosen, "slake"), {"do": INTRODUCE, "initial": False})
+        ask(trainers(chosen, "slake"), {**HELLO, "folder": str(tmp_path)})
     assert "private" in failed.value.problem.full
     assert failed.value.problem.told == "its data cannot be used; its own log says why."
     assert failed.value.attempts == 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from nvflare.apis.event_type import EventType
@@ -16,9 +17,10 @@ from nvflare.apis.signal import Signal
 
 from fedpeft.files import write_json
 from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker_process import WORKER, Aborted
-from fedpeft.training.worker_trainer import STATE, Failed, Trainer
+from fedpeft.training.worker_trainer import Failed, Trainer
 
 PROBLEM = "problem.json"
 
@@ -76,7 +78,7 @@ class SiteExecutor(Executor):
             report=lambda problem: self._log(f"{problem.full}; trying again in a new process", problem, fl_ctx),
         )
         try:
-            message, line = task.work(model, ask, folder / STATE)
+            message, line = task.work(model, ask, partial(_state_of, fl_ctx))
         except Aborted:
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
@@ -92,6 +94,13 @@ class SiteExecutor(Executor):
     def _log(self, text: str, problem: Problem, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
         self.log_error(fl_ctx, f"site {site}: {text}" + f"\n{problem.traceback}" * bool(problem.traceback))
+
+
+def _state_of(fl_ctx: FLContext, lineage: str) -> Path:
+    """Where the site's state of a lineage lies; those of old ones are dropped."""
+    folder = state_folder(fl_ctx, lineage)
+    prune(lineages_folder(fl_ctx), lineage)
+    return folder
 
 
 def _import_tensors() -> None:

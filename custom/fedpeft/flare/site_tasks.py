@@ -29,6 +29,7 @@ from fedpeft.training.received import complete
 from fedpeft.training.worker_trainer import Answer, Failed
 
 Ask = Callable[..., Answer]
+FolderOf = Callable[[str], Path]
 Reply = Introduction | ScoreReply | TrainReply
 
 
@@ -37,12 +38,12 @@ class SiteTask:
     """One kind of task.
 
     Args:
-        work: from the server's message, a function that asks the learner, and the folder of its state to a reply
-            and a line about it for the site's log.
+        work: from the server's message, a function that asks the learner, and one that knows the folder of a lineage
+            to a reply and a line about it for the site's log.
         excuse: from the round and what went wrong to a reply that says so.
     """
 
-    work: Callable[[FLModel, Ask, Path], tuple[Reply, str]]
+    work: Callable[[FLModel, Ask, FolderOf], tuple[Reply, str]]
     excuse: Callable[[int, Failed], Reply]
 
 
@@ -56,9 +57,11 @@ def write(reply: Reply, round: int) -> Shareable:
     return FLModelUtils.to_shareable(reply.to_model(round=round))
 
 
-def _introduce(model: FLModel, ask: Ask, folder: Path) -> tuple[Introduction, str]:
+def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[Introduction, str]:
     hello = Hello.from_model(model)
-    answer = ask({"do": worker.INTRODUCE, "initial": hello.initial})
+    folder = folder_of(hello.lineage)
+    request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
+    answer = ask({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
     line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
@@ -69,10 +72,11 @@ def _no_introduction(_: int, failed: Failed) -> Introduction:
     return Introduction(version=fedpeft.__version__, problem=failed.problem.told)
 
 
-def _score(model: FLModel, ask: Ask, folder: Path) -> tuple[ScoreReply, str]:
+def _score(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
+    folder = folder_of(order.lineage)
     state = complete(folder, order.state, base=order.base, version=order.version)
-    answer = ask({"do": worker.SCORE, "round": order.round}, state)
+    answer = ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
     reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
@@ -81,11 +85,12 @@ def _no_scores(round: int, failed: Failed) -> ScoreReply:
     return ScoreReply(round=round, scores=[], seconds=failed.seconds, problem=failed.problem.told)
 
 
-def _train(model: FLModel, ask: Ask, folder: Path) -> tuple[TrainReply, str]:
+def _train(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[TrainReply, str]:
     order = TrainOrder.from_model(model)
+    folder = folder_of(order.lineage)
     state = complete(folder, order.state, base=order.base, version=order.version)
     request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    answer = ask(request, state)
+    answer = ask({**request, "folder": str(folder)}, state)
     measured = answer.values["metrics"]
     reply = TrainReply(
         round=order.round,

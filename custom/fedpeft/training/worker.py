@@ -52,7 +52,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
     """Open the learner, then answer one request after the other, until one fails for another reason than bad input.
 
     Args:
-        read: waits for the next request.
+        read: waits for the next request; all but `open` name the folder of the site's state.
         answer: takes what is sent back: `values` and tensors, or a `problem`. Nothing answers `open`: whatever goes
             wrong there goes wrong again, and is told, when the learner is needed.
     """
@@ -68,6 +68,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             continue
         try:
             learner = learner or _open(**opening)
+            learner.folder = Path(request.pop("folder"))
             values, tensors = ANSWERS[do](learner, state, **request)
         except Exception as error:
             problem = Problem.of(error)
@@ -78,11 +79,11 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             answer({"values": values}, tensors)
 
 
-def _open(*, sections: dict[str, Any], site: str, folder: str, log: str) -> Learner:
+def _open(*, sections: dict[str, Any], site: str, log: str) -> Learner:
     _print_to(Path(log))
     from fedpeft.training.learner import Learner
 
-    return Learner.from_sections(sections, site=site, folder=Path(folder))
+    return Learner.from_sections(sections, site=site, folder=Path(log).parent)
 
 
 def _print_to(file: Path) -> None:
@@ -94,7 +95,7 @@ def _print_to(file: Path) -> None:
     os.close(descriptor)
 
 
-def _introduce(learner: Learner, _: State, *, initial: bool) -> Answer:
+def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
     sent = learner.body.state() if learner.method.exchanges else {}
     values = {
         "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
@@ -104,6 +105,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool) -> Answer:
         "backbone": learner.backbone_name,
         "family": learner.backbone.family,
         "budget": learner.layer_budget(),
+        "finished": learner.finished(finished),
         "unanswerable": learner.unanswerable,
     }
     return values, sent if initial else {}

@@ -15,7 +15,7 @@ from fedpeft.training.worker import OPEN
 from fedpeft.training.worker_process import WORKER, Aborted, Lost, WorkerProcess
 
 ATTEMPTS = 2
-STATE, LOG = "state", "training.log"
+LOG = "training.log"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +64,10 @@ class Trainer:
 
         Args:
             site: the site's name.
-            folder: where its state lies, and a log of what its training prints.
+            folder: where a log of what its training prints lies.
         """
         log = str(folder / LOG)
-        self._opening = {"sections": self._sections, "site": site, "folder": str(folder / STATE), "log": log}
+        self._opening = {"sections": self._sections, "site": site, "log": log}
         with contextlib.suppress(Lost, OSError):  # likewise
             self._opened()
 
