@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Faults of a site brought about in real simulator runs, and what each cost: the table of the documentation.
+"""Faults brought about in real simulator runs, and what each cost: the table of the documentation.
 
     python benchmarks/faults.py [--only WORD ...] [--set SECTION.NAME=VALUE]
 
-Three sites, three rounds, few samples. One site misbehaves in round 2; all others do as they should. What was lost is
-measured against the same job without the fault: its rounds, its replies, and its final adapter to the bit.
+Three sites, three rounds, few samples. One site, or the server, fails in round 2; all others do as they should. What
+was lost is measured against the same job without the fault: its rounds, its replies, its final adapter to the bit.
 """
 
 import argparse
@@ -47,44 +47,48 @@ class Run:
     tensors: bytes
 
 
-def simulate(deed: str, quorum: int, overrides: Iterable[str], folder: Path) -> Run:
-    """Run the small job in the simulator with one deed in it.
+def simulate(folder: Path, overrides: Iterable[str], *, deed: str = "", mortal: bool = False) -> Run:
+    """Run the small job in the simulator.
 
     Args:
-        deed: one of `saboteur.py`; empty for none.
-        quorum: replies that a round needs; 0 for all.
+        folder: of the workspace; one that another run has left is gone on with.
         overrides: settings to change.
-        folder: an empty one.
+        deed: what one site does, see `saboteur.py`.
+        mortal: whether the server's process is killed in the round, the first time.
 
     Raises:
-        RuntimeError: the job left no manifest.
+        RuntimeError: exit code and manifest tell different stories.
     """
-    job = folder / "job"
-    write_job(job, JOB, sections([*SMALL, f"federation.quorum={quorum}", *overrides]))
-    file = job / "app" / "config" / "config_fed_client.json"
-    config = json.loads(file.read_text())
-    executor = config["executors"][0]["executor"]
-    executor["path"] = "saboteur.Saboteur"
-    executor["args"] |= {"deed": deed, "culprit": CULPRIT, "round": ROUND}
-    file.write_text(json.dumps(config))
-    local = folder / "workspace" / "local"
-    local.mkdir(parents=True)
-    allowed = resources()
-    allowed[KEY].append("saboteur.")
-    (local / RESOURCES).write_text(json.dumps(allowed))
-    paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-    command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(len(SITES))]
-    command += ["-w", str(folder / "workspace")]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": paths}, check=False)
+    with tempfile.TemporaryDirectory() as scratch:
+        job = Path(scratch) / "job"
+        write_job(job, JOB, sections([*SMALL, *overrides]))
+        client, server = (job / "app" / "config" / f"config_fed_{role}.json" for role in ("client", "server"))
+        config = json.loads(client.read_text())
+        executor = config["executors"][0]["executor"]
+        executor["path"] = "saboteur.Saboteur"
+        executor["args"] |= {"deed": deed, "culprit": CULPRIT, "round": ROUND}
+        client.write_text(json.dumps(config))
+        if mortal:
+            config = json.loads(server.read_text())
+            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
+            aggregator["path"] = "saboteur.MortalAggregator"
+            aggregator["args"] |= {"round": ROUND, "marker": str(folder / "killed")}
+            server.write_text(json.dumps(config))
+        local = folder / "workspace" / "local"
+        local.mkdir(parents=True, exist_ok=True)
+        (local / RESOURCES).write_text(json.dumps(resources() | {KEY: [*resources()[KEY], "saboteur."]}))
+        command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(len(SITES))]
+        command += ["-w", str(folder / "workspace")]
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     results = folder / "workspace" / "server" / "simulate_job" / "fedpeft"
-    if not (results / "manifest.json").exists():
-        raise RuntimeError(f"{deed!r} left no manifest:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    manifest = json.loads((results / "manifest.json").read_text())
-    if (done.returncode == 0) != (manifest["status"] == "completed"):
-        raise RuntimeError(f"{deed!r}: exit code {done.returncode}, but the manifest says {manifest['status']}.")
-    history, tensors = results / "history.json", results / "global.safetensors"
+    manifest, history, tensors = (results / name for name in ("manifest.json", "history.json", "global.safetensors"))
+    found = json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": done.stderr.strip()}
+    if (done.returncode == 0) != (found["status"] == "completed"):
+        raise RuntimeError(f"exit code {done.returncode}, but {found}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
     return Run(
-        manifest=manifest,
+        manifest=found,
         rounds=json.loads(history.read_text())["rounds"] if history.exists() else [],
         tensors=tensors.read_bytes() if tensors.exists() else b"",
     )
@@ -92,50 +96,65 @@ def simulate(deed: str, quorum: int, overrides: Iterable[str], folder: Path) -> 
 
 def happened(run: Run) -> str:
     """What the manifest says, in its own words."""
-    said = [f"site {fault['site']}, round {fault['round']}: {fault['what']}" for fault in run.manifest["faults"]]
-    return run.manifest.get("reason") or "; ".join(said) or "nothing was noticed"
+    said = [
+        f"site {fault['site']}, round {fault['round']}: {fault['what']}" for fault in run.manifest.get("faults", [])
+    ]
+    return (run.manifest.get("reason") or "; ".join(said) or "nothing was noticed").replace("\n", " ")
 
 
 def lost(run: Run, sound: Run) -> str:
     """What is missing from a run beside the same one without the fault."""
     if run.manifest["status"] != "completed":
         return f"the job from round {len(run.rounds) + 1} on; {len(run.rounds)} of {len(sound.rounds)} rounds are kept"
+    if len(run.rounds) < len(sound.rounds):
+        return f"{len(sound.rounds) - len(run.rounds)} rounds"
     replies = sum(len(entry["sites"]) for entry in run.rounds)
     wanted = sum(len(entry["sites"]) for entry in sound.rounds)
     repeated = sum(site["attempts"] - 1 for entry in run.rounds for site in entry["sites"].values())
     if replies < wanted:
         return f"{wanted - replies} of {wanted} replies; all {len(run.rounds)} rounds finished"
     same = "the final adapter is the same to the bit" if run.tensors == sound.tensors else "the final adapter differs"
-    return f"the time of {repeated} repeated local round{'s' * (repeated != 1)}; {same}"
+    return f"{repeated} local round{'s' * (repeated != 1)} done twice, nothing else: {same}" if repeated else same
 
 
 Fault = Callable[[Iterable[str], Path, Run], tuple[str, str]]
 
 
-def in_simulator(deed: str, quorum: int) -> Fault:
+def of_a_site(deed: str, quorum: int) -> Fault:
     """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
 
     def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
-        run = simulate(deed, quorum, overrides, folder)
+        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], deed=deed)
         return happened(run), lost(run, sound)
 
     return bring_about
 
 
-# A fault of another kind, say of the server or of a certificate, is one more row: a function of the same kind.
+def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
+    """The server's process is killed, and the job submitted again with `resume_from=latest`."""
+    killed = simulate(folder, overrides, mortal=True)
+    resumed = simulate(folder, [*overrides, "resume_from=latest"])
+    kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
+    what = f"no manifest, {len(killed.rounds)} rounds kept; the resumed job went on after round {kept}"
+    return what, lost(resumed, sound)
+
+
+# A fault of another kind, say of a certificate, is one more row: a function of the same kind.
 FAULTS: dict[str, Fault] = {
-    "kill -9 of a site's training process, once": in_simulator("kill once", ALL),
-    "kill -9 of a site's training process, twice; quorum 2 of 3": in_simulator("kill", TWO),
-    "kill -9 of a site's training process, twice; quorum all": in_simulator("kill", ALL),
-    "a site's training hangs; quorum 2 of 3, grace 20 s": in_simulator("hang", TWO),
-    "an exception in a site's training, twice; quorum 2 of 3": in_simulator("raise", TWO),
-    "out of GPU memory at a site, twice; quorum 2 of 3": in_simulator("out of memory", TWO),
-    "a site sends NaN; quorum 2 of 3": in_simulator("nan", TWO),
-    "a site sends a tensor of another shape; quorum 2 of 3": in_simulator("shape", TWO),
-    "a site sends a tensor too many; quorum 2 of 3": in_simulator("extra", TWO),
-    "a site sends no tensors; quorum 2 of 3": in_simulator("no tensors", TWO),
-    "a site sends an empty reply; quorum 2 of 3": in_simulator("empty", TWO),
-    "a site sends NaN; quorum all": in_simulator("nan", ALL),
+    "kill -9 of a site's training process, once": of_a_site("kill once", ALL),
+    "kill -9 of a site's training process, twice; quorum 2 of 3": of_a_site("kill", TWO),
+    "kill -9 of a site's training process, twice; quorum all": of_a_site("kill", ALL),
+    "a site's training hangs; quorum 2 of 3, grace 20 s": of_a_site("hang", TWO),
+    "an exception in a site's training, twice; quorum 2 of 3": of_a_site("raise", TWO),
+    "out of GPU memory at a site, twice; quorum 2 of 3": of_a_site("out of memory", TWO),
+    "a site sends NaN; quorum 2 of 3": of_a_site("nan", TWO),
+    "a site sends NaN; quorum all": of_a_site("nan", ALL),
+    "a site sends a tensor of another shape; quorum 2 of 3": of_a_site("shape", TWO),
+    "a site sends a tensor too many; quorum 2 of 3": of_a_site("extra", TWO),
+    "a site sends no tensors; quorum 2 of 3": of_a_site("no tensors", TWO),
+    "a site sends an empty reply; quorum 2 of 3": of_a_site("empty", TWO),
+    "kill -9 of FLARE's own process at a site; quorum 2 of 3": of_a_site("kill FLARE's process", TWO),
+    "kill -9 of the server's process, then resumed": of_the_server,
 }
 
 
@@ -148,20 +167,14 @@ def main() -> None:
     chosen = {name: fault for name, fault in FAULTS.items() if any(word in name for word in options.only)}
     print(f"{machine()}\n")
     with tempfile.TemporaryDirectory() as scratch:
-        sound = simulate("", ALL, options.set, _folder(scratch, "sound"))
+        sound = simulate(Path(scratch), options.set)
     if sound.manifest["status"] != "completed" or sound.manifest["faults"]:
         raise RuntimeError(f"the job without a fault failed: {happened(sound)}")
     print("| fault | what happened | what was lost |\n|---|---|---|", flush=True)
     for name, fault in chosen.items():
         with tempfile.TemporaryDirectory() as scratch:
-            what, cost = fault(options.set, _folder(scratch, "run"), sound)
+            what, cost = fault(options.set, Path(scratch), sound)
         print(f"| {name} | {what} | {cost} |", flush=True)
-
-
-def _folder(scratch: str, name: str) -> Path:
-    folder = Path(scratch) / name
-    folder.mkdir()
-    return folder
 
 
 if __name__ == "__main__":

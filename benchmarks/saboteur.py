@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site that does something wrong in one round: an executor, and the training process that it starts.
+"""Who does something wrong in one round: a site's executor with its training process, or the server.
 
-`faults.py` and the simulator's tests put it into a job; this folder must then be on PYTHONPATH, and `saboteur.` on the
+`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and `saboteur.` on the
 workspace's allow-list.
 """
 
@@ -9,10 +9,12 @@ import json
 import os
 import signal
 import threading
+from pathlib import Path
 
 import torch
 from nvflare.apis.shareable import Shareable
 
+from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.training import worker
 
@@ -42,6 +44,21 @@ class Saboteur(SiteExecutor):
         guilty = fl_ctx.get_identity_name() == self._culprit and shareable.get_header("current_round") == self._round
         deed = EXECUTOR_DEEDS.get(self._deed)
         return deed(reply) if guilty and task_name == "train" and deed else reply
+
+
+class MortalAggregator(PIAAggregator):
+    """The server's process is killed while it integrates a round, once."""
+
+    def __init__(self, round: int, marker: str, **settings) -> None:
+        super().__init__(**settings)
+        self._round, self._marker, self._integrated = round, Path(marker), 0
+
+    def aggregate_model(self):
+        self._integrated += 1
+        if self._integrated == self._round and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate_model()
 
 
 def _kill(learner, state):

@@ -47,7 +47,7 @@ def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
             executor["args"] |= saboteur
         if mortal and role == "server":
             (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
-            aggregator["path"] = "recorder.MortalAggregator"
+            aggregator["path"] = "saboteur.MortalAggregator"
             aggregator["args"] |= mortal
         file.write_text(json.dumps(config))
     return folder

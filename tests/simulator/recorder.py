@@ -1,14 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Components that only tests put into a job: one that records every frame a process sends, a server that is killed."""
+"""A component that only tests put into a job: it records every frame that a process sends."""
 
 import os
-import signal
 from pathlib import Path
 
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
-
-from fedpeft.flare.aggregator import PIAAggregator
 
 
 class Recorder(FLComponent):
@@ -26,18 +23,3 @@ class Recorder(FLComponent):
             return send(connection, prefix, headers, payload)
 
         SfmConnection.send_frame = recorded
-
-
-class MortalAggregator(PIAAggregator):
-    """The server's process is killed while it integrates a round, once."""
-
-    def __init__(self, round: int, marker: str, **settings) -> None:
-        super().__init__(**settings)
-        self._round, self._marker, self._integrated = round, Path(marker), 0
-
-    def aggregate_model(self):
-        self._integrated += 1
-        if self._integrated == self._round and not self._marker.exists():
-            self._marker.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().aggregate_model()
