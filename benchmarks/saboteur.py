@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Who does something wrong in one round: a site's executor with its training process, or the server.
 
-`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and `saboteur.` on the
-workspace's allow-list.
+`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and `saboteur.` on
+the workspace's allow-list.
 """
 
 import json
