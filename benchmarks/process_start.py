@@ -17,15 +17,29 @@ TORCH = "import torch"
 TRAINING = f"{TORCH}; torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])"
 FLARE = "import nvflare.private.fed.app.simulator.simulator_worker"
 EXECUTOR = f"{FLARE}; import fedpeft.flare.executor"
-LEARNER = f"{EXECUTOR}; import fedpeft.training.learner"
-READY = f"""{LEARNER}
+TENSORS = f"{EXECUTOR}; fedpeft.flare.executor._import_tensors()"
+WORKER = "import fedpeft.training.worker"
+LEARNER = f"{WORKER}; import fedpeft.training.learner"
+JOB = """
 import json, pathlib, tempfile
 job = json.loads(pathlib.Path("jobs/fedpia_task1/app/config/config_fed_client.json").read_text())
 sections = job["executors"][0]["executor"]["args"]
+"""
+BUILD = """
 with tempfile.TemporaryDirectory() as folder:
     fedpeft.training.learner.Learner.from_sections(sections, site="slake", folder=pathlib.Path(folder))
 """
-EVERYTHING = f"""{LEARNER}
+READY = f"{LEARNER}{JOB}{BUILD}"
+ONE = f"{TENSORS}; import fedpeft.training.learner{JOB}{BUILD}"
+BOTH = f"""{EXECUTOR}{JOB}
+site = fedpeft.flare.executor.SiteExecutor(**sections)
+with tempfile.TemporaryDirectory() as folder:
+    site._trainer.open("slake", pathlib.Path(folder))
+    fedpeft.flare.executor._import_tensors()
+    site._trainer.ask({{"do": "introduce", "initial": False}}, aborted=lambda: False, report=print)
+    site._trainer.close()
+"""
+EVERYTHING = f"""{TENSORS}; import fedpeft.training.learner
 import fedpeft.report, matplotlib.pyplot, ot, scipy.stats
 from transformers import AutoModel, AutoProcessor, ViltForQuestionAnswering, ViltProcessor
 """
@@ -34,17 +48,23 @@ LINES = {
     "torch": TORCH,
     "torch with an optimizer": TRAINING,
     "FLARE's client": FLARE,
-    "  + the executor, and torch with it": EXECUTOR,
+    "  + the executor": EXECUTOR,
+    "  + FLARE's tensor messages, and torch with them": TENSORS,
+    "the training process": WORKER,
     "  + the learner's imports": LEARNER,
     "  + model, adapters and data: ready to train": READY,
+    "both processes beside each other: ready to train": BOTH,
+    "all of it in one process: ready to train": ONE,
     "every library imported at the top, nothing built": EVERYTHING,
 }
 BEFORE = {
     "torch": "python",
     "torch with an optimizer": "torch",
     "FLARE's client": "python",
-    "  + the executor, and torch with it": "FLARE's client",
-    "  + the learner's imports": "  + the executor, and torch with it",
+    "  + the executor": "FLARE's client",
+    "  + FLARE's tensor messages, and torch with them": "  + the executor",
+    "the training process": "python",
+    "  + the learner's imports": "the training process",
     "  + model, adapters and data: ready to train": "  + the learner's imports",
 }
 

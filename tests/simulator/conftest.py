@@ -14,12 +14,13 @@ from fedpeft.jobs import write_job
 from fedpeft.workspace import resources
 
 HERE = Path(__file__).parent
+SABOTEUR = HERE.parents[1] / "benchmarks"
 
 
 def simulate(job, workspace, *, threads, environment=()):
     """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder."""
     command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
-    path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(HERE), str(SABOTEUR), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     return SimpleNamespace(
@@ -42,11 +43,11 @@ def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
             config["components"].append(component)
         if saboteur and role == "client":
             executor = config["executors"][0]["executor"]
-            executor["path"] = "recorder.Saboteur"
+            executor["path"] = "saboteur.Saboteur"
             executor["args"] |= saboteur
         if mortal and role == "server":
             (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
-            aggregator["path"] = "recorder.MortalAggregator"
+            aggregator["path"] = "saboteur.MortalAggregator"
             aggregator["args"] |= mortal
         file.write_text(json.dumps(config))
     return folder
@@ -56,7 +57,7 @@ def workspace_for_tests(folder):
     """A workspace whose allow-list lets the tests' own components in."""
     (folder / "local").mkdir(parents=True)
     allowed = resources()
-    allowed["class_allow_list"].append("recorder.")
+    allowed["class_allow_list"] += ["recorder.", "saboteur."]
     (folder / "local" / "resources.json").write_text(json.dumps(allowed))
     return folder
 

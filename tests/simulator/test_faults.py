@@ -18,31 +18,67 @@ def manifest(run):
     return json.loads((run.results / "manifest.json").read_text())
 
 
+def history(run):
+    return json.loads((run.results / "history.json").read_text())["rounds"]
+
+
 @pytest.mark.parametrize(
     ("deed", "told"),
-    [("nan", "site vqa-rad sent NaN or infinity in layer."), ("raise", "RuntimeError in its training code")],
+    [
+        ("nan", "site vqa-rad sent NaN or infinity in layer."),
+        ("shape", "site vqa-rad sent layer."),
+        ("no tensors", "the adapter of site vqa-rad lacks layer."),
+        ("empty", "site vqa-rad sent no"),
+        ("raise", "2 attempts failed, the last one so: RuntimeError in its training code"),
+        ("out of memory", "2 attempts failed, the last one so: OutOfMemoryError in its training code"),
+        ("kill", "2 attempts failed, the last one so: its training process was killed by signal 9"),
+    ],
 )
-def test_a_bad_reply_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told):
+def test_a_fault_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told):
     run = sabotaged(deed)
     assert run.code == 1
     assert told in run.error
     assert "round 2 ended with too few valid replies (1, the quorum is 2)" in run.error
     assert manifest(run)["rounds"] == 1
-    assert len(json.loads((run.results / "history.json").read_text())["rounds"]) == 1
+    assert len(history(run)) == 1
     assert "secret question text" not in (run.results / "manifest.json").read_text()
 
 
-def test_a_bad_reply_above_the_quorum_costs_only_that_reply(sabotaged):
-    run = sabotaged("extra", "federation.quorum=1")
+@pytest.mark.parametrize(("deed", "told"), [("extra", "unannounced keys head.weight"), ("kill", "killed by signal 9")])
+def test_a_fault_above_the_quorum_costs_only_that_reply(sabotaged, deed, told):
+    run = sabotaged(deed, "federation.quorum=1")
     assert run.code == 0, run.text
-    assert (
-        "unannounced keys head.weight"
-        in json.loads((run.results / "history.json").read_text())["rounds"][1]["rejected"]["vqa-rad"]
-    )
+    assert told in history(run)[1]["rejected"]["vqa-rad"]
+    (fault,) = manifest(run)["faults"]
+    assert (fault["site"], fault["round"]) == ("vqa-rad", 2)
+    assert told in fault["what"]
+
+
+def test_a_killed_training_process_costs_nothing_but_time(sabotaged, sections, tmp_path):
+    run = sabotaged("kill once")
+    assert run.code == 0, run.text
+    assert manifest(run)["rounds"] == 2
+    assert manifest(run)["faults"] == [
+        {"site": "vqa-rad", "round": 2, "what": "its training was begun 2 times; its own log says why"}
+    ]
+    attempts = [{name: site["attempts"] for name, site in entry["sites"].items()} for entry in history(run)]
+    assert attempts == [{"slake": 1, "vqa-rad": 1}, {"slake": 1, "vqa-rad": 2}]
+    assert "was killed by signal 9" in (run.workspace / "vqa-rad" / "log.txt").read_text()
+    chosen = sections("federation.sites=[slake, vqa-rad]")
+    *_, last = federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in ("slake", "vqa-rad")})
+    saved = load_file(run.results / "global.safetensors")
+    assert all(torch.equal(saved[key], last.state[key]) for key in last.state)
+
+
+def test_a_training_that_hangs_is_ended_and_the_site_takes_part_in_the_next_round(sabotaged):
+    run = sabotaged("hang", "federation.quorum=1", "federation.grace=2", "training.rounds=3")
+    assert run.code == 0, run.text
+    assert "sent no usable reply in round 2" in history(run)[1]["rejected"]["vqa-rad"]
+    assert set(history(run)[2]["sites"]) == {"slake", "vqa-rad"}
 
 
 def test_a_killed_site_process_is_not_a_success(sabotaged):
-    run = sabotaged("kill", "federation.round_timeout=20")
+    run = sabotaged("kill FLARE's process", "federation.round_timeout=20")
     assert run.code == 1
     assert "vqa-rad" in run.error
 

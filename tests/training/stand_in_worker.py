@@ -36,7 +36,8 @@ def hang(connection):
 def leave_an_heir(connection):
     """A process of its own, such as one that decodes images, holds the pipe open for longer than it lives."""
     if os.fork() == 0:
-        hang(connection)
+        connection.poll(None)
+        os._exit(0)
     die(connection)
 
 

@@ -2,6 +2,8 @@
 """The training process itself: it computes what a learner in this process computes, and never outlives its owner."""
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from multiprocessing import Pipe
@@ -175,6 +177,18 @@ def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path
     assert "private" in failed.value.problem.full
     assert failed.value.problem.told == "its data cannot be used; its own log says why."
     assert failed.value.attempts == 1
+
+
+def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, trainers):
+    trainer = trainers(sections(), "slake")
+    request = HELLO | {"folder": str(tmp_path / "slake")}
+    ask(trainer, request)
+    os.kill(trainer.pid, signal.SIGSEGV)
+    reports = []
+    again = trainer.ask(request, aborted=lambda: False, report=reports.append)
+    assert again.attempts == 2
+    assert "was killed by signal 11 (SIGSEGV); what it printed is in" in reports[0].full
+    assert "Fatal Python error: Segmentation fault" in (tmp_path / "slake" / "training.log").read_text()
 
 
 def test_it_ends_with_its_owner_even_if_that_is_killed():

@@ -29,7 +29,7 @@ class Record:
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
         self._began = time.time()
-        self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__}
+        self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
         self._board = Board(folder)
 
@@ -95,9 +95,7 @@ class Record:
             for site, reply in accepted.items()
             if reply.attempts > 1
         } | dict(rejected)
-        self._manifest.setdefault("faults", []).extend(
-            {"site": site, "round": number, "what": what} for site, what in faults.items()
-        )
+        self._manifest["faults"] += [{"site": site, "round": number, "what": what} for site, what in faults.items()]
         self._history["rounds"].append(
             {
                 "round": number,

@@ -35,7 +35,7 @@ class WorkerProcess:
     def __init__(self, module: str = WORKER) -> None:
         self._connection, other = Pipe()
         with other:
-            command = [sys.executable, "-m", module, str(other.fileno())]
+            command = [sys.executable, "-P", "-m", module, str(other.fileno())]  # no import from the working directory
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
 
     @property

@@ -1,0 +1,181 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Faults brought about in real simulator runs, and what each cost: the table of the documentation.
+
+    python benchmarks/faults.py [--only WORD ...] [--set SECTION.NAME=VALUE]
+
+Three sites, three rounds, few samples. One site, or the server, fails in round 2; all others do as they should. What
+was lost is measured against the same job without the fault: its rounds, its replies, its final adapter to the bit.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from measured import JOB, machine, sections
+
+from fedpeft.jobs import write_job
+from fedpeft.workspace import KEY, RESOURCES, resources
+
+SITES = ("slake", "vqa-rad", "vqa-med-2019")
+CULPRIT, ROUND, ROUNDS = "vqa-rad", 2, 3
+ALL, TWO = 0, 2
+SMALL = (
+    f"federation.sites=[{', '.join(SITES)}]",
+    "federation.round_timeout=300",
+    "federation.grace=20",
+    f"training.rounds={ROUNDS}",
+    "method.probe_samples=8",
+    "data.train_size=32",
+    "data.validation_size=4",
+    "data.test_size=16",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How a job ended: its manifest, its finished rounds and its final tensors."""
+
+    manifest: dict[str, Any]
+    rounds: list[dict[str, Any]]
+    tensors: bytes
+
+
+def simulate(folder: Path, overrides: Iterable[str], *, deed: str = "", mortal: bool = False) -> Run:
+    """Run the small job in the simulator.
+
+    Args:
+        folder: of the workspace; one that another run has left is gone on with.
+        overrides: settings to change.
+        deed: what one site does, see `saboteur.py`.
+        mortal: whether the server's process is killed in the round, the first time.
+
+    Raises:
+        RuntimeError: exit code and manifest tell different stories.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        job = Path(scratch) / "job"
+        write_job(job, JOB, sections([*SMALL, *overrides]))
+        client, server = (job / "app" / "config" / f"config_fed_{role}.json" for role in ("client", "server"))
+        config = json.loads(client.read_text())
+        executor = config["executors"][0]["executor"]
+        executor["path"] = "saboteur.Saboteur"
+        executor["args"] |= {"deed": deed, "culprit": CULPRIT, "round": ROUND}
+        client.write_text(json.dumps(config))
+        if mortal:
+            config = json.loads(server.read_text())
+            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
+            aggregator["path"] = "saboteur.MortalAggregator"
+            aggregator["args"] |= {"round": ROUND, "marker": str(folder / "killed")}
+            server.write_text(json.dumps(config))
+        local = folder / "workspace" / "local"
+        local.mkdir(parents=True, exist_ok=True)
+        (local / RESOURCES).write_text(json.dumps(resources() | {KEY: [*resources()[KEY], "saboteur."]}))
+        command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(len(SITES))]
+        command += ["-w", str(folder / "workspace")]
+        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
+        environment = {**os.environ, "PYTHONPATH": paths}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    results = folder / "workspace" / "server" / "simulate_job" / "fedpeft"
+    manifest, history, tensors = (results / name for name in ("manifest.json", "history.json", "global.safetensors"))
+    found = json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": done.stderr.strip()}
+    if (done.returncode == 0) != (found["status"] == "completed"):
+        raise RuntimeError(f"exit code {done.returncode}, but {found}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
+    return Run(
+        manifest=found,
+        rounds=json.loads(history.read_text())["rounds"] if history.exists() else [],
+        tensors=tensors.read_bytes() if tensors.exists() else b"",
+    )
+
+
+def happened(run: Run) -> str:
+    """What the manifest says, in its own words."""
+    said = [
+        f"site {fault['site']}, round {fault['round']}: {fault['what']}" for fault in run.manifest.get("faults", [])
+    ]
+    return (run.manifest.get("reason") or "; ".join(said) or "nothing was noticed").replace("\n", " ")
+
+
+def lost(run: Run, sound: Run) -> str:
+    """What is missing from a run beside the same one without the fault."""
+    if run.manifest["status"] != "completed":
+        return f"the job from round {len(run.rounds) + 1} on; {len(run.rounds)} of {len(sound.rounds)} rounds are kept"
+    if len(run.rounds) < len(sound.rounds):
+        return f"{len(sound.rounds) - len(run.rounds)} rounds"
+    replies = sum(len(entry["sites"]) for entry in run.rounds)
+    wanted = sum(len(entry["sites"]) for entry in sound.rounds)
+    repeated = sum(site["attempts"] - 1 for entry in run.rounds for site in entry["sites"].values())
+    if replies < wanted:
+        return f"{wanted - replies} of {wanted} replies; all {len(run.rounds)} rounds finished"
+    same = "the final adapter is the same to the bit" if run.tensors == sound.tensors else "the final adapter differs"
+    return f"{repeated} local round{'s' * (repeated != 1)} done twice, nothing else: {same}" if repeated else same
+
+
+Fault = Callable[[Iterable[str], Path, Run], tuple[str, str]]
+
+
+def of_a_site(deed: str, quorum: int) -> Fault:
+    """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
+
+    def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
+        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], deed=deed)
+        return happened(run), lost(run, sound)
+
+    return bring_about
+
+
+def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
+    """The server's process is killed, and the job submitted again with `resume_from=latest`."""
+    killed = simulate(folder, overrides, mortal=True)
+    resumed = simulate(folder, [*overrides, "resume_from=latest"])
+    kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
+    what = f"no manifest, {len(killed.rounds)} rounds kept; the resumed job went on after round {kept}"
+    return what, lost(resumed, sound)
+
+
+# A fault of another kind, say of a certificate, is one more row: a function of the same kind.
+FAULTS: dict[str, Fault] = {
+    "kill -9 of a site's training process, once": of_a_site("kill once", ALL),
+    "kill -9 of a site's training process, twice; quorum 2 of 3": of_a_site("kill", TWO),
+    "kill -9 of a site's training process, twice; quorum all": of_a_site("kill", ALL),
+    "a site's training hangs; quorum 2 of 3, grace 20 s": of_a_site("hang", TWO),
+    "an exception in a site's training, twice; quorum 2 of 3": of_a_site("raise", TWO),
+    "out of GPU memory at a site, twice; quorum 2 of 3": of_a_site("out of memory", TWO),
+    "a site sends NaN; quorum 2 of 3": of_a_site("nan", TWO),
+    "a site sends NaN; quorum all": of_a_site("nan", ALL),
+    "a site sends a tensor of another shape; quorum 2 of 3": of_a_site("shape", TWO),
+    "a site sends a tensor too many; quorum 2 of 3": of_a_site("extra", TWO),
+    "a site sends no tensors; quorum 2 of 3": of_a_site("no tensors", TWO),
+    "a site sends an empty reply; quorum 2 of 3": of_a_site("empty", TWO),
+    "kill -9 of FLARE's own process at a site; quorum 2 of 3": of_a_site("kill FLARE's process", TWO),
+    "kill -9 of the server's process, then resumed": of_the_server,
+}
+
+
+def main() -> None:
+    """Read the command line, run, and print the table in Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="faults whose name holds one of these")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    options = parser.parse_args()
+    chosen = {name: fault for name, fault in FAULTS.items() if any(word in name for word in options.only)}
+    print(f"{machine()}\n")
+    with tempfile.TemporaryDirectory() as scratch:
+        sound = simulate(Path(scratch), options.set)
+    if sound.manifest["status"] != "completed" or sound.manifest["faults"]:
+        raise RuntimeError(f"the job without a fault failed: {happened(sound)}")
+    print("| fault | what happened | what was lost |\n|---|---|---|", flush=True)
+    for name, fault in chosen.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            what, cost = fault(options.set, Path(scratch), sound)
+        print(f"| {name} | {what} | {cost} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Who does something wrong in one round: a site's executor with its training process, or the server.
+
+`faults.py` and the simulator's tests put them into a job; this folder must then be on PYTHONPATH, and `saboteur.` on
+the workspace's allow-list.
+"""
+
+import json
+import os
+import signal
+import threading
+from pathlib import Path
+
+import torch
+from nvflare.apis.shareable import Shareable
+
+from fedpeft.flare.aggregator import PIAAggregator
+from fedpeft.flare.executor import SiteExecutor
+from fedpeft.training import worker
+
+SABOTAGE = "FEDPEFT_SABOTAGE"
+
+
+class Saboteur(SiteExecutor):
+    """A site's executor whose deed is one of `DEEDS` or `EXECUTOR_DEEDS`.
+
+    Args:
+        deed: what it does.
+        culprit: the site that does it; all others are as good as ever.
+        round: when.
+        settings: those of `SiteExecutor`.
+    """
+
+    worker = "saboteur"
+
+    def __init__(self, deed: str, culprit: str, round: int, **settings) -> None:
+        self._deed, self._culprit, self._round = deed, culprit, round
+        os.environ[SABOTAGE] = json.dumps({"deed": deed, "culprit": culprit, "round": round})
+        super().__init__(**settings)
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        """Answer, or do the deed instead."""
+        reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        guilty = fl_ctx.get_identity_name() == self._culprit and shareable.get_header("current_round") == self._round
+        deed = EXECUTOR_DEEDS.get(self._deed)
+        return deed(reply) if guilty and task_name == "train" and deed else reply
+
+
+class MortalAggregator(PIAAggregator):
+    """The server's process is killed while it integrates a round, once."""
+
+    def __init__(self, round: int, marker: str, **settings) -> None:
+        super().__init__(**settings)
+        self._round, self._marker, self._integrated = round, Path(marker), 0
+
+    def aggregate_model(self):
+        self._integrated += 1
+        if self._integrated == self._round and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate_model()
+
+
+def _kill(learner, state):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _kill_once(learner, state):
+    mark = learner.folder / "killed"
+    if not mark.exists():
+        mark.touch()
+        _kill(learner, state)
+
+
+def _hang(learner, state):
+    threading.Event().wait()
+
+
+def _raise(learner, state):
+    raise RuntimeError("secret question text")
+
+
+def _out_of_memory(learner, state):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def _nan(learner, state):
+    next(iter(state.values())).fill_(float("nan"))
+
+
+def _shape(learner, state):
+    name = next(iter(state))
+    state[name] = state[name][:1].clone()
+
+
+def _extra(learner, state):
+    state["head.weight"] = torch.ones(2)
+
+
+def _no_tensors(learner, state):
+    state.clear()
+
+
+DEEDS = {
+    "kill": _kill,
+    "kill once": _kill_once,
+    "hang": _hang,
+    "raise": _raise,
+    "out of memory": _out_of_memory,
+    "nan": _nan,
+    "shape": _shape,
+    "extra": _extra,
+    "no tensors": _no_tensors,
+}
+
+
+def _empty(reply):
+    return Shareable()
+
+
+def _kill_flare(reply):
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+EXECUTOR_DEEDS = {"empty": _empty, "kill FLARE's process": _kill_flare}
+
+
+def main() -> None:
+    """Be the training process: train as told, then do the deed."""
+    from fedpeft.training.learner import Learner
+
+    order = json.loads(os.environ[SABOTAGE])
+    original = Learner.train_round
+
+    def train_round(learner, number, *rest):
+        update = original(learner, number, *rest)
+        if learner.site == order["culprit"] and number == order["round"] and order["deed"] in DEEDS:
+            DEEDS[order["deed"]](learner, update.state)
+        return update
+
+    Learner.train_round = train_round
+    worker.main()
+
+
+if __name__ == "__main__":
+    main()

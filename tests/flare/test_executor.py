@@ -1,0 +1,157 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The site's side without FLARE's network and without a learner: the training process is a function."""
+
+import json
+
+import pytest
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.flare import executor as module
+from fedpeft.flare.messages import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.training.worker_process import Aborted, Lost
+
+
+def order(**changes):
+    values = {"round": 2, "base": 0, "version": 0, "layers": [1], "scored": True, "state": {"layer.1.a": torch.ones(2)}}
+    return TrainOrder(lineage="first", **{**values, **changes})
+
+
+ORDER = order()
+SCORING = ScoreOrder(lineage="first", round=2, base=0, version=0, state={})
+VALUES = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5) | {"undeclared": 1.0}, "scores": [0.5, 0.5]}
+SECTIONS = {"backbone": {}, "method": {}, "training": {}, "data": {}, "schedule": {}}
+
+
+class Process:
+    """A training process that gives prepared answers; an exception among them is raised."""
+
+    def __init__(self, answers):
+        self.answers, self.told, self.ended = list(answers), [], 0
+
+    def tell(self, header, tensors=None):
+        self.told.append((header, tensors))
+
+    def answer(self, aborted):
+        answer = self.answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def kill(self):
+        self.ended += 1
+
+    end = kill
+
+
+@pytest.fixture
+def site(tmp_path, monkeypatch):
+    """Function from prepared answers to an executor, its context and its one process."""
+    monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
+    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, lineage: tmp_path / lineage)
+
+    def make(*answers):
+        process = Process(answers)
+        monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", lambda *_: process)
+        context = FLContext()
+        context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
+        return module.SiteExecutor(**SECTIONS), context, process
+
+    return make
+
+
+def execute(executor, context, message=ORDER, task=TRAIN):
+    return executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=2)), context, Signal())
+
+
+def reply(shareable, kind=TrainReply):
+    return kind.from_model(FLModelUtils.from_shareable(shareable))
+
+
+def test_the_learner_is_built_when_the_run_starts_and_ended_with_it(site, tmp_path):
+    executor, context, process = site()
+    executor.handle_event(EventType.START_RUN, context)
+    ((opening, _),) = process.told
+    assert (opening["do"], opening["site"], opening["sections"]) == ("open", "north", SECTIONS)
+    assert opening["log"] == str(tmp_path / "training.log")
+    executor.handle_event(EventType.END_RUN, context)
+    assert process.ended
+    assert execute(executor, context).get_return_code() == ReturnCode.TASK_ABORTED
+
+
+def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
+    executor, context, process = site(({"values": VALUES}, {"layer.1.a": torch.zeros(2)}))
+    got = reply(execute(executor, context))
+    assert (got.problem, got.attempts, got.samples, got.scores) == ("", 1, 5, [0.5, 0.5])
+    assert set(got.metrics) == set(METRICS)
+    request, state = process.told[-1]
+    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "folder": str(tmp_path / "first")}
+    assert torch.equal(state["layer.1.a"], torch.ones(2))
+
+
+def test_a_lost_process_is_counted_in_the_reply(site):
+    executor, context, process = site(Lost("was killed by signal 9"), ({"values": VALUES}, {}))
+    got = reply(execute(executor, context))
+    assert (got.problem, got.attempts) == ("", 2)
+    assert [header["do"] for header, _ in process.told] == ["open", "train", "open", "train"]
+
+
+def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_path):
+    executor, context, process = site(*[({"values": VALUES}, {})], Lost("ended"), ({"values": VALUES}, {}))
+    whole = {"layer.0.a": torch.ones(1), "layer.1.a": torch.ones(2)}
+    changed = {"layer.1.a": torch.zeros(2)}
+    execute(executor, context, order(round=1, version=1, layers=None, state=whole))
+    second = order(base=1, version=2, layers=None, state=changed)
+    assert reply(execute(executor, context, second)).attempts == 2
+    for _, state in [told for told in process.told if told[0].get("round") == 2]:
+        assert {key: tensor.tolist() for key, tensor in state.items()} == {"layer.0.a": [1.0], "layer.1.a": [0.0, 0.0]}
+
+
+def test_what_stays_at_the_site_stays_there(site, tmp_path):
+    problem = {
+        "full": "/data/patient 7 is no image",
+        "told": "its data cannot be used",
+        "traceback": "",
+        "again": False,
+    }
+    executor, context, _ = site(({"problem": problem}, {}))
+    got = reply(execute(executor, context))
+    assert (got.problem, got.attempts, got.state) == ("its data cannot be used", 1, {})
+    written = json.loads((tmp_path / module.PROBLEM).read_text())
+    assert written == {"site": "north", "problem": "/data/patient 7 is no image"}
+
+
+@pytest.mark.parametrize(
+    ("task", "message", "kind"),
+    [
+        (TRAIN, ORDER, TrainReply),
+        (SCORE, SCORING, ScoreReply),
+    ],
+)
+def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, message, kind):
+    executor, context, _ = site()
+    executor._trainer._process = None
+
+    def refuse(*_):
+        raise OSError("Cannot allocate memory: /opt/private/python")
+
+    monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", refuse)
+    got = reply(execute(executor, context, message, task), kind)
+    assert got.problem == "2 attempts failed, the last one so: its training process could not be started."
+
+
+def test_an_aborted_task_and_an_unknown_one_have_flares_own_codes(site):
+    executor, context, _ = site(Aborted())
+    assert execute(executor, context).get_return_code() == ReturnCode.TASK_ABORTED
+    assert executor.execute("fold", Shareable(), context, Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+def test_a_reply_of_an_order_that_is_none_of_ours_says_so(site):
+    executor, context, _ = site()
+    got = reply(execute(executor, context, SCORING, TRAIN))
+    assert "sent no TrainOrder message" in got.problem
