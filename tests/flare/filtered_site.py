@@ -39,7 +39,15 @@ def introduction(**changes):
 
 
 def train_order(**changes):
-    values = {"round": 1, "base": 0, "version": 0, "layers": None, "scored": False, "state": adapter(0.25)}
+    values = {
+        "lineage": "small-1",
+        "round": 1,
+        "base": 0,
+        "version": 0,
+        "layers": None,
+        "scored": False,
+        "state": adapter(0.25),
+    }
     return TrainOrder(**{**values, **changes})
 
 
@@ -57,7 +65,7 @@ def train_reply(**changes):
 
 
 def score_order(**changes):
-    return ScoreOrder(**{"round": 1, "base": 0, "version": 1, "state": adapter(0.25), **changes})
+    return ScoreOrder(**{"lineage": "small-1", "round": 1, "base": 0, "version": 1, "state": adapter(0.25), **changes})
 
 
 def score_reply(**changes):

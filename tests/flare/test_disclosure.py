@@ -97,7 +97,9 @@ def test_a_repeated_round_that_trained_to_something_else_tells_nothing_new(site)
     assert all(torch.equal(first.state[key], other.state[key]) for key in KEYS)
 
 
-@pytest.mark.parametrize("other", [{"round": 2}, {"layers": [0, 1]}, {"state": adapter(0.26)}, {"scored": True}])
+@pytest.mark.parametrize(
+    "other", [{"round": 2}, {"lineage": "small-2"}, {"layers": [0, 1]}, {"state": adapter(0.26)}, {"scored": True}]
+)
 def test_any_other_order_gets_fresh_noise_and_is_counted(site, other):
     made = site()
     first = made.train()

@@ -31,8 +31,8 @@ def simulate(job, workspace, *, threads, environment=()):
     )
 
 
-def write(folder, sections, *, frames=None, saboteur=None):
-    """A job folder, with a recorder and a saboteur if wanted."""
+def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
+    """A job folder, with a recorder, a saboteur among the sites or an aggregator that is killed, if wanted."""
     write_job(folder, "small", sections)
     for role in ("server", "client"):
         file = folder / "app" / "config" / f"config_fed_{role}.json"
@@ -44,6 +44,10 @@ def write(folder, sections, *, frames=None, saboteur=None):
             executor = config["executors"][0]["executor"]
             executor["path"] = "recorder.Saboteur"
             executor["args"] |= saboteur
+        if mortal and role == "server":
+            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
+            aggregator["path"] = "recorder.MortalAggregator"
+            aggregator["args"] |= mortal
         file.write_text(json.dumps(config))
     return folder
 

@@ -9,6 +9,7 @@ import torch
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
+from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.training.learner import Learner
 
@@ -28,6 +29,21 @@ class Recorder(FLComponent):
             return send(connection, prefix, headers, payload)
 
         SfmConnection.send_frame = recorded
+
+
+class MortalAggregator(PIAAggregator):
+    """The server's process is killed while it integrates a round, once."""
+
+    def __init__(self, round: int, marker: str, **settings) -> None:
+        super().__init__(**settings)
+        self._round, self._marker, self._integrated = round, Path(marker), 0
+
+    def aggregate_model(self):
+        self._integrated += 1
+        if self._integrated == self._round and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate_model()
 
 
 class Saboteur(SiteExecutor):

@@ -116,7 +116,13 @@ def _entered(
 
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
     asked = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
-    facts = {"kind": kind, "round": order.round, **asked, "settings": dataclasses.asdict(settings)}
+    facts = {
+        "kind": kind,
+        "lineage": order.lineage,
+        "round": order.round,
+        **asked,
+        "settings": dataclasses.asdict(settings),
+    }
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for key in sorted(reference):
         tensor = reference[key].detach().cpu().contiguous()

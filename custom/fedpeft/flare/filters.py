@@ -13,7 +13,6 @@ them is told in the site's log, and nothing but that fact leaves.
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 from typing import Any
 
 from nvflare.apis.filter import Filter, FilterContextKey, FilterSource
@@ -25,19 +24,29 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.controller import HELLO, SCORE, TRAIN
 from fedpeft.flare.disclosure import disclose
 from fedpeft.flare.executor import PROBLEM
-from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.flare.messages import (
+    HELLO,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
 from fedpeft.flare.orders import FOLDER, Memory, Order
 from fedpeft.flare.outgoing import Reply, permitted, read, refusal
 from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.settings import build
 
 OFF = "off"
-BOOK = Path("fedpeft") / "book.jsonl"
+BOOK = "book.jsonl"
 BLOCKED = "its own filter blocked the reply; its log says what was in it."
 ORDER = "fedpeft.order"
 TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (TrainOrder, TrainReply)}
@@ -133,7 +142,7 @@ class AdapterOnly(Filter):
             reference,
             settings,
             folder=memory.folder,
-            book=Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / BOOK,
+            book=lineages_folder(fl_ctx) / BOOK,
             job=fl_ctx.get_job_id(),
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")

@@ -44,11 +44,12 @@ KNOWN = {
         "backbone",
         "family",
         "budget",
+        "finished",
         "problem",
         "state",
     },
     ScoreReply: {"round", "scores", "seconds", "problem"},
-    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "state"},
+    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "attempts", "state"},
 }
 
 
@@ -119,7 +120,8 @@ def _problem(reply: Reply, order: Order) -> FLModel:
         )
     number = 0 if isinstance(order.message, Hello) else order.message.round
     told = refusal(type(reply), number, reply.problem)
-    expected = {**told.meta[FIELDS], "seconds": getattr(reply, "seconds", None)}
+    free = {name: getattr(reply, name) for name in ("seconds", "attempts") if hasattr(reply, name)}
+    expected = {**told.meta[FIELDS], **free}
     for name, value in reply.to_model().meta[FIELDS].items():
         if value != expected[name]:
             raise FedpeftError(f"{name} of a reply that tells of a problem: it must be empty.")
@@ -145,6 +147,8 @@ def _introduction(reply: Introduction, order: Order, announced: Announced | None
         _tensors(reply.state, reply.schema, announced.dtypes if announced else own)
     if announced and (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
         raise FedpeftError("a second introduction with another schema or another number of training samples.")
+    if not 0 <= reply.finished <= order.message.finished:
+        raise FedpeftError(f"finished is {reply.finished}, the server named round {order.message.finished}.")
     sent = _copies(reply.state) if order.wants_initial else {}
     return dataclasses.replace(reply, state=sent).to_model(round=0)
 
@@ -172,6 +176,7 @@ def _training(reply: TrainReply, order: Order, announced: Announced, site: str) 
         scores=[float(score) for score in reply.scores],
         seconds=_seconds(reply),
         problem="",
+        attempts=reply.attempts,
         state=_copies(reply.state),
     )
     return sent.to_model(round=reply.round)

@@ -181,6 +181,10 @@ class Learner:
         self.body.train_only(None)
         return measure_budget(Network(self.backbone, self.head).train(), self.body.parameters(), batch)
 
+    def finished(self, most: int) -> int:
+        """The last round, up to `most`, of which the site has its own state; 0: none."""
+        return site_state.newest(self.folder, most=most)
+
     @property
     def unanswerable(self) -> int:
         """Test questions whose answer training never saw: they count as wrong, whatever the model says."""
