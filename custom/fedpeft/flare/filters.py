@@ -143,7 +143,6 @@ class AdapterOnly(Filter):
             settings,
             folder=memory.folder,
             book=lineages_folder(fl_ctx) / BOOK,
-            job=fl_ctx.get_job_id(),
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
         return disclosure.reply.to_model(round=order.message.round)
