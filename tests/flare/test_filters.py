@@ -230,7 +230,7 @@ def test_nothing_but_the_message_travels_with_a_reply(site, what, spoil, told):
 
 def test_a_problem_passes_and_brings_nothing_along(site):
     empty = {**_empty(TrainReply), "problem": "RuntimeError in its training code", "seconds": 3.0, "attempts": 2}
-    assert site.train(**empty) == train_reply(**{**empty, "seconds": 0.0, "attempts": 1})
+    assert site.train(**empty) == train_reply(**{**empty, "seconds": 0.0, "attempts": 2})
 
 
 def test_an_error_code_passes_without_content(site):

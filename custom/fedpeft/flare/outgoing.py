@@ -32,6 +32,7 @@ from fedpeft.flare.messages import (
 )
 from fedpeft.flare.orders import Announced, Order
 from fedpeft.training.assignment import belongs, check_scores, layers_of
+from fedpeft.training.worker_trainer import ATTEMPTS
 
 PROBLEM_LENGTH = 600
 HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
@@ -122,8 +123,9 @@ def _problem(reply: Reply, order: Order) -> FLModel:
         )
     number = 0 if isinstance(order, Hello) else order.round
     told = refusal(type(reply), number, reply.problem)
-    free = {name: getattr(reply, name) for name in ("seconds", "attempts") if hasattr(reply, name)}
-    expected = {**told.meta[FIELDS], **free}
+    if isinstance(reply, TrainReply):
+        told.meta[FIELDS]["attempts"] = _attempts(reply)
+    expected = {**told.meta[FIELDS], "seconds": getattr(reply, "seconds", None)}
     for name, value in reply.to_model().meta[FIELDS].items():
         if value != expected[name]:
             raise FedpeftError(f"{name} of a reply that tells of a problem: it must be empty.")
@@ -214,6 +216,12 @@ def _counts(**counts: int) -> None:
     for name, value in counts.items():
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48:
             raise FedpeftError(f"{name} is {value!r:.40}, it must be a count.")
+
+
+def _attempts(reply: TrainReply) -> int:
+    if reply.attempts not in range(1, ATTEMPTS + 1):
+        raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {ATTEMPTS}.")
+    return reply.attempts
 
 
 def _seconds(reply: ScoreReply | TrainReply) -> float:
