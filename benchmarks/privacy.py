@@ -33,7 +33,7 @@ from fedpeft.training.learner import Learner, Update
 DELTA = 1e-5
 CLIP = 1.0
 SCORE_CLIP = 1.0
-NOISE = (0.001, 0.01, 0.1, 1.0)
+NOISE = (0.0003, 0.001, 0.003, 0.01, 1.0)
 TWO_LAYERS = ["schedule.solver=own", "schedule.score=lntk", "schedule.budget=2"]
 PLAIN = {"nothing leaves": ["method.aggregation=none"], "FedAvg": []}
 
@@ -118,7 +118,7 @@ def _mean(accuracies: Sequence[float | None]) -> str:
 
 
 def _order(label: str, privacy: PrivacySettings | None) -> tuple:
-    return (len(label) if privacy else 0, label, privacy.noise if privacy else 0.0)
+    return (label != "nothing leaves", label, privacy.noise if privacy else 0.0)
 
 
 def main() -> None:
