@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | report`."""
+"""The command line: `fedpeft simulate | jobs | data | verify | report`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,10 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     data.set_defaults(command=_data)
 
+    verify = commands.add_parser("verify", help="whether a run completed and its files are whole; its table")
+    verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
+    verify.set_defaults(command=_verify)
+
     report = commands.add_parser("report", help="tables, picture and page of a run")
     report.add_argument("run", type=Path, help="folder with history.json")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
@@ -97,6 +101,16 @@ def _data(chosen: argparse.Namespace) -> None:
     sites = [data.load(build(data.DataSettings, values, section="data")) for values in chosen_data]
     Console().print(census(sites))
     print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
+
+
+def _verify(chosen: argparse.Namespace) -> None:
+    from fedpeft.report import show
+    from fedpeft.verify import run_folder, verify
+
+    run = run_folder(chosen.run)
+    manifest = verify(run)
+    show(run, metrics=("overall", "open", "closed"))
+    print(f"complete {manifest['rounds']} rounds, {len(manifest['files'])} files\nresults  {run}")
 
 
 def _report(chosen: argparse.Namespace) -> None:
