@@ -50,5 +50,5 @@ def test_a_changed_file_is_named(download, tmp_path):
     copy = tmp_path / "run"
     shutil.copytree(run_folder(download), copy)
     (copy / "history.json").write_text("{}")
-    with pytest.raises(FedpeftError, match="history.json is missing or not what the server wrote"):
+    with pytest.raises(FedpeftError, match=r"history\.json is missing or not what the server wrote"):
         verify(copy)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.lighter.constants import ProvFileName
-from nvflare.lighter.entity import Participant, Project
+from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
 from fedpeft.errors import FedpeftError
@@ -87,29 +87,25 @@ class PolicyBuilder(Builder):
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policies of the server and of every site."""
-        server, sites = project.get_server(), project.get_clients()
-        self._restrict(server, ctx, limits=self._server_limits(len(sites)), filters=[])
-        for site in sites:
-            self._restrict(site, ctx, limits=_site_limits, filters=self._filters)
+        sites = project.get_clients()
+        for participant in (project.get_server(), *sites):
+            local = Path(ctx.get_local_dir(participant))
+            file = local / ProvFileName.RESOURCES_JSON_DEFAULT
+            settings = {**json.loads(file.read_text()), **resources()}
+            if participant in sites:
+                _keep_logs_at_the_site(settings)
+            else:
+                self._limit_the_server(settings, sites=len(sites))
+            write_json(file, settings)
+            write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
+            write_json(local / PRIVACY, privacy(self._filters if participant in sites else []))
+            (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
 
-    def _restrict(self, who: Participant, ctx: ProvisionContext, *, limits: Any, filters: list[dict[str, Any]]) -> None:
-        local = Path(ctx.get_local_dir(who))
-        file = local / ProvFileName.RESOURCES_JSON_DEFAULT
-        settings = {**json.loads(file.read_text()), **resources()}
-        limits(settings)
-        write_json(file, settings)
-        write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
-        write_json(local / PRIVACY, privacy(filters))
-        (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
-
-    def _server_limits(self, sites: int) -> Any:
-        def limit(settings: dict[str, Any]) -> None:
-            settings["servers"][0]["max_num_clients"] = sites
-            settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
-            _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
-            _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
-
-        return limit
+    def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
+        settings["servers"][0]["max_num_clients"] = sites
+        settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
+        _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
+        _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
 
 
 def privacy(filters: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -118,8 +114,8 @@ def privacy(filters: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {"scopes": [scope], "default_scope": SCOPE}
 
 
-def _site_limits(settings: dict[str, Any]) -> None:
-    # a site's log may name its files and records: it stays there
+def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:
+    # FLARE's default sends every job's error log to the server, and an error may name files and records
     settings["allow_log_streaming"] = False
     settings["components"] = [c for c in settings["components"] if c["id"] != "site_log_streamer"]
 
