@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Which method learns best on the embedded federation, with the same data, steps and seeds for all.
 
-    python benchmarks/learning.py                     # the table of the README: all methods, three seeds
+    python benchmarks/learning.py                     # every site trains all layers: all methods, three seeds
     python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
+    python benchmarks/learning.py --layers            # every site trains 4 of the 12 layers: F3OCUS and its peers
 
 Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`. The figures
 are means over the five sites' test splits after the last round. The data are procedural and the backbone tiny: the
@@ -28,6 +29,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from fedpeft import importance, scheduling
 from fedpeft.jobs import compose
 from fedpeft.seeds import derive
 from fedpeft.training.federate import federate
@@ -60,6 +62,20 @@ METHODS: dict[str, list[str]] = {
     "full": ["method.trains=all", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
+FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
+BY_LNTK = "4 layers, lntk alone"
+LAYERS: dict[str, list[str]] = {
+    **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names()},
+    "f3ocus, exact, with reply": [*FEW, "schedule.solver=exact", "schedule.scoring=with_reply"],
+    BY_LNTK: [*FEW, "schedule.solver=own"],
+    **{
+        f"4 layers, {score}": [*FEW, "schedule.solver=own", f"schedule.score={score}"]
+        for score in importance.names()
+        if score != "lntk"
+    },
+}
+KNOWN = METHODS | LAYERS
+BASELINES = ("classifier", "local", "fedavg", BY_LNTK)
 OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
     "classifier": ["training.learning_rate=3e-2"],
@@ -73,7 +89,7 @@ CORES = os.cpu_count() or 1
 
 def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """One method with one seed of data, initial values and order: accuracy by site, by round, and seconds."""
-    chosen = [*METHODS[method], *RATES.get(method, ADAPTERS), f"training.seed={seed}", f"data.seed={seed}"]
+    chosen = [*KNOWN[method], *RATES.get(method, ADAPTERS), f"training.seed={seed}", f"data.seed={seed}"]
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -126,7 +142,7 @@ def overall(result: dict[str, Any]) -> float:
     return 100 * statistics.fmean(site["overall"] for site in result["rounds"][-1].values())
 
 
-def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = ("classifier", "local", "fedavg")) -> Table:
+def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES) -> Table:
     """Mean and spread over seeds, and the paired difference to each baseline."""
     scores: dict[str, dict[int, float]] = {}
     for result in results:
@@ -135,7 +151,7 @@ def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = ("class
     present = [name for name in baselines if name in scores]
     for name in ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", "s a run"):
         table.add_column(name, justify="left" if name == "method" else "right")
-    for method in (m for m in METHODS if m in scores):
+    for method in (m for m in KNOWN if m in scores):
         mine = scores[method]
         cells = [f"{statistics.fmean(mine.values()):.1f}", spread(list(mine.values()))]
         for name in present:
@@ -153,14 +169,15 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=METHODS, help="default: all")
+    parser.add_argument("--methods", nargs="+", choices=KNOWN, metavar="METHOD", help="; ".join(KNOWN))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
+    parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, help="write all results as JSON")
     chosen = parser.parse_args()
-    methods = chosen.methods or (OWN if chosen.own else METHODS)
+    methods = chosen.methods or (OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS)
     overrides = [*(["method.initialisation=own"] if chosen.own else []), *chosen.set]
     console = Console(width=150)
     with ProcessPoolExecutor(chosen.processes) as pool:

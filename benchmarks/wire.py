@@ -70,7 +70,7 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     own, frames = cell("server", port)
 
     def hand_out(_):
-        order = TrainOrder(round=1, base=0, version=1, layers=None, scored=False, state=state)
+        order = TrainOrder(lineage="job-1", round=1, base=0, version=1, layers=None, scored=False, state=state)
         return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(order.to_model(round=1, rounds=5)))
 
     def take(request):

@@ -28,6 +28,7 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
+from fedpeft.privacy import PrivacySettings
 from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -41,6 +42,7 @@ SECTIONS: dict[str, type] = {
     "schedule": ScheduleSettings,
     "federation": FederationSettings,
     "flare": FlareSettings,
+    "privacy": PrivacySettings,
 }
 BY_ADAPTER = "[by adapter](methods.md#the-four-adapters)"
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}

@@ -6,6 +6,7 @@ import pytest
 
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
+from fedpeft.flare.policy import default_scope
 from fedpeft.jobs import compose, outdated, recipes, write_job
 from fedpeft.workspace import COMPONENTS, resources, seed
 
@@ -25,8 +26,9 @@ def test_jobs_carry_no_code(job):
     assert not list((ROOT / "jobs" / job).rglob("custom"))
 
 
-def test_the_allow_list_holds_the_components_of_the_jobs_and_nothing_else():
-    used = set()
+def test_the_allow_list_holds_the_components_of_jobs_and_sites_and_nothing_else():
+    scope = default_scope()["scopes"][0]
+    used = {entry["path"] for chain in ("task_data_filters", "task_result_filters") for entry in scope[chain]}
     for file in (ROOT / "jobs").rglob("config_fed_*.json"):
         text = json.loads(file.read_text())
         used |= {component["path"] for component in [*text["components"], *text.get("workflows", [])]}

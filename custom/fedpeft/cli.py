@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | verify | report`."""
+"""The command line: `fedpeft simulate | jobs | data | doctor | status | verify | report`."""
 
 from __future__ import annotations
 
@@ -53,6 +53,19 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     data.set_defaults(command=_data)
 
+    doctor = commands.add_parser("doctor", help="what keeps a job from running on this machine, and what to do")
+    doctor.add_argument("job", type=Path, nargs="?", help="job folder, e.g. jobs/fedpia_task1")
+    doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
+    doctor.add_argument("--site", metavar="NAME", help="look at one site of the job only (without a kit)")
+    doctor.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
+    doctor.set_defaults(command=_doctor)
+
+    status = commands.add_parser("status", help="how far a run is: rounds, accuracy, when it ends, who was left out")
+    status.add_argument("run", nargs="?", default="simulator_workspace", help="folder of a run, workspace, or job id")
+    status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
+    status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
+    status.set_defaults(command=_status)
+
     verify = commands.add_parser("verify", help="whether a run completed and its files are whole; its table")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
     verify.set_defaults(command=_verify)
@@ -101,6 +114,26 @@ def _data(chosen: argparse.Namespace) -> None:
     sites = [data.load(build(data.DataSettings, values, section="data")) for values in chosen_data]
     Console().print(census(sites))
     print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
+
+
+def _doctor(chosen: argparse.Namespace) -> None:
+    from fedpeft.doctor import open_case
+    from fedpeft.doctor.console import visit
+
+    visit(open_case(chosen.job, startup_kit=chosen.startup_kit, site=chosen.site, workspace=chosen.workspace))
+
+
+def _status(chosen: argparse.Namespace) -> None:
+    from fedpeft.status import follow, read_progress, run_folder
+
+    if chosen.startup_kit:
+        from fedpeft.flare.job_session import JobSession
+
+        with JobSession(chosen.startup_kit, chosen.run) as session:
+            follow(session.progress, until_end=chosen.follow)
+    else:
+        folder = run_folder(Path(chosen.run))
+        follow(lambda: read_progress(folder), until_end=chosen.follow)
 
 
 def _verify(chosen: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ from fedpeft.settings import at_least
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """Who takes part, how many must answer, and how long to wait.
+    """Who takes part, how many must answer, how long to wait, and where to go on.
 
     Args:
         sites: names of the sites, as in the job's deploy map.
@@ -21,6 +21,8 @@ class FederationSettings:
         hello_timeout: seconds for the handshake of round 0.
         round_timeout: seconds for one round at the slowest site, waiting for its turn included.
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
+        checkpoints: rounds that the server keeps on its disk, to resume from.
+        resume_from: `latest`, or a checkpoint's name: go on with the round after it; empty: start afresh.
     """
 
     sites: tuple[str, ...]
@@ -28,12 +30,14 @@ class FederationSettings:
     hello_timeout: int = 600
     round_timeout: int = 3600
     grace: int = 60
+    checkpoints: int = 3
+    resume_from: str = ""
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):
             raise FedpeftError(f"sites is {list(self.sites)}, it must name at least one site, each once.")
         at_least("quorum", self.quorum, 0)
-        for name in ("hello_timeout", "round_timeout", "grace"):
+        for name in ("hello_timeout", "round_timeout", "grace", "checkpoints"):
             at_least(name, getattr(self, name), 1)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")

@@ -16,6 +16,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, build, suggestion
 
 RECIPES = "jobs.yml"
+SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
 
 
@@ -185,7 +186,7 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
 
 def _parse_override(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
-    names = path.strip().split(".")
+    names = SHORT.get(path.strip(), path.strip()).split(".")
     if not equals or len(names) < 2 or not all(names):
         raise FedpeftError(f"--set {text!r} is not of the form section.name=value, e.g. method.adapter=compacter.")
     try:

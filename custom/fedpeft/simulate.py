@@ -22,12 +22,13 @@ from typing import Any
 import psutil
 
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
-from fedpeft.workspace import LOG_CONFIG, seed
+from fedpeft.workspace import LOG_CONFIG, PRIVACY, seed
 
 RUN = Path("simulate_job") / "fedpeft"
-MANIFEST = "manifest.json"
-DATA = "FEDPEFT_DATA"
+MANIFEST, HISTORY = "manifest.json", "history.json"
+DATA, STATE = "FEDPEFT_DATA", "FEDPEFT_STATE"
 SECONDS_TO_END = 60
 
 
@@ -51,6 +52,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
+        folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
@@ -87,28 +89,33 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> 
     environment = dict(os.environ)
     if DATA in environment:  # the simulator changes its working directory
         environment[DATA] = str(Path(environment[DATA]).resolve())
+    state = environment.get(STATE) or workspace.with_name(f"{workspace.name}_state")  # the workspace is wiped
+    environment[STATE] = str(Path(state).resolve())
     process = subprocess.Popen(command, start_new_session=True, env=environment)
-    ended_at = None
+    ended_at, family = None, set()
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         while process.poll() is None:
             time.sleep(0.2)
+            family |= _children(process)
             if ended_at is None and manifest.exists():
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
                 break
     finally:
-        _end(process)
+        _end(process, family | _children(process))
         signal.signal(signal.SIGTERM, previous)
     return process.returncode
 
 
-def _end(process: subprocess.Popen) -> None:
+def _children(process: subprocess.Popen) -> set[psutil.Process]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return set(psutil.Process(process.pid).children(recursive=True))
+    return set()
+
+
+def _end(process: subprocess.Popen, family: set[psutil.Process]) -> None:
     """Leave no process of the run behind: FLARE gives every site a session of its own, so they are ended one by one."""
-    try:
-        family = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        family = []
     for member in (process, *family):
         with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
             member.terminate()
@@ -125,7 +132,10 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     problems = [_read(workspace / site / RUN / "problem.json") for site in sites]
     told = [f"site {p['site']}: {p['problem']}" for p in problems if p]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
-    lines = [reason, *told, f"Finished rounds: {manifest.get('rounds', 0)}; logs and results are in {workspace}."]
+    rounds = len(_read(results / HISTORY).get("rounds", []))
+    lines = [reason, *told, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
+    if rounds:
+        lines.append("Go on where it stopped: the same command with --set resume_from=latest.")
     raise FedpeftError("\n".join(lines))
 
 

@@ -18,10 +18,12 @@ COMPONENTS = (
     "fedpeft.flare.aggregator.PIAAggregator",
     "fedpeft.flare.controller.FederationController",
     "fedpeft.flare.executor.SiteExecutor",
+    "fedpeft.flare.filters.AdapterOnly",
+    "fedpeft.flare.filters.RememberOrder",
     "fedpeft.flare.persistor.SafetensorsPersistor",
 )
 KEY = "class_allow_list"
-RESOURCES, LOG_CONFIG = "resources.json", "log_config.json"
+RESOURCES, LOG_CONFIG, PRIVACY = "resources.json", "log_config.json", "privacy.json"
 
 
 def resources() -> dict[str, Any]:
@@ -65,7 +67,8 @@ def seed(workspace: Path) -> None:
             workspace: the simulator would delete it.
     """
     local = workspace / "local"
-    if workspace.exists() and any(workspace.iterdir()) and not (local / RESOURCES).is_file():
+    known = any((local / name).is_file() for name in (RESOURCES, PRIVACY))
+    if workspace.exists() and any(workspace.iterdir()) and not known:
         raise FedpeftError(
             f"{workspace} is not empty and no simulator workspace, and the simulator deletes what is in its workspace: "
             f"name a new folder with -w."

@@ -3,26 +3,32 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft import data
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller, executor, handshake
-from fedpeft.flare.messages import METRICS, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply, check_reply
+from fedpeft.flare.validation import read_training
 from fedpeft.jobs import compose
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
 from fedpeft.training.learner import Learner
+from fedpeft.training.problem import Problem
 from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training.worker_process import WorkerProcess
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)
@@ -51,7 +57,7 @@ def agreement(**changes):
     handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
 
 
-ORDER = TrainOrder(round=2, base=0, version=0, layers=None, scored=False, state={})
+ORDER = TrainOrder(lineage="job-1", round=2, base=0, version=0, layers=None, scored=False, state={})
 
 
 def reply(state):
@@ -68,14 +74,18 @@ def manifest(folder, *rows):
     return data.load(data.DataSettings(dataset="manifest", root=folder, site="north"))
 
 
-def site_executor(here, sections):
-    """A site's executor and a context in which it is north."""
+def answered(here, task, order, sections):
+    """What the executor of site north answers to an order."""
     here.monkeypatch.setattr(executor, "run_folder", lambda fl_ctx: here.folder)
-    context = FLContext()
+    here.monkeypatch.setenv("FEDPEFT_STATE", str(here.folder))
+    context, signal = FLContext(), Signal()
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
-    return executor.SiteExecutor(
-        **{name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
-    ), context
+    chosen = {name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
+    site = executor.SiteExecutor(**chosen)
+    shareable = FLModelUtils.to_shareable(order.to_model(round=2))
+    answer = site.execute(task, shareable, context, signal)
+    site.handle_event(EventType.END_RUN, context)
+    return FLModelUtils.from_shareable(answer)
 
 
 @case("no such job")
@@ -134,9 +144,9 @@ def _(here):
 def _(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     sections = here.sections()
-    site, context = site_executor(here, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
-    answer = site._introduce(Hello(version=fedpeft.__version__).to_model(round=0), context)
-    _, problems = handshake.read({"north": answer.to_model()}, sites=["north"], timeout=300)
+    hello = Hello(version=fedpeft.__version__, lineage="job-1")
+    answer = answered(here, HELLO, hello, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
+    _, problems = handshake.read({"north": answer}, sites=["north"], timeout=300)
     return problems["north"]
 
 
@@ -193,23 +203,28 @@ def _(here):
     reply({"head.weight": torch.zeros(3)})
 
 
-@case("any other error")
-def _(here):
-    def fail(*_):
-        raise RuntimeError("a question")
+def trained(here):
+    reply = TrainReply.from_model(answered(here, TRAIN, ORDER, here.sections()))
+    check_reply(reply, site="north", round=2, schema=SCHEMA, samples=5)
 
-    here.monkeypatch.setattr(Learner, "train_round", fail)
-    sections = here.sections()
-    site, context = site_executor(here, {**sections, "data": {**sections["data"], "site": "slake"}})
-    answer = site._train(ORDER.to_model(round=2), context)
-    check_reply(answer, site="north", round=2, schema=SCHEMA, samples=5)
+
+@case("a site's training process dies, twice")
+def _(here):
+    here.monkeypatch.setattr(WorkerProcess, "tell", lambda process, *_: process.kill())
+    trained(here)
+
+
+@case("any other error, twice")
+def _(here):
+    problem = asdict(Problem.of(RuntimeError("a question")))
+    here.monkeypatch.setattr(WorkerProcess, "answer", lambda *_: ({"problem": problem}, {}))
+    trained(here)
 
 
 @case("a site's process is gone")
 def _(here):
-    server = controller.FederationController()
-    server._federation, server._method = FederationSettings(sites=("north",), round_timeout=1800), METHOD
-    return server._validate({}, {"north": ORDER}, {"north": introduction()})[1]["north"]
+    _, refused = read_training({}, {"north": ORDER}, {"north": introduction()}, exchanges=True, timeout=1800)
+    return refused["north"]
 
 
 @case("too few valid replies")

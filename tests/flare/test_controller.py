@@ -2,115 +2,16 @@
 """The server's rounds against sites that are functions, without FLARE's network."""
 
 import itertools
-import json
 from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, introduction, reply, scheduled, scores
 
-import fedpeft
 from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
-from fedpeft.flare.aggregator import PIAAggregator
-from fedpeft.flare.controller import HELLO, SCORE, FederationController
-from fedpeft.flare.messages import METRICS, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
-
-SITES = ["slake", "vqa-rad", "chest"]
-SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
-METHOD = {"aggregation": "fedavg"}
-
-
-def introduction(site, **changes):
-    values = {
-        "schema": SCHEMA,
-        "classes": 2,
-        "samples": {"train": 5, "validation": 1, "test": 2},
-        "dataset": "phantom",
-        "backbone": "tiny-vilt",
-        "family": "vilt",
-    }
-    return Introduction(version=fedpeft.__version__, **{**values, **changes})
-
-
-def reply(site, order, **changes):
-    value = float(SITES.index(site) + order.round)
-    state = {key: torch.full(shape, value) for key, shape in SCHEMA.items()}
-    values = {"metrics": dict.fromkeys(METRICS, 0.5), "scores": [], "seconds": 1.0, "problem": "", "state": state}
-    return TrainReply(round=order.round, samples=5, **{**values, **changes})
-
-
-def scores(site, order, **changes):
-    values = {"scores": [0.5, 0.3, 0.2], "seconds": 0.1, "problem": ""}
-    return ScoreReply(round=order.round, **{**values, **changes})
-
-
-class Harness(FederationController):
-    """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
-
-    def __init__(
-        self, introduce=introduction, train=reply, score=scores, *, quorum=0, rounds=2, method=METHOD, schedule=None
-    ):
-        super().__init__(
-            job="test",
-            federation={"sites": SITES, "quorum": quorum},
-            method=method,
-            training={"rounds": rounds},
-            schedule=schedule or {},
-        )
-        self.introduce, self.train, self.score = introduce, train, score
-        self.aggregator = PIAAggregator(method)
-        self.saved, self.panics, self.fl_ctx = [], [], None
-
-    def _ask(self, task, orders, *, timeout, needed):
-        answers = {}
-        for site, order in orders.items():
-            message = self._answer(task, site, order)
-            if message is not None:
-                answers[site] = message.to_model() if hasattr(message, "to_model") else message
-        return answers
-
-    def _answer(self, task, site, order):
-        if task == HELLO:
-            return self.introduce(site)
-        if task == SCORE:
-            return self.score(site, ScoreOrder.from_model(order))
-        return self.train(site, TrainOrder.from_model(order))
-
-    def get_component(self, component_id):
-        return self.aggregator
-
-    def save_model(self, model):
-        self.saved.append(model.params)
-
-    def panic(self, reason):
-        self.panics.append(reason)
-
-    def info(self, message):
-        pass
-
-    warning = info
-
-
-@pytest.fixture
-def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
-
-    def start(*args, **kwargs):
-        harness = Harness(*args, **kwargs)
-        harness.run()
-        history = tmp_path / "history.json"
-        return (
-            harness,
-            json.loads((tmp_path / "manifest.json").read_text()),
-            history.exists() and json.loads(history.read_text()),
-        )
-
-    return start
-
-
-def but(site, other, *, rounds=(1, 2)):
-    """All sites reply as they should, but for one in some rounds."""
-    return lambda name, order: other(name, order) if name == site and order.round in rounds else reply(name, order)
+from fedpeft.flare.controller import FederationController
+from fedpeft.flare.messages import METRICS, Introduction, TrainOrder
 
 
 def test_a_job_averages_records_and_completes(run):
@@ -219,21 +120,6 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
     assert told in manifest["reason"]
 
 
-LAYERS = {f"layer.{layer}.output.{name}.weight": [2, 2] for layer in range(3) for name in ("down", "up")}
-SCHEDULE = {"solver": "exact", "budget": 1}
-
-
-def scheduled(site, **changes):
-    """A site of three layers that may train one, and that says where it starts from if asked."""
-    state = {key: torch.zeros(shape) for key, shape in LAYERS.items()} if site == "slake" else {}
-    return introduction(site, schema=LAYERS, budget=1, state=state, **changes)
-
-
-def assigned(site, order, **changes):
-    state = {key: torch.ones(shape) for key, shape in LAYERS.items() if int(key.split(".")[1]) in order.layers}
-    return reply(site, order, **{"state": state, **changes})
-
-
 def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run):
     orders = []
 
@@ -339,7 +225,7 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     server.abort_signal = SimpleNamespace(triggered=False)
     cancelled = []
     monkeypatch.setattr(server, "cancel_all_tasks", lambda: cancelled.append(True))
-    order = TrainOrder(round=1, base=0, version=0, layers=None, scored=False, state={})
+    order = TrainOrder(lineage="job-1", round=1, base=0, version=0, layers=None, scored=False, state={})
 
     def answer(site, **changes):
         model = reply(site, order, **changes).to_model()

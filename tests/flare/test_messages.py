@@ -37,12 +37,18 @@ def reply(**changes) -> TrainReply:
     [
         Hello(version="1"),
         Introduction(version="1", schema=SCHEMA, classes=3, samples={"train": 5}),
-        ScoreOrder(round=2, base=1, version=2, state={"a": torch.ones(2)}),
+        ScoreOrder(lineage="job-1", round=2, base=1, version=2, state={"a": torch.ones(2)}),
         ScoreReply(round=2, scores=[0.25, 0.75], seconds=0.1, problem=""),
         TrainOrder(
-            round=2, base=1, version=2, layers=[0, 3], scored=True, state={"a": torch.ones(2, dtype=torch.bfloat16)}
+            lineage="job-1",
+            round=2,
+            base=1,
+            version=2,
+            layers=[0, 3],
+            scored=True,
+            state={"a": torch.ones(2, dtype=torch.bfloat16)},
         ),
-        TrainOrder(round=1, base=0, version=0, layers=None, scored=False, state={}),
+        TrainOrder(lineage="job-1", round=1, base=0, version=0, layers=None, scored=False, state={}),
         reply(),
     ],
 )

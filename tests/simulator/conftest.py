@@ -31,8 +31,8 @@ def simulate(job, workspace, *, threads, environment=()):
     )
 
 
-def write(folder, sections, *, frames=None, saboteur=None):
-    """A job folder, with a recorder and a saboteur if wanted."""
+def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
+    """A job folder, with a recorder, a saboteur among the sites or an aggregator that is killed, if wanted."""
     write_job(folder, "small", sections)
     for role in ("server", "client"):
         file = folder / "app" / "config" / f"config_fed_{role}.json"
@@ -44,6 +44,10 @@ def write(folder, sections, *, frames=None, saboteur=None):
             executor = config["executors"][0]["executor"]
             executor["path"] = "recorder.Saboteur"
             executor["args"] |= saboteur
+        if mortal and role == "server":
+            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
+            aggregator["path"] = "recorder.MortalAggregator"
+            aggregator["args"] |= mortal
         file.write_text(json.dumps(config))
     return folder
 
@@ -85,5 +89,34 @@ def sabotaged(tmp_path, sections):
         saboteur = {"deed": deed, "culprit": "vqa-rad", "round": 2}
         job = write(tmp_path / "job", two, saboteur=saboteur)
         return simulate(job, workspace_for_tests(tmp_path / "ws"), threads=2)
+
+    return run
+
+
+@pytest.fixture
+def filtered(tmp_path, sections):
+    """Function: run a job of two sites under a privacy.json."""
+
+    def run(policy, *overrides, threads=2, leak=None):
+        two = sections("federation.sites=[slake, vqa-rad]", *overrides)
+        frames = tmp_path / "frames"
+        frames.mkdir()
+        job = write(tmp_path / "job", two, frames=frames)
+        if leak:
+            file = job / "app" / "config" / "config_fed_client.json"
+            config = json.loads(file.read_text())
+            executor = config["executors"][0]["executor"]
+            executor["path"] = "leaker.Leaker"
+            executor["args"] |= leak
+            file.write_text(json.dumps(config))
+        workspace = workspace_for_tests(tmp_path / "ws")
+        (workspace / "local" / "privacy.json").write_text(json.dumps(policy))
+        allowed = workspace / "local" / "resources.json"
+        listed = json.loads(allowed.read_text())
+        listed["class_allow_list"].append("leaker.")
+        allowed.write_text(json.dumps(listed))
+        done = simulate(job, workspace, threads=threads)
+        done.frames = b"".join(file.read_bytes() for file in sorted(frames.glob("*.frames")))
+        return done
 
     return run

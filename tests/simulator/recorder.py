@@ -9,6 +9,7 @@ import torch
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
+from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.training.learner import Learner
 
@@ -30,6 +31,21 @@ class Recorder(FLComponent):
         SfmConnection.send_frame = recorded
 
 
+class MortalAggregator(PIAAggregator):
+    """The server's process is killed while it integrates a round, once."""
+
+    def __init__(self, round: int, marker: str, **settings) -> None:
+        super().__init__(**settings)
+        self._round, self._marker, self._integrated = round, Path(marker), 0
+
+    def aggregate_model(self):
+        self._integrated += 1
+        if self._integrated == self._round and not self._marker.exists():
+            self._marker.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().aggregate_model()
+
+
 class Saboteur(SiteExecutor):
     """One site does something wrong in one round."""
 
@@ -37,8 +53,8 @@ class Saboteur(SiteExecutor):
         super().__init__(**settings)
         original = Learner.train_round
 
-        def train_round(learner, number, received):
-            update = original(learner, number, received)
+        def train_round(learner, number, received, layers=None):
+            update = original(learner, number, received, layers)
             if learner.site == culprit and number == round:
                 DEEDS[deed](update.state)
             return update

@@ -5,38 +5,44 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import asdict
 from typing import Any
 
+from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
-from fedpeft.flare import handshake
+from fedpeft.flare import checkpoint, handshake
 from fedpeft.flare.aggregator import REPORT
+from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.distribution import Distribution
 from fedpeft.flare.messages import (
+    HELLO,
+    SCORE,
+    TRAIN,
     Hello,
     Introduction,
     ScoreOrder,
-    ScoreReply,
     TrainOrder,
     TrainReply,
-    check_reply,
     problem_of,
 )
+from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
 from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
+from fedpeft.flare.validation import read_scores, read_training
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training.aggregation import State
-from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, belongs, check_scores, layers_of
+from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, layers_of
 from fedpeft.training.export import export_adapter
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
-HELLO, SCORE, TRAIN = "hello", "score", "train"
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
 
@@ -74,6 +80,11 @@ class FederationController(ModelController):
         self._aggregator_id = aggregator_id
         self._lock = threading.Lock()
 
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Tell `nvflare job stats` how far the job is."""
+        super().handle_event(event_type, fl_ctx)
+        tell_progress(event_type, fl_ctx)
+
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
         record = Record(run_folder(self.fl_ctx), job=self._job)
@@ -83,8 +94,11 @@ class FederationController(ModelController):
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
             threading.Thread(target=_import_peft, daemon=True).start()
-            introductions = self._handshake(record)
-            state = self._rounds(record, introductions)
+            before = self._checkpoint()
+            self._lineage = before.lineage if before else checkpoint.new_lineage(self._job)
+            prune(lineages_folder(self.fl_ctx), self._lineage)
+            introductions = self._handshake(record, before)
+            state = self._rounds(record, introductions, before)
             if state and self._method.trains == "adapters":
                 family = next(iter(introductions.values())).family
                 export_adapter(record.folder / ADAPTER, state, self._method, family=family)
@@ -99,12 +113,33 @@ class FederationController(ModelController):
         for line in lines:
             self.info(line)
 
-    def _handshake(self, record: Record) -> dict[str, Introduction]:
+    def _checkpoint(self) -> Checkpoint | None:
+        """The checkpoint to go on from, if the job names one."""
+        if not self._federation.resume_from:
+            return None
+        found = checkpoint.find(lineages_folder(self.fl_ctx), self._federation.resume_from, job=self._job)
+        checkpoint.check_same(found, self._lasting)
+        if found.round >= self._training.rounds:
+            raise FedpeftError(f"{found.lineage} has finished all its {found.round} rounds: nothing is left to resume.")
+        return found
+
+    @property
+    def _lasting(self) -> dict[str, Any]:
+        """The settings that a resumed job must share with the one before."""
+        return {"method": asdict(self._method), "training": asdict(self._training), "schedule": asdict(self._schedule)}
+
+    def _handshake(self, record: Record, before: Checkpoint | None) -> dict[str, Introduction]:
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
         federation = self._federation
-        wanted = federation.sites[0] if self._schedule.active and self._method.exchanges else None
-        hellos = {site: Hello(version=fedpeft.__version__, initial=site == wanted) for site in federation.sites}
-        orders = {site: hello.to_model(round=0) for site, hello in hellos.items()}
+        finished = before.round if before else 0
+        fresh = self._schedule.active and self._method.exchanges and not before
+        wanted = federation.sites[0] if fresh else None
+        orders = {
+            site: Hello(
+                version=fedpeft.__version__, initial=site == wanted, lineage=self._lineage, finished=finished
+            ).to_model(round=0)
+            for site in federation.sites
+        }
         replies = self._ask(HELLO, orders, timeout=federation.hello_timeout, needed=len(orders))
         introductions, problems = handshake.read(replies, sites=federation.sites, timeout=federation.hello_timeout)
         handshake.check_agreement(introductions, version=fedpeft.__version__, method=self._method)
@@ -114,28 +149,35 @@ class FederationController(ModelController):
             raise FedpeftError(f"no site could say what the layers start from: {problems[wanted]}")
         for site, problem in problems.items():
             self.warning(f"site {site} does not take part: {problem}")
+        behind = {site: i.finished for site, i in introductions.items() if i.finished != finished}
+        for site, last in behind.items():
+            self.warning(
+                f"site {site} resumes after round {finished} with its own state of round {last}: its part differs from "
+                f"that of an uninterrupted job"
+            )
+        record.lineage(self._lineage, before, behind)
         record.begin(self._method, self._training, introductions, problems)
         return introductions
 
-    def _rounds(self, record: Record, introductions: dict[str, Introduction]) -> State:
-        """All rounds; the final global adapter, empty where nothing is exchanged."""
+    def _rounds(self, record: Record, introductions: dict[str, Introduction], before: Checkpoint | None) -> State:
+        """All rounds that are left; the final global adapter, empty where nothing is exchanged."""
         aggregator = self.get_component(self._aggregator_id)
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
         seed, rounds, schedule = self._training.seed, self._training.rounds, self._schedule
         first = introductions.get(self._federation.sites[0])
-        current = Distribution(first.state if first else {})
+        current = Distribution(before.state if before else first.state if first else {})
         if current.state:
             aggregator.start_from(current.state)
-        scores: dict[str, list[float]] = {}
-        for number in range(1, rounds + 1):
+        scores: dict[str, list[float]] = dict(before.scores) if before else {}
+        for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites = schedule.participants(number, list(introductions), seed=seed)
             needed = min(self._federation.needed, len(sites))
             assignment, rejected = None, {}
             if schedule.active:
                 due = [site for site in sites if schedule.scores_in(number) or site not in scores]
-                rejected = self._score(number, due, introductions, current, scores)
+                rejected = self._score(number, {site: introductions[site] for site in due}, current, scores)
                 sites = [site for site in sites if site not in rejected]
                 if len(sites) < needed:
                     raise FedpeftError(_shortage(f"scoring in round {number}", len(sites), needed, rejected))
@@ -147,24 +189,23 @@ class FederationController(ModelController):
                     seed=derive(seed, "schedule", number),
                 )
             orders = {site: self._order(number, site, current, assignment) for site in sites}
-            replies = self._ask(
-                TRAIN,
-                {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()},
-                timeout=self._federation.round_timeout,
-                needed=needed,
-            )
-            accepted, refused = self._validate(replies, orders, introductions)
+            timeout = self._federation.round_timeout
+            models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
+            replies = self._ask(TRAIN, models, timeout=timeout, needed=needed)
+            exchanges = self._method.exchanges
+            accepted, refused = read_training(replies, orders, introductions, exchanges=exchanges, timeout=timeout)
             rejected |= refused
             current.confirm({site: site in accepted for site in orders})
             if len(accepted) < needed:
                 raise FedpeftError(_shortage(f"round {number}", len(accepted), needed, rejected))
             scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
             report: dict[str, Any] = {}
-            if self._method.exchanges:
+            if exchanges:
                 state, report = self._integrate(aggregator, accepted)
                 self.save_model(FLModel(params=state))
                 current.update(state)
             record.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
+            self._keep(record, number, current.state if exchanges else {}, scores)
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(record.progress(number, rounds))
@@ -172,6 +213,7 @@ class FederationController(ModelController):
 
     def _order(self, number: int, site: str, current: Distribution, assignment: Assignment | None) -> TrainOrder:
         return TrainOrder(
+            lineage=self._lineage,
             round=number,
             base=current.base(site) if assignment else 0,
             version=current.version if assignment else 0,
@@ -183,31 +225,25 @@ class FederationController(ModelController):
     def _score(
         self,
         number: int,
-        sites: list[str],
-        introductions: dict[str, Introduction],
+        asked: dict[str, Introduction],
         current: Distribution,
         scores: dict[str, list[float]],
     ) -> dict[str, str]:
         """Fill in fresh scores; the reasons why some sites have none."""
         orders = {}
-        for site in sites:
-            payload = current.payload(site)
-            order = ScoreOrder(round=number, base=current.base(site), version=current.version, state=payload)
+        for site in asked:
+            order = ScoreOrder(
+                lineage=self._lineage,
+                round=number,
+                base=current.base(site),
+                version=current.version,
+                state=current.payload(site),
+            )
             orders[site] = order.to_model(round=number, rounds=self._training.rounds)
-        replies = self._ask(SCORE, orders, timeout=self._federation.round_timeout, needed=len(sites))
-        problems = {}
-        for site in sites:
-            try:
-                if site not in replies:
-                    raise FedpeftError(f"site {site} sent no scores in round {number}: look at its log.")
-                reply = ScoreReply.from_model(replies[site], sender=f"site {site}")
-                if reply.problem:
-                    raise FedpeftError(f"site {site} could not score round {number}: {reply.problem}")
-                check_scores(reply.scores, len(layers_of(introductions[site].schema)), site)
-                scores[site] = reply.scores
-            except FedpeftError as error:
-                problems[site] = str(error)
-        current.confirm({site: site not in problems for site in sites})
+        replies = self._ask(SCORE, orders, timeout=self._federation.round_timeout, needed=len(asked))
+        fresh, problems = read_scores(replies, asked, round=number)
+        scores |= fresh
+        current.confirm({site: site in fresh for site in asked})
         return problems
 
     def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int, needed: int) -> dict[str, FLModel]:
@@ -234,32 +270,18 @@ class FederationController(ModelController):
         with self._lock:
             return dict(replies)
 
-    def _validate(
-        self, replies: dict[str, FLModel], orders: dict[str, TrainOrder], introductions: dict[str, Introduction]
-    ) -> tuple[dict[str, TrainReply], dict[str, str]]:
-        """Replies that are what was announced and assigned, and the reasons why others are not."""
-        accepted, rejected = {}, {}
-        for site, order in orders.items():
-            try:
-                if site not in replies:
-                    raise FedpeftError(
-                        f"site {site} sent no usable reply in round {order.round}: look at its log, or raise "
-                        f"federation.round_timeout ({self._federation.round_timeout} s)."
-                    )
-                reply = TrainReply.from_model(replies[site], sender=f"site {site}")
-                announced = introductions[site].schema if self._method.exchanges else {}
-                check_reply(
-                    reply,
-                    site=site,
-                    round=order.round,
-                    schema={key: shape for key, shape in announced.items() if belongs(key, order.layers)},
-                    samples=introductions[site].samples["train"],
-                )
-                check_scores(reply.scores, len(layers_of(announced)) if order.scored else 0, site)
-                accepted[site] = reply
-            except FedpeftError as error:
-                rejected[site] = str(error)
-        return accepted, rejected
+    def _keep(self, record: Record, number: int, state: State, scores: dict[str, list[float]]) -> None:
+        """Write the checkpoint of a finished round."""
+        finished = Checkpoint(
+            job=self._job,
+            lineage=self._lineage,
+            round=number,
+            state=state,
+            scores=scores,
+            settings=self._lasting,
+            history=record.history,
+        )
+        checkpoint.save(state_folder(self.fl_ctx, self._lineage), finished, keep=self._federation.checkpoints)
 
     def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()

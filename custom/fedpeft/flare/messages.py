@@ -19,7 +19,9 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from fedpeft import backbones, data
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import fits
+from fedpeft.training.worker_trainer import ATTEMPTS
 
+HELLO, SCORE, TRAIN = "hello", "score", "train"
 FIELDS = "fedpeft"
 ACCURACIES = ("overall", "open", "closed")
 METRICS = (*ACCURACIES, "loss", "loss_first")
@@ -64,10 +66,19 @@ class _Message:
 
 @dataclass(frozen=True, kw_only=True)
 class Hello(_Message):
-    """Server to site, round 0: who I am, and whether I want the adapter that this site starts from."""
+    """Server to site, round 0: who I am.
+
+    Args:
+        version: the server's fedpeft version.
+        initial: whether the site shall send the adapter that it starts from.
+        lineage: name of this job and of those that resume it; a site's state lies under it.
+        finished: rounds that are finished already, in a job that is resumed.
+    """
 
     version: str
     initial: bool = False
+    lineage: str = ""
+    finished: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +94,7 @@ class Introduction(_Message):
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
         budget: how many transformer layers the site can train in a round.
+        finished: the last round, up to the one that the server named, of which the site has its own state.
         problem: why the site cannot take part, free of the site's data; empty when it can.
         state: the adapter that the site starts from, where the server asked for it.
     """
@@ -96,6 +108,7 @@ class Introduction(_Message):
     backbone: str = ""
     family: str = ""
     budget: int = 0
+    finished: int = 0
     problem: str = ""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
@@ -105,6 +118,7 @@ class ScoreOrder(_Message):
     """Server to site: score the layers of the global adapter.
 
     Args:
+        lineage: as in `Hello`.
         round: the round that the scores are for.
         base: the version of the global adapter that the site has on disk and `state` completes; 0: `state` is whole.
         version: the version that results; 0: it need not be kept.
@@ -112,6 +126,7 @@ class ScoreOrder(_Message):
     """
 
     carries_state: ClassVar[bool] = True
+    lineage: str
     round: int
     base: int
     version: int
@@ -133,6 +148,7 @@ class TrainOrder(_Message):
     """Server to site: train this round, from this global adapter.
 
     Args:
+        lineage: as in `Hello`.
         round: counted from 1.
         base, version: as in `ScoreOrder`.
         layers: the transformer layers to train and send; None: all.
@@ -141,6 +157,7 @@ class TrainOrder(_Message):
     """
 
     carries_state: ClassVar[bool] = True
+    lineage: str
     round: int
     base: int
     version: int
@@ -160,6 +177,7 @@ class TrainReply(_Message):
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem: why the round failed here, free of the site's data; empty when it did not.
+        attempts: how often the site began the round; more than once where its training process was lost.
     """
 
     carries_state: ClassVar[bool] = True
@@ -169,6 +187,7 @@ class TrainReply(_Message):
     scores: list[float]
     seconds: float
     problem: str
+    attempts: int = 1
     state: dict[str, torch.Tensor]
 
 
@@ -209,6 +228,8 @@ def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, sam
         raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
     if not (math.isfinite(reply.seconds) and reply.seconds >= 0):
         raise FedpeftError(f"site {site} reports {reply.seconds} seconds of work: it must be a finite number.")
+    if not 1 <= reply.attempts <= ATTEMPTS:
+        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
     _check_metrics(reply.metrics, site)
     check_state(reply.state, site=site, schema=schema)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ from nvflare.lighter.spec import Builder, ProvisionContext
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.settings import at_least
-from fedpeft.workspace import resources
-
-PRIVACY = "privacy.json"
-SCOPE = "fedpeft"
-RESULT_FILTERS: tuple[dict[str, Any], ...] = ()
+from fedpeft.flare.policy import default_scope
+from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.settings import at_least, build
+from fedpeft.workspace import PRIVACY, resources
 
 _NO_CODE = {"byoc": "none", "server-predeployed-flwr": "none"}
 AUTHORIZATION = {
@@ -71,19 +68,15 @@ class PolicyBuilder(Builder):
         storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
             all servers of a machine and gone after a restart.
         max_jobs: jobs that run at the same time.
-        result_filters: FLARE filters, as `{"path": class, "args": {}}`, through which every reply of a site goes.
+        privacy: every site's `PrivacySettings`; None: what leaves a site is checked, and neither clipped nor noised.
     """
 
-    def __init__(
-        self,
-        storage: str,
-        max_jobs: int = 1,
-        result_filters: Sequence[dict[str, Any]] = RESULT_FILTERS,
-    ) -> None:
+    def __init__(self, storage: str, max_jobs: int = 1, privacy: dict[str, Any] | None = None) -> None:
         if not Path(storage).is_absolute():
             raise FedpeftError(f"storage is {storage!r}, it must be an absolute path on the server's machine.")
         at_least("max_jobs", max_jobs, 1)
-        self._storage, self._max_jobs, self._filters = Path(storage), max_jobs, list(result_filters)
+        self._storage, self._max_jobs = Path(storage), max_jobs
+        self._scope = default_scope(build(PrivacySettings, privacy, section="privacy") if privacy else None)
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policies of the server and of every site."""
@@ -98,7 +91,7 @@ class PolicyBuilder(Builder):
                 self._limit_the_server(settings, sites=len(sites))
             write_json(file, settings)
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
-            write_json(local / PRIVACY, privacy(self._filters if participant in sites else []))
+            write_json(local / PRIVACY, self._scope)
             (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
 
     def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
@@ -106,12 +99,6 @@ class PolicyBuilder(Builder):
         settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
         _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
-
-
-def privacy(filters: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """A `privacy.json` with one scope: a job that names another is refused, one that names none gets this one."""
-    scope = {"name": SCOPE, "properties": {}, "task_data_filters": [], "task_result_filters": list(filters)}
-    return {"scopes": [scope], "default_scope": SCOPE}
 
 
 def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.files import write_json
+from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
+from fedpeft.report.tensorboard import Board
 from fedpeft.training.assignment import Assignment
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -29,6 +31,7 @@ class Record:
         self._began = time.time()
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
+        self._board = Board(folder)
 
     def begin(
         self,
@@ -52,6 +55,25 @@ class Record:
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
             for site, i in introductions.items()
         } | {site: {"problem": problem} for site, problem in problems.items()}
+        write_json(self.folder / HISTORY, self._history)
+
+    def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
+        """Note where the job can be resumed from, and take over the rounds of the one that it resumes.
+
+        Args:
+            name: the lineage.
+            before: the checkpoint that this job goes on from.
+            behind: by site, the round of its own state where that is not the checkpoint's.
+        """
+        self._manifest["lineage"] = name
+        if before:
+            self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
+            self._history["rounds"] = list(before.history["rounds"])
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """What history.json holds."""
+        return self._history
 
     def add_round(
         self,
@@ -65,9 +87,17 @@ class Record:
     ) -> None:
         """Append one round to history.json."""
         sites = {
-            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds}
+            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds, "attempts": reply.attempts}
             for site, reply in accepted.items()
         }
+        faults = {
+            site: f"its training was begun {reply.attempts} times; its own log says why"
+            for site, reply in accepted.items()
+            if reply.attempts > 1
+        } | dict(rejected)
+        self._manifest.setdefault("faults", []).extend(
+            {"site": site, "round": number, "what": what} for site, what in faults.items()
+        )
         self._history["rounds"].append(
             {
                 "round": number,
@@ -80,6 +110,7 @@ class Record:
             }
         )
         write_json(self.folder / HISTORY, self._history)
+        self._board.update(self._history["rounds"])
 
     def progress(self, number: int, rounds: int) -> str:
         """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""

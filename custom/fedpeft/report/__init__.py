@@ -20,13 +20,14 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
-        and ``schedule`` (schedule.png) where some round has a schedule.
+        and ``schedule`` (schedule.png) and ``fronts`` (fronts.png) where some round has a schedule.
 
     Raises:
         HistoryError: the history is missing, broken or incomplete; nothing is written then.
         FedpeftError: the folder cannot be written.
     """
     from fedpeft.errors import FedpeftError
+    from fedpeft.report.front_plot import fronts_figure
     from fedpeft.report.history import read
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page
@@ -36,17 +37,20 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
 
     history = read(source)
     picture, dark_picture = (png(convergence(history, dark=dark), history) for dark in (False, True))
-    schedule = None
+    schedule = fronts = None
     if history.scheduled:
-        schedule = tuple(png(schedule_figure(history, dark=dark), history) for dark in (False, True))
+        schedule, fronts = (
+            tuple(png(draw(history, dark=dark), history) for dark in (False, True))
+            for draw in (schedule_figure, fronts_figure)
+        )
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
         "picture": ("convergence.png", picture),
-        "page": ("report.html", page(history, picture, dark_picture, schedule).encode()),
+        "page": ("report.html", page(history, picture, dark_picture, schedule, fronts).encode()),
     }
-    if schedule:
-        contents["schedule"] = ("schedule.png", schedule[0])
+    if history.scheduled:
+        contents |= {"schedule": ("schedule.png", schedule[0]), "fronts": ("fronts.png", fronts[0])}
     folder = Path(out_dir)
     written = {}
     try:

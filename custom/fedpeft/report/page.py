@@ -16,7 +16,13 @@ from fedpeft.report.wording import TITLES, caption, note, percent, rejections
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def page(history: History, picture: bytes, dark_picture: bytes, schedule: tuple[bytes, bytes] | None = None) -> str:
+def page(
+    history: History,
+    picture: bytes,
+    dark_picture: bytes,
+    schedule: tuple[bytes, bytes] | None = None,
+    fronts: tuple[bytes, bytes] | None = None,
+) -> str:
     """The page's HTML; the same history and pictures give the same text.
 
     Args:
@@ -24,6 +30,7 @@ def page(history: History, picture: bytes, dark_picture: bytes, schedule: tuple[
         picture: the convergence picture as PNG, for light pages and print.
         dark_picture: the same for dark pages.
         schedule: the schedule picture, light and dark, where some round has a schedule.
+        fronts: the picture of the solvers' fronts, light and dark, likewise.
     """
     first, *others = all_tables(history)
     told = note(history)
@@ -53,6 +60,7 @@ def page(history: History, picture: bytes, dark_picture: bytes, schedule: tuple[
 {_picture(history, picture, dark_picture, _curves(history))}
 </section>
 {_schedule_section(history, schedule) if schedule else ""}
+{_fronts_section(history, fronts) if fronts else ""}
 <section>
 <h2>{escape(first.title)}</h2>
 {_table(first, caption(history))}
@@ -94,6 +102,16 @@ def _schedule_section(history: History, pictures: tuple[bytes, bytes]) -> str:
         f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
     )
     return f"<section>\n<h2>Layer schedule</h2>\n{_picture(history, *pictures, described)}\n</section>"
+
+
+def _fronts_section(history: History, pictures: tuple[bytes, bytes]) -> str:
+    described = (
+        f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each beside "
+        "the exact front, and the assignment that was chosen."
+    )
+    return (
+        f"<section>\n<h2>What the schedule was chosen from</h2>\n{_picture(history, *pictures, described)}\n</section>"
+    )
 
 
 def _picture(history: History, picture: bytes, dark_picture: bytes, described: str) -> str:

@@ -36,8 +36,8 @@ class ScheduleSettings:
         every: a fresh score task in every n-th round; in between the last scores hold.
         score_samples: training samples that a site scores on.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
-        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`.
-        site_budgets: by site, a budget that replaces the others.
+        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head.
+        site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
         weight_importance: of the importance when one point of the front is chosen.
         weight_diversity: of the spread over layers (minus the variance of their use).
         clients_per_round: m sites drawn for each round; 0: all.
@@ -76,14 +76,14 @@ class ScheduleSettings:
         """Whether sites train only some layers."""
         return self.solver != ALL
 
-    def budget_of(self, site: str, *, seed: int) -> int:
-        """The layers a site may train; 0 where its memory decides."""
+    def budget_of(self, site: str, *, seed: int) -> int | None:
+        """The layers a site may train; None where its memory decides."""
         if site in self.site_budgets:
             return self.site_budgets[site]
         if self.budget_range:
             low, high = self.budget_range
             return int(np.random.default_rng(derive(seed, "budget", site)).integers(low, high + 1))
-        return self.budget
+        return self.budget or None
 
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
         """The m sites of a round, drawn from the seed; all of them where none is set."""

@@ -174,11 +174,16 @@ class Learner:
         """How many layers this site trains at most: the job's word, or what its memory holds."""
         if not self.schedule.active:
             return len(layers_of(self.body.parameters()))
-        if budget := self.schedule.budget_of(self.site, seed=self.training.seed):
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        if budget is not None:
             return budget
         batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
         self.body.train_only(None)
         return measure_budget(Network(self.backbone, self.head).train(), self.body.parameters(), batch)
+
+    def finished(self, most: int) -> int:
+        """The last round, up to `most`, of which the site has its own state; 0: none."""
+        return site_state.newest(self.folder, most=most)
 
     @property
     def unanswerable(self) -> int:

@@ -59,13 +59,18 @@ def save(folder: Path, state: SiteState) -> Path:
     return final
 
 
+def newest(folder: Path, *, most: int) -> int:
+    """The last round, up to `most`, whose state is complete; 0: none."""
+    return max((number for path in _rounds(folder) if (number := _number(path)) <= most), default=0)
+
+
 def load_before(folder: Path, round: int) -> SiteState | None:
     """The newest complete state older than `round`, or None: a round that is repeated starts where it first started.
 
     Raises:
         LocalError: that state cannot be read.
     """
-    older = [path for path in _rounds(folder) if int(path.name.removeprefix("round-")) < round]
+    older = [path for path in _rounds(folder) if _number(path) < round]
     if not older:
         return None
     newest = older[-1]
@@ -81,3 +86,7 @@ def load_before(folder: Path, round: int) -> SiteState | None:
 
 def _rounds(folder: Path) -> list[Path]:
     return sorted(folder.glob("round-*"))
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))

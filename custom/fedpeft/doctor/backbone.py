@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The backbone's files: in a folder, in the package, or in the hub's cache on this machine."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones.vilt import HUB_NAME, TINY_FOLDER
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.settings import build
+
+CONFIG, WEIGHTS = "config.json", ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+TOKENIZER = ("tokenizer.json", "vocab.txt")
+USUAL = {"tiny-vilt": str(TINY_FOLDER), "vilt": HUB_NAME}
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Whether the job's backbone could be loaded without a network."""
+    if not case.sites:
+        return
+    settings = build(BackboneSettings, case.job.sections["backbone"], section="backbone")
+    if source := settings.source or USUAL.get(settings.name):
+        yield folder(Path(source)) if Path(source).is_dir() else cached(source)
+
+
+def folder(path: Path) -> Finding:
+    """A local folder in the hub's layout."""
+    missing = [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not any((path / k).is_file() for k in kinds)]
+    if missing:
+        return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
+    try:
+        kind = json.loads((path / CONFIG).read_text())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
+    size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+    return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
+
+
+def cached(name: str) -> Finding:
+    """A name of the hub: its files in the cache, or else a network."""
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    def there(files: tuple[str, ...]) -> bool:
+        return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+
+    try:
+        missing = [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not there(kinds)]
+    except HFValidationError:
+        return failed(f"backbone.source is {name!r}, neither a folder here nor a hub name: correct it.")
+    if not missing:
+        return passed(f"{name} is in the hub's cache ({constants.HF_HUB_CACHE}).")
+    remedy = f"download it once where there is a network (hf download {name}) and give that folder as backbone.source"
+    if constants.HF_HUB_OFFLINE:
+        return failed(f"{name} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: {remedy}.")
+    return warned(f"{name} is not in the hub's cache, so that the job begins with a download: or {remedy}.")

@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A doctor's visit on the terminal: a line for each finding, as soon as it is made."""
+
+from __future__ import annotations
+
+from collections import Counter
+from contextlib import AbstractContextManager
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import FAIL, PASS, WARN, Finding
+from fedpeft.doctor.registry import examine
+from fedpeft.errors import FedpeftError
+
+STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
+WIDTH = 10
+
+
+def visit(case: Case, *, console: Console | None = None) -> None:
+    """Print every finding.
+
+    Raises:
+        FedpeftError: a check failed.
+    """
+    console = console or Console()
+    counts: Counter[str] = Counter()
+    for group, finding in examine(case, during=lambda name: _busy(console, name)):
+        counts[finding.verdict] += 1
+        _print(console, group, finding)
+    if case.job is None:
+        console.print(Text("Name a job's folder to look at its data, backbone and memory too."), soft_wrap=True)
+    console.print(Text(f"{counts[PASS]} passed, {counts[WARN]} warnings, {counts[FAIL]} failed"), soft_wrap=True)
+    if counts[FAIL]:
+        raise FedpeftError(
+            f"{counts[FAIL]} of {counts.total()} checks failed: do what they say, then run doctor again."
+        )
+
+
+def _busy(console: Console, name: str) -> AbstractContextManager:
+    return console.status(f"looking at {name}")
+
+
+def _print(console: Console, group: str, finding: Finding) -> None:
+    verdict = Text(finding.verdict, style=STYLES[finding.verdict])
+    if not console.is_terminal:
+        console.print(Text(f"{finding.verdict}  {group:{WIDTH}}  {finding.sentence}"), soft_wrap=True)
+        return
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(width=4)
+    grid.add_column(width=WIDTH)
+    grid.add_column(overflow="fold")
+    # sentences hold names from outside: as Text they are printed, never read as rich markup
+    grid.add_row(verdict, Text(group), Text(finding.sentence))
+    console.print(grid)

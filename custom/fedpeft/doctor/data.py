@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The data of the sites that train here: found, readable, how many. Only numbers are printed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from fedpeft import data
+from fedpeft.data.folders import VARIABLE
+from fedpeft.data.images import open_image
+from fedpeft.data.schema import SiteData
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_data
+from fedpeft.settings import build
+
+OPENED = 12
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Counts of every site, and some images decoded."""
+    folder = os.environ.get(VARIABLE, "")
+    if case.kit and case.sites and folder and not Path(folder).is_absolute():
+        yield warned(
+            f"{VARIABLE} is {folder!r}, and FLARE runs elsewhere: give the whole path when you start the site."
+        )
+    for site in case.sites:
+        try:
+            loaded = data.load(build(data.DataSettings, site_data(case.job.sections["data"], site), section="data"))
+            opened = _open_some(loaded)
+        except FedpeftError as error:
+            yield failed(f"site {site}: {error}")
+            continue
+        answers = data.AnswerVocabulary.from_examples(loaded.train)
+        counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
+        yield passed(
+            f"site {site}: {counts}; {len(answers)} answers, {answers.unseen(loaded.test)} test questions with none of "
+            f"them; {opened}."
+        )
+
+
+def _open_some(loaded: SiteData) -> str:
+    """Decode images that are spread evenly over all splits."""
+    images = {e.image_id: e.image for examples in loaded.splits().values() for e in examples}
+    files = [image for image in images.values() if isinstance(image, str | Path)]
+    if not files:
+        return f"{len(images)} images drawn by program"
+    chosen = files[:: max(1, len(files) // OPENED)]
+    for file in chosen:
+        open_image(file)
+    return f"{len(chosen)} of {len(images)} images opened"

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What one site of a job needs: memory for a training step, and disk for what it keeps between rounds.
+
+On CUDA one step is made with the job's whole batch, and the allocator's peak is read. Without a GPU two steps are made,
+with one and with two examples; what backpropagation keeps is read from autograd and extrapolated to the job's batch.
+Images are square, questions as long as they may be.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor, nn
+
+from fedpeft import backbones
+from fedpeft.errors import FedpeftError
+from fedpeft.importance.memory_budget import layer_memory
+from fedpeft.importance.settings import MemorySettings
+from fedpeft.settings import build
+from fedpeft.training.body import build_body
+from fedpeft.training.heads import build_head
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
+ROUNDS_KEPT, OPTIMIZER_TENSORS = 2, 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """Bytes, and how they were found.
+
+    Args:
+        process: a site's process with libraries and backbone, in main memory.
+        weights: backbone and what is trained, on the device.
+        step: what a training step needs beyond that, on the device.
+        state: what the site keeps on disk.
+        device: that trains.
+        method: in words, how `step` was found.
+    """
+
+    process: int
+    weights: int
+    step: int
+    state: int
+    device: str
+    method: str
+
+
+class _Whole(nn.Module):
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        return self.head(self.backbone(**inputs))
+
+
+def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
+    """Build a site's network and measure it.
+
+    Args:
+        sections: of the job.
+        site: whose adapter settings apply.
+
+    Raises:
+        FedpeftError: the backbone cannot be loaded, a setting is wrong, or a step does not fit on the GPU.
+    """
+    settings = build(backbones.BackboneSettings, sections["backbone"], section="backbone")
+    training = build(TrainingSettings, sections["training"], section="training")
+    method = build(MethodSettings, sections["method"], section="method")
+    device = _device(training.device)
+    backbone = backbones.build(settings)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
+        body = build_body(backbone, method, site=site, seed=0)
+    head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
+    network = _Whole(backbone, head).to(device)
+    trained = [*body.parameters().values(), *head.parameters()]
+    size = settings.image_size or backbone.model.config.image_size
+
+    def step(examples: int) -> float:
+        image = np.zeros((size, size, 3), dtype=np.uint8)
+        inputs = backbone.collate([image] * examples, ["word " * settings.text_length] * examples)
+        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        memory = MemorySettings(optimizer_tensors=OPTIMIZER_TENSORS)
+        fixed, costs = layer_memory(network, {0: trained}, inputs, _loss, model=network, settings=memory)
+        return fixed + float(costs.sum())
+
+    try:
+        if device.type == "cuda":
+            needed, how = step(training.batch_size), f"measured with a batch of {training.batch_size}"
+        else:
+            one, two = step(1), step(2)
+            needed = one + (training.batch_size - 1) * (two - one)
+            how = f"extrapolated from batches of 1 and 2 to {training.batch_size}"
+    except torch.OutOfMemoryError as error:
+        raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
+    kept = sum(p.numel() * p.element_size() for p in trained)
+    return Footprint(
+        process=psutil.Process().memory_info().rss,
+        weights=sum(p.numel() * p.element_size() for p in network.parameters()),
+        step=round(needed),
+        state=kept * (1 + OPTIMIZER_TENSORS) * ROUNDS_KEPT,
+        device=str(device),
+        method=how,
+    )
+
+
+def _device(wanted: str) -> torch.device:
+    cuda = torch.cuda.is_available()
+    if wanted.startswith("cuda") and not cuda:
+        raise FedpeftError(
+            f"training.device is {wanted!r}, torch {torch.__version__} sees no GPU: install its CUDA build."
+        )
+    return torch.device(("cuda" if cuda else "cpu") if wanted == "auto" else wanted)
+
+
+def _loss(logits: Tensor, batch: Any) -> Tensor:
+    return logits.logsumexp(dim=-1)

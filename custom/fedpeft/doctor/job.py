@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The job's folder: JSON only, and the same settings for server and sites."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.doctor.finding import Finding, failed, passed
+from fedpeft.doctor.kit import SITE, read_object
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import SECTIONS, FlareSettings
+from fedpeft.jobs import check as check_sections
+from fedpeft.settings import suggestion
+
+if TYPE_CHECKING:
+    from fedpeft.doctor.case import Case
+
+CONTROLLER = "fedpeft.flare.controller.FederationController"
+EXECUTOR = "fedpeft.flare.executor.SiteExecutor"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A job folder as FLARE will read it.
+
+    Args:
+        folder: where it lies.
+        server: arguments of the controller, by section.
+        client: arguments of the executor, by section.
+        flare: FLARE's own intervals and timeouts.
+        classes: every class that the job loads.
+    """
+
+    folder: Path
+    server: Mapping[str, Any]
+    client: Mapping[str, Any]
+    flare: Mapping[str, Any]
+    classes: tuple[str, ...]
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """All sections; of those that both sides have, the site's."""
+        both = {**self.server, **self.client, "flare": self.flare}
+        return {name: both[name] for name in SECTIONS if name in both}
+
+    @property
+    def sites(self) -> tuple[str, ...]:
+        """The sites that take part."""
+        return tuple((self.server.get("federation") or {}).get("sites", ()))
+
+
+def read_job(folder: Path) -> Job:
+    """Read a job folder.
+
+    Raises:
+        FedpeftError: it is no job folder, its JSON is damaged, or the job is not one of fedpeft's.
+    """
+    if not (folder / "meta.json").is_file():
+        raise FedpeftError(f"{folder} is no FLARE job folder, it has no meta.json: name one of jobs/.")
+    server = read_object(folder / "app" / "config" / "config_fed_server.json")
+    client = read_object(folder / "app" / "config" / "config_fed_client.json")
+    try:
+        flare = {"task_request_interval": server["server"]["task_request_interval"]}
+        flare |= {field.name: server[field.name] for field in fields(FlareSettings) if field.name in server}
+        return Job(
+            folder=folder,
+            server=_arguments(server["workflows"], CONTROLLER),
+            client=_arguments([entry["executor"] for entry in client["executors"]], EXECUTOR),
+            flare=flare,
+            classes=tuple(sorted({*_paths(server), *_paths(client)})),
+        )
+    except (KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise FedpeftError(f"{folder} is no job of fedpeft ({error!r}): write it anew with `fedpeft jobs`.") from error
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Settings, agreement of both sides, no code, and whether the kit's site takes part."""
+    if case.job is None:
+        return
+    job = case.job
+    check_sections(job.sections)
+    rounds = job.client["training"]["rounds"]
+    yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {rounds} rounds.")
+    shared = [name for name in SECTIONS if name in job.server and name in job.client]
+    differing = [name for name in shared if job.server[name] != job.client[name]]
+    if differing:
+        yield failed(f"{differing[0]} differs between server and sites: write the job anew with `fedpeft jobs`.")
+    if (job.folder / "app" / "custom").exists():
+        yield failed(f"{job.folder / 'app' / 'custom'} holds code, which sites refuse: remove it.")
+    if case.kit and case.kit.role == SITE and case.kit.name not in job.sites:
+        yield failed(f"site {case.kit.name} is not in federation.sites: {suggestion(case.kit.name, job.sites)}.")
+
+
+def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:
+    return next(component["args"] for component in components if component["path"] == path)
+
+
+def _paths(value: Any) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        if isinstance(value.get("path"), str):
+            yield value["path"]
+        for inner in value.values():
+            yield from _paths(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _paths(inner)

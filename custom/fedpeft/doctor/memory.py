@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Main memory and GPU of this machine against a training step of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.doctor.footprint import Footprint
+
+GB = 10**9
+CUDA_CONTEXT = GB // 2
+CONTAINER = Path("/sys/fs/cgroup")
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """One site's footprint, and that of all sites that train here at once."""
+    if not case.sites:
+        return
+    one, count = case.footprint, len(case.sites)
+    on_gpu = one.device.startswith("cuda")
+    yield passed(f"training runs on {one.device}.")
+    if on_gpu:
+        import torch
+
+        free, total = torch.cuda.mem_get_info(one.device)
+        free += torch.cuda.memory_reserved(one.device)  # what this very measurement holds
+        yield gpu(one, free, count, name=f"{torch.cuda.get_device_name(one.device)} with {total / GB:.0f} GB")
+    yield main_memory(one, available() + one.process, count, on_gpu=on_gpu)
+
+
+def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
+    """Weights, a training step and CUDA's own context."""
+    return fits(f"memory of {name}", one.weights + one.step + CUDA_CONTEXT, free, count, how=one.method)
+
+
+def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
+    """A process with libraries and backbone and, without a GPU, the training step."""
+    if on_gpu:
+        return fits("main memory", one.process, free, count, how="this process, with libraries and backbone")
+    return fits("main memory", one.process + one.step, free, count, how=f"this process and a step, {one.method}")
+
+
+def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
+    """One site must fit; where several train here, it is good if all do."""
+    facts = f"{what}: a site needs about {needed / GB:.1f} GB ({how}), {free / GB:.1f} GB are free"
+    if needed > free:
+        return failed(f"{facts}: lower training.batch_size, or free memory.")
+    if needed * count > free:
+        return warned(f"{facts}, too little for {count} sites at once: simulate with -t {free // needed}.")
+    return passed(f"{facts}{f', enough for {count} sites at once' * (count > 1)}.")
+
+
+def available() -> int:
+    """Bytes of main memory that are free, also within a container's limit."""
+    free = psutil.virtual_memory().available
+    try:
+        limit = int((CONTAINER / "memory.max").read_text())
+        return min(free, limit - int((CONTAINER / "memory.current").read_text()))
+    except (OSError, ValueError):  # no container, or one without a limit ("max")
+        return free

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whether the server's port is free on the server, and from elsewhere reachable with the kit's certificate.
+
+FLARE has no command that tells the server's time. Where it speaks HTTP, its default, any answer carries the time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import socket
+import ssl
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.doctor.kit import SERVER, Kit
+
+SECONDS, LISTENED, SKEW = 5.0, 2.0, 60.0
+HTTP = ("http", "https")
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Bind on the server, connect from a site or an administrator's desk; nothing without a kit."""
+    if case.kit is None:
+        return
+    if case.kit.role == SERVER:
+        yield free(case.kit.port)
+    else:
+        yield from reachable(case.kit)
+
+
+def free(port: int) -> Finding:
+    """Whether a server could listen here."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(("", port))
+    except OSError as error:
+        return failed(
+            f"port {port} cannot be listened on ({error.strerror}): end what uses it (this server, if it runs already)."
+        )
+    return passed(f"port {port} is free.")
+
+
+def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
+    """A connection to the server, a sign that it accepts the kit's certificate, and its time."""
+    place, told = f"{kit.host}:{kit.port}", None
+    try:
+        if kit.secured:
+            context = ssl.create_default_context(cafile=str(kit.root))
+            context.load_cert_chain(kit.certificate, kit.key)
+    except (OSError, ssl.SSLError) as error:
+        yield failed(f"certificate and key of the kit do not load ({error}): unpack the kit again.")
+        return
+    try:
+        with socket.create_connection((kit.host, kit.port), timeout=seconds) as plain:
+            if not kit.secured:
+                yield warned(f"{place} answers, without encryption: provision the consortium with mTLS.")
+                return
+            with context.wrap_socket(plain, server_hostname=kit.host) as secured:
+                ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"]), UTC)
+                told = _time(secured, kit) if kit.scheme in HTTP else _listen(secured)
+    except ssl.SSLCertVerificationError as error:
+        yield failed(
+            f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
+        )
+    except ssl.SSLError as error:
+        yield failed(f"the server at {place} refused this kit ({error.reason}): ask for a kit of its own consortium.")
+    except socket.gaierror as error:
+        yield failed(f"{kit.host} has no address here ({error.strerror}): mend DNS or /etc/hosts.")
+    except OSError as error:
+        yield failed(f"{place} does not answer ({error}): start the server, or let the port through the firewall.")
+    else:
+        yield passed(f"the server answers at {place}; its certificate is valid until {ends:%Y-%m-%d}.")
+        if told:
+            yield skew((datetime.now(UTC) - told).total_seconds())
+
+
+def skew(seconds: float) -> Finding:
+    """This clock minus the server's, whose answer counts whole seconds."""
+    if abs(seconds) <= SKEW:
+        return passed(f"this clock and the server's agree within {max(1.0, abs(seconds)):.0f} s.")
+    late = "ahead of" if seconds > 0 else "behind"
+    return warned(f"this clock is {abs(seconds):.0f} s {late} the server's: switch NTP on at both.")
+
+
+def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
+    secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {kit.host}\r\nConnection: close\r\n\r\n".encode())
+    answer = http.client.HTTPResponse(secured, method="HEAD")
+    with contextlib.suppress(http.client.HTTPException, TypeError, ValueError):  # whoever listens speaks no HTTP
+        answer.begin()
+        return parsedate_to_datetime(answer.getheader("Date"))
+    return None
+
+
+def _listen(secured: ssl.SSLSocket) -> None:
+    """With TLS 1.3 a server refuses a client's certificate after the handshake, in the first thing that it sends."""
+    secured.settimeout(LISTENED)
+    with contextlib.suppress(TimeoutError):
+        if not secured.recv(1):
+            raise ConnectionResetError("it closed the connection")

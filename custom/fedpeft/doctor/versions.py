@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Python, the plugin and its libraries: what the package requires, and what the release was tested with."""
+
+from __future__ import annotations
+
+import platform
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+import fedpeft
+from fedpeft.doctor.case import Case
+from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.doctor.kit import SERVER
+
+DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
+CONSTRAINTS = Path(fedpeft.__file__).parents[2] / "constraints.txt"
+
+
+def check(case: Case) -> Iterator[Finding]:
+    """Python and libraries against the package's own requirements and, in a clone, against constraints.txt."""
+    try:
+        package = metadata.metadata(DISTRIBUTION)
+    except metadata.PackageNotFoundError:
+        yield failed(
+            f"{DISTRIBUTION} is not installed in this environment: pip install -c constraints.txt -e . in a clone."
+        )
+        return
+    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    yield python(package["Requires-Python"] or "", platform.python_version())
+    yield required(package.get_all("Requires-Dist") or [], installed)
+    if CONSTRAINTS.is_file():
+        yield tested(CONSTRAINTS.read_text(), installed)
+    if case.kit and case.kit.role == SERVER and TENSORBOARD not in installed:
+        yield warned(f"no live metrics, TensorBoard is not installed: pip install '{DISTRIBUTION}[{TENSORBOARD}]'.")
+
+
+def python(wanted: str, found: str) -> Finding:
+    """The interpreter's version."""
+    if found in SpecifierSet(wanted, prereleases=True):
+        return passed(f"Python {found}, fedpeft {fedpeft.__version__}.")
+    return failed(f"Python is {found}, fedpeft {fedpeft.__version__} needs {wanted}: make another environment.")
+
+
+def required(requirements: Iterable[str], installed: Mapping[str, str]) -> Finding:
+    """Every library that the package cannot do without, in a version that it accepts."""
+    parsed = [Requirement(text) for text in requirements]
+    needed = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    wrong = []
+    for one in needed:
+        found = installed.get(canonicalize_name(one.name))
+        if found is None:
+            wrong.append(f"{one.name} is missing")
+        elif not one.specifier.contains(found, prereleases=True):
+            wrong.append(f"{one.name} is {found}, needed is {one.specifier}")
+    if wrong:
+        return failed(f"{'; '.join(wrong)}: pip install -c constraints.txt -e . in a clone.")
+    return passed(f"all {len(needed)} required libraries are there in versions that fedpeft accepts.")
+
+
+def tested(constraints: str, installed: Mapping[str, str]) -> Finding:
+    """Libraries whose version is not the one of the release's tests; local labels such as +cpu do not count."""
+    lines = (line.partition("#")[0].strip() for line in constraints.splitlines())
+    pinned = {canonicalize_name(one.name): one.specifier for one in map(Requirement, filter(None, lines))}
+    present = {name: installed[name] for name in pinned if name in installed}
+    other = [f"{name} {found} ({pinned[name]})" for name, found in present.items() if found not in pinned[name]]
+    if other:
+        return warned(
+            f"not the versions that this release was tested with: {', '.join(other)}; if a job fails, "
+            f"pip install -c constraints.txt -e ."
+        )
+    return passed(f"{len(present)} libraries have exactly the tested versions.")

@@ -1,0 +1,142 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's checkpoints: after every round all that the next one needs, so that a job can be resumed.
+
+    <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
+
+A checkpoint is written into a new folder that gets its name in one rename: a folder that has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedpeft.errors import FedpeftError
+
+LATEST = "latest"
+ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
+_WANTED = re.compile(r"([a-z0-9][a-z0-9_-]*)(?:/round-(\d+))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """The server after one round.
+
+    Args:
+        job: the job's name.
+        lineage: what it has in common with the jobs that resume it.
+        round: the last finished round.
+        state: the global adapter, empty where nothing is exchanged.
+        scores: the last layer scores by site.
+        settings: the sections that a resumed job must have too.
+        history: what `history.json` held.
+    """
+
+    job: str
+    lineage: str
+    round: int
+    state: dict[str, torch.Tensor]
+    scores: dict[str, list[float]]
+    settings: dict[str, Any]
+    history: dict[str, Any]
+
+
+def new_lineage(job: str) -> str:
+    """A name for a job that starts afresh: the job's, the time, and a few random letters."""
+    plain = re.sub(r"[^a-z0-9_]+", "-", job.lower()).strip("-_")[:60] or "job"
+    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
+    """Write one round atomically into the lineage's folder and drop all but the newest `keep`."""
+    final = folder / f"round-{checkpoint.round:05d}"
+    draft = folder / f".{final.name}.{os.getpid()}"
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
+    facts = {name: value for name, value in vars(checkpoint).items() if name != "state"}
+    (draft / FACTS).write_text(json.dumps(facts))
+    shutil.rmtree(final, ignore_errors=True)
+    draft.rename(final)
+    for old in sorted(folder.glob("round-*"))[:-keep]:
+        shutil.rmtree(old)
+
+
+def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:
+    """Read the checkpoint that a job names.
+
+    Args:
+        lineages: the folder of all lineages.
+        wanted: `latest` (of this job), a lineage, or `<lineage>/round-<number>`.
+        job: the job's name.
+
+    Raises:
+        FedpeftError: there is none, it cannot be read, or it is another job's.
+    """
+    if wanted == LATEST:
+        rounds = sorted(lineages.glob("*/round-*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
+        rounds = [path for path in rounds if _facts(path)["job"] == job]
+    elif match := _WANTED.fullmatch(wanted):
+        lineage, number = match.groups()
+        rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{int(number):05d}"))
+    else:
+        raise FedpeftError(
+            f"resume_from is {wanted!r:.80}, it must be 'latest', a folder's name under {lineages} on the server, or "
+            f"<that name>/round-<number>."
+        )
+    if not rounds:
+        raise FedpeftError(
+            f"there is no checkpoint of {job} for resume_from={wanted} under {lineages} on the server: submit the job "
+            f"without resume_from."
+        )
+    facts = _facts(rounds[-1])
+    if facts["job"] != job:
+        raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
+    try:
+        return Checkpoint(state=load_file(rounds[-1] / ADAPTER), **facts)
+    except (OSError, SafetensorError, TypeError) as error:
+        raise FedpeftError(_unreadable(rounds[-1], error)) from error
+
+
+def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
+    """Refuse to resume with other settings than those that the checkpoint was made with; the setting is named."""
+    before, now = _flat(checkpoint.settings), _flat(json.loads(json.dumps(settings)))
+    for name in sorted(before.keys() | now.keys()):
+        if before.get(name) != now.get(name):
+            raise FedpeftError(
+                f"{name} is {now.get(name)!r:.60}, it was {before.get(name)!r:.60} in the job to resume: submit it "
+                f"with the settings that it had, or without resume_from."
+            )
+
+
+def _facts(folder: Path) -> dict[str, Any]:
+    try:
+        facts = json.loads((folder / FACTS).read_text())
+        return {name: facts[name] for name in ("job", "lineage", "round", "scores", "settings", "history")}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise FedpeftError(_unreadable(folder, error)) from error
+
+
+def _unreadable(folder: Path, error: Exception) -> str:
+    return f"the checkpoint {folder} cannot be read ({error}): remove that folder to go on from the round before."
+
+
+def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
+    if not isinstance(settings, Mapping):
+        return {prefix: settings}
+    found: dict[str, Any] = {}
+    for name, value in settings.items():
+        found |= _flat(value, f"{prefix}.{name}" if prefix else name)
+    return found

@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own two filters, of its `privacy.json`: remember what came in, let only what was asked for out.
+
+    task data, in      RememberOrder   notes the order
+    task result, out   AdapterOnly     checks the reply against it, and clips and noises it where the site wants that
+
+Both work for a site's own scope alone (and in the simulator, which has no scopes): a job cannot bring its own.
+
+Neither raises from its constructor, for a site whose filters cannot be built ends the whole job: what is wrong with
+them is told in the site's log, and nothing but that fact leaves.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from nvflare.apis.filter import Filter, FilterContextKey, FilterSource
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import write_json
+from fedpeft.flare.disclosure import disclose
+from fedpeft.flare.executor import PROBLEM
+from fedpeft.flare.messages import (
+    HELLO,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
+from fedpeft.flare.orders import FOLDER, Memory, Order
+from fedpeft.flare.outgoing import Reply, permitted, read, refusal
+from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.state_folder import lineages_folder
+from fedpeft.flare.tensors import register_tensors
+from fedpeft.privacy import PrivacySettings, epsilon
+from fedpeft.settings import build
+
+OFF = "off"
+BOOK = "book.jsonl"
+BLOCKED = "its own filter blocked the reply; its log says what was in it."
+ORDER = "fedpeft.order"
+TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (TrainOrder, TrainReply)}
+
+
+class RememberOrder(Filter):
+    """Notes the order of a task for `AdapterOnly`; as a task data filter, direction `in`.
+
+    In round 0 it asks the site for its first adapter even where the server does not: the shapes and dtypes that it may
+    send, and what its first update is measured from. `AdapterOnly` takes the adapter out again.
+    """
+
+    def __init__(self, **unknown: Any) -> None:
+        super().__init__()
+        register_tensors()
+        self._unknown = unknown
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The task as it is, but for the question for the first adapter."""
+        task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
+        if task not in TASKS:
+            return shareable
+        try:
+            _refuse(self, self._unknown, fl_ctx)
+            memory = Memory(run_folder(fl_ctx) / FOLDER)
+            model = FLModelUtils.from_shareable(shareable)
+            message = TASKS[task][0].from_model(model)
+            remembered: Order | FedpeftError = Order(message, wants_initial=getattr(message, "initial", False))
+            if isinstance(message, Hello) and not memory.trained:
+                shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
+                shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
+            if isinstance(message, TrainOrder):
+                memory.note_training()
+        except FedpeftError as error:
+            remembered = error
+        fl_ctx.set_prop(ORDER, remembered, private=True, sticky=False)
+        return shareable
+
+
+class AdapterOnly(Filter):
+    """Lets a reply out only if every part of it was asked for; as a task result filter, direction `out`.
+
+    Args:
+        privacy: `off`, or an object of `PrivacySettings`: clip and noise what leaves. The site's workspace then holds
+            the book of the releases of all its jobs.
+    """
+
+    def __init__(self, privacy: dict[str, Any] | str | None = OFF, **unknown: Any) -> None:
+        super().__init__()
+        register_tensors()
+        self._privacy, self._unknown = privacy, unknown
+
+    def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
+        """The reply built anew from its checked values, or one that says that it was blocked."""
+        task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
+        try:
+            code = shareable.get_return_code()
+            if code != ReturnCode.OK:
+                return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.TASK_RESULT_FILTER_ERROR)
+            if task not in TASKS:
+                raise FedpeftError(f"the reply to a task {task!r:.60}, which is none of fedpeft's.")
+            return FLModelUtils.to_shareable(self._let_out(shareable, TASKS[task][1], fl_ctx))
+        except Exception as error:
+            return self._block(task, shareable, error, fl_ctx)
+
+    def _let_out(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> FLModel:
+        _refuse(self, self._unknown, fl_ctx)
+        settings = self._settings()
+        order = fl_ctx.get_prop(ORDER)
+        if not isinstance(order, Order):
+            raise FedpeftError(
+                f"the order of this task is not known ({order}): RememberOrder must be among the scope's "
+                f"task_data_filters with direction in, see fedpeft.flare.policy."
+            )
+        memory = Memory(run_folder(fl_ctx) / FOLDER)
+        reference = None
+        if settings and not isinstance(order.message, Hello):
+            reference = memory.reference(order.message)
+        reply = read(shareable, kind)
+        announced = memory.known_announcement()
+        model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=memory.trained)
+        if isinstance(reply, Introduction):
+            if settings and settings.noise:
+                epsilon([settings.noise], settings.delta)  # a missing accountant is better told before training
+            if announced is None and not reply.problem:
+                memory.announce(reply)
+            return model
+        if settings is None or reply.problem:
+            return model
+        disclosure = disclose(
+            kind.from_model(model),
+            order.message,
+            reference,
+            settings,
+            folder=memory.folder,
+            book=lineages_folder(fl_ctx) / BOOK,
+            job=fl_ctx.get_job_id(),
+        )
+        self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
+        return disclosure.reply.to_model(round=order.message.round)
+
+    def _settings(self) -> PrivacySettings | None:
+        if self._privacy == OFF:
+            return None
+        return build(PrivacySettings, self._privacy, section="privacy")
+
+    def _block(self, task: str, shareable: Shareable, error: Exception, fl_ctx: FLContext) -> Shareable:
+        """Tell the site by name what was blocked, and the server that something was."""
+        told = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
+        told = f"blocked on its way out of task {task}: {told}"
+        self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {told}", fire_event=False)
+        write_json(run_folder(fl_ctx) / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": told})
+        if task not in TASKS:
+            return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
+        order = fl_ctx.get_prop(ORDER)
+        round = getattr(order.message, "round", 0) if isinstance(order, Order) else 0
+        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, BLOCKED))
+
+
+def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
+    name = type(what).__name__
+    simulated = fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)
+    if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated:
+        raise FedpeftError(f"{name} stands in the job: only a site's own privacy.json may use it.")
+    if unknown:
+        raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")

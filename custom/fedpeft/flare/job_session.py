@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""An administrator's session with a consortium's server: the state of a job, and its progress while it runs."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import redirect_stdout
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from nvflare.fuel.flare_api.api_spec import (
+    AuthenticationError,
+    AuthorizationError,
+    InternalError,
+    JobNotFound,
+    JobNotRunning,
+    NoConnection,
+    SessionClosed,
+)
+from nvflare.fuel.flare_api.flare_api import new_secure_session
+
+from fedpeft.doctor.kit import ADMIN, read_kit
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.progress import GROUP
+from fedpeft.status.progress import COMPLETED, FAILED, Progress
+
+SECONDS = 10.0
+FINISHED = "FINISHED:"
+
+
+class JobSession:
+    """Asks one server about one job; a context manager.
+
+    Args:
+        startup_kit: of an administrator who may view jobs.
+        job: the job's id.
+
+    Raises:
+        FedpeftError: the kit is not an administrator's, or the server cannot be reached or refuses it.
+    """
+
+    def __init__(self, startup_kit: Path, job: str) -> None:
+        kit = read_kit(startup_kit.absolute())
+        if kit.role != ADMIN:
+            raise FedpeftError(
+                f"{startup_kit} is the kit of a {kit.role}: name that of an administrator, e.g. a lead's."
+            )
+        self._job, self._last = job, Progress()
+        self._place = f"{kit.host}:{kit.port}"
+        with redirect_stdout(sys.stderr):  # FLARE prints that it connects
+            self._session = self._asked(new_secure_session, kit.name, str(kit.folder), timeout=SECONDS)
+
+    def __enter__(self) -> JobSession:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._session.close()
+
+    def progress(self) -> Progress:
+        """What the server says now; of a job that has ended, what was known last.
+
+        Raises:
+            FedpeftError: there is no such job, or the server is gone.
+        """
+        meta = self._asked(self._session.get_job_meta, self._job)
+        state, name = str(meta["status"]), str(meta.get("name", ""))
+        if state.startswith(FINISHED):
+            said = "" if state == FINISHED + "COMPLETED" else f"FLARE says {state}; "
+            hint = f"{said}`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
+            known = self._last.round and not said
+            ended = FAILED if said else COMPLETED
+            self._last = replace(self._last, job=name, state=ended, reason="" if known else hint)
+        elif state == "RUNNING":
+            self._last = replace(self._running(), job=name)
+        else:
+            self._last = Progress(job=name, state=state.lower())
+        return self._last
+
+    def _running(self) -> Progress:
+        try:
+            told = self._session.show_stats(self._job, "server")
+        except (
+            JobNotFound,
+            JobNotRunning,
+            InternalError,
+        ):  # the server knows the job: it starts or ends at this moment
+            return self._last
+        values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
+        return Progress.from_json(values) if values else self._last
+
+    def _asked(self, question: Any, *arguments: Any, **named: Any) -> Any:
+        try:
+            return question(*arguments, **named)
+        except JobNotFound as error:
+            raise FedpeftError(f"the server at {self._place} has no job {self._job}: nvflare job list.") from error
+        except (AuthenticationError, AuthorizationError) as error:
+            raise FedpeftError(
+                f"the server at {self._place} refuses this kit ({error}): use one that may view jobs."
+            ) from error
+        except (NoConnection, SessionClosed) as error:
+            raise FedpeftError(
+                f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
+            ) from error

@@ -1,0 +1,73 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The book of a site's noised releases, of all its jobs: one JSON line each, written before the release leaves.
+
+A release that is entered and then lost on the way counts: the other error would be the dangerous one.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.privacy import epsilon
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """Epsilon of one job's releases and of all, and how many there are of each."""
+
+    epsilon_of_job: float
+    releases_of_job: int
+    epsilon: float
+    releases: int
+
+
+def enter(file: Path, job: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
+    """Enter releases and say what all of the book's amount to.
+
+    Args:
+        file: the book; jobs that run at the same time may share it.
+        job: whose releases these are.
+        releases: each with `noise`, its standard deviation over its sensitivity, and what says which release it was.
+        delta: the delta at which epsilon is told.
+        limit: the largest epsilon of all together; 0: none.
+
+    Raises:
+        FedpeftError: the accountant is missing, the book cannot be read or written, or the limit would be exceeded;
+            nothing was entered then, and nothing may leave.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+        with os.fdopen(descriptor, "r+") as book:
+            fcntl.flock(book, fcntl.LOCK_EX)
+            added = [{"job": job, **release} for release in releases]
+            entries = [*map(json.loads, book), *added]
+            noise = [float(entry["noise"]) for entry in entries]
+            own = [z for z, entry in zip(noise, entries, strict=True) if entry["job"] == job]
+            if not all(math.isfinite(z) and z > 0 for z in noise):
+                raise ValueError("a release without noise")
+            spent = Spent(epsilon(own, delta), len(own), epsilon(noise, delta), len(noise))
+            if not spent.epsilon < math.inf:
+                raise LocalError(f"{len(noise)} releases with noise as low as {min(noise)} have no finite epsilon.")
+            if limit and spent.epsilon > limit:
+                raise LocalError(
+                    f"this release would take the epsilon of all jobs to {spent.epsilon:.3g} at delta {delta:g}, over "
+                    f"the limit of {limit:g}."
+                )
+            book.writelines(json.dumps(entry) + "\n" for entry in added)
+            book.flush()
+            os.fsync(book.fileno())
+    except FedpeftError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise LocalError(
+            f"the book of releases {file} cannot be used ({error}): mend it, nothing may leave."
+        ) from error
+    return spent

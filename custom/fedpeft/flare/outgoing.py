@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What may leave a site: messages whose every field is known, asked for, and of the form it was announced in."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from nvflare.apis.dxo import DataKind
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+import fedpeft
+from fedpeft.adapters.keys import parse_key
+from fedpeft.backbones.sites import SITES
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.messages import (
+    FIELDS,
+    METRICS,
+    Hello,
+    Introduction,
+    ScoreReply,
+    TrainReply,
+    check_introduction,
+    check_reply,
+)
+from fedpeft.flare.orders import Announced, Order
+from fedpeft.training.assignment import belongs, check_scores, layers_of
+from fedpeft.training.worker_trainer import ATTEMPTS
+
+PROBLEM_LENGTH = 600
+HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
+Reply = Introduction | ScoreReply | TrainReply
+KNOWN = {
+    Introduction: {
+        "version",
+        "schema",
+        "classes",
+        "samples",
+        "dataset",
+        "backbone",
+        "family",
+        "budget",
+        "finished",
+        "problem",
+        "state",
+    },
+    ScoreReply: {"round", "scores", "seconds", "problem"},
+    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "attempts", "state"},
+}
+
+
+def read(shareable: Shareable, kind: type[Reply]) -> Reply:
+    """The message in a reply that FLARE is about to send, if there is nothing else in it.
+
+    Args:
+        shareable: as the executor returned it, before FLARE adds its own transport headers.
+        kind: the message that answers the task.
+
+    Raises:
+        FedpeftError: naming what does not belong there.
+    """
+    _only("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
+    _only("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
+    content = shareable.get("DXO")
+    _only("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
+    if not isinstance(content, Mapping) or content.get("kind") != DataKind.WEIGHTS:
+        found = content.get("kind") if isinstance(content, Mapping) else type(content).__name__
+        raise FedpeftError(f"content of kind {found!r:.60}, only {DataKind.WEIGHTS!r} may leave.")
+    _only("meta field", content.get("meta") or {}, {FIELDS})
+    _only("field", (content.get("meta") or {}).get(FIELDS) or {}, KNOWN[kind] - {"state"})
+    if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
+        raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
+    model = FLModelUtils.from_shareable(shareable)
+    return kind.from_model(model, sender="the executor")
+
+
+def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> FLModel:
+    """The message to send, built anew from a reply's checked values.
+
+    Args:
+        reply: what the executor wants to send.
+        order: what the server asked for.
+        announced: what the site said of itself; None in round 0.
+        site: its name, for errors.
+        trained: whether the site was told to train in this job before.
+
+    Raises:
+        FedpeftError: naming what is not allowed.
+    """
+    if reply.problem:
+        return _problem(reply, order)
+    if isinstance(reply, Introduction):
+        return _introduction(reply, order, announced, site, trained)
+    if announced is None:
+        raise FedpeftError("a reply of a site that has not introduced itself.")
+    if isinstance(reply, ScoreReply):
+        return _scores(reply, order, announced, site)
+    return _training(reply, order, announced, site)
+
+
+def refusal(kind: type[Reply], round: int, problem: str) -> FLModel:
+    """The reply that tells the server of a problem and of nothing else."""
+    if kind is Introduction:
+        return Introduction(version=fedpeft.__version__, problem=problem).to_model(round=round)
+    if kind is ScoreReply:
+        return ScoreReply(round=round, scores=[], seconds=0.0, problem=problem).to_model(round=round)
+    empty = dict.fromkeys(METRICS)
+    reply = TrainReply(round=round, samples=0, metrics=empty, scores=[], seconds=0.0, problem=problem, state={})
+    return reply.to_model(round=round)
+
+
+def _problem(reply: Reply, order: Order) -> FLModel:
+    if len(reply.problem) > PROBLEM_LENGTH or not reply.problem.isprintable():
+        raise FedpeftError(
+            f"a problem of {len(reply.problem)} characters: it must be one line of at most {PROBLEM_LENGTH}."
+        )
+    number = 0 if isinstance(order.message, Hello) else order.message.round
+    told = refusal(type(reply), number, reply.problem)
+    if isinstance(reply, TrainReply):
+        told.meta[FIELDS]["attempts"] = _attempts(reply)
+    expected = {**told.meta[FIELDS], "seconds": getattr(reply, "seconds", None)}
+    for name, value in reply.to_model().meta[FIELDS].items():
+        if value != expected[name]:
+            raise FedpeftError(f"{name} of a reply that tells of a problem: it must be empty.")
+    _only("tensor", getattr(reply, "state", {}), ())
+    return told
+
+
+def _introduction(reply: Introduction, order: Order, announced: Announced | None, site: str, trained: bool) -> FLModel:
+    if reply.version != fedpeft.__version__:
+        raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
+    check_introduction(reply, site=site)
+    if reply.family not in SITES:
+        raise FedpeftError(f"family {reply.family!r:.40}, which no backbone has.")
+    _counts(classes=reply.classes, budget=reply.budget, **reply.samples)
+    if not 0 <= reply.finished <= order.message.finished:
+        raise FedpeftError(f"finished is {reply.finished}, asked for was a round up to {order.message.finished}.")
+    for key in reply.schema:
+        if not (key.startswith("backbone.") and all(part.isidentifier() or part.isdigit() for part in key.split("."))):
+            parse_key(key)
+    _only("tensor", reply.state, reply.schema)
+    if trained and reply.state:
+        raise FedpeftError("the adapter in an introduction: since this site has trained, it speaks of its data.")
+    if not trained:
+        own = {key: str(getattr(tensor, "dtype", "")) for key, tensor in reply.state.items()}
+        _tensors(reply.state, reply.schema, announced.dtypes if announced else own)
+    if announced and (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
+        raise FedpeftError("a second introduction with another schema or another number of training samples.")
+    sent = _copies(reply.state) if order.wants_initial else {}
+    return dataclasses.replace(reply, state=sent).to_model(round=0)
+
+
+def _scores(reply: ScoreReply, order: Order, announced: Announced, site: str) -> FLModel:
+    if reply.round != order.message.round:
+        raise FedpeftError(f"scores for round {reply.round}, asked for was {order.message.round}.")
+    check_scores(reply.scores, len(layers_of(announced.shapes)), site)
+    scores = [float(score) for score in reply.scores]
+    return ScoreReply(round=reply.round, scores=scores, seconds=_seconds(reply), problem="").to_model(round=reply.round)
+
+
+def _training(reply: TrainReply, order: Order, announced: Announced, site: str) -> FLModel:
+    asked = order.message
+    assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, asked.layers)}
+    _only("tensor", reply.state, assigned)
+    _only("metric", reply.metrics, METRICS)
+    _tensors(reply.state, assigned, announced.dtypes)
+    check_reply(reply, site=site, round=asked.round, schema=assigned, samples=announced.samples)
+    check_scores(reply.scores, len(layers_of(announced.shapes)) if asked.scored else 0, site)
+    sent = TrainReply(
+        round=reply.round,
+        samples=reply.samples,
+        metrics={name: None if value is None else float(value) for name, value in reply.metrics.items()},
+        scores=[float(score) for score in reply.scores],
+        seconds=_seconds(reply),
+        problem="",
+        attempts=_attempts(reply),
+        state=_copies(reply.state),
+    )
+    return sent.to_model(round=reply.round)
+
+
+def _only(what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
+    for name in sorted(map(str, set(found) - set(allowed))):
+        raise FedpeftError(f"{what} {name!r:.120}, which nobody asked for.")
+
+
+def _tensors(state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> None:
+    for key, shape in shapes.items():
+        if key not in state:
+            raise FedpeftError(f"no {key}, which was announced or asked for.")
+        tensor = state[key]
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
+            raise FedpeftError(
+                f"{key} as {type(tensor).__name__}, it must be a dense tensor of floating-point numbers."
+            )
+        if list(tensor.shape) != list(shape) or str(tensor.dtype) != dtypes[key]:
+            raise FedpeftError(
+                f"{key} of {tensor.dtype} {list(tensor.shape)}, announced was {dtypes[key]} {list(shape)}."
+            )
+        if not torch.isfinite(tensor).all():
+            raise FedpeftError(f"NaN or infinity in {key}.")
+
+
+def _copies(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Tensors of their own, without the rest of the memory that a view belongs to and without attributes."""
+    return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in state.items()}
+
+
+def _counts(**counts: int) -> None:
+    for name, value in counts.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48:
+            raise FedpeftError(f"{name} is {value!r:.40}, it must be a count.")
+
+
+def _attempts(reply: TrainReply) -> int:
+    if reply.attempts not in range(1, ATTEMPTS + 1):
+        raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {ATTEMPTS}.")
+    return reply.attempts
+
+
+def _seconds(reply: ScoreReply | TrainReply) -> float:
+    seconds = float(reply.seconds)
+    if not 0 <= seconds < 1e9:
+        raise FedpeftError(f"seconds is {seconds!r}, it must be a duration.")
+    return seconds

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's `privacy.json`: one scope, which every job falls under.
+
+    python -m fedpeft.flare.policy > local/privacy.json
+    python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
+
+One scope only: with several, whoever writes a job chooses among them (`scope` in its meta.json). FLARE applies
+the scope of a real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters
+into the job.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.settings import build
+
+SCOPE = "fedpeft"
+
+
+def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
+    """The whole of `privacy.json`.
+
+    The directions are written out, so that a server that reads the same file, as the simulator's does, runs neither.
+
+    Args:
+        privacy: clip and noise what leaves; None: only check it.
+    """
+    settings = dataclasses.asdict(privacy) if privacy else "off"
+    return {
+        "scopes": [
+            {
+                "name": SCOPE,
+                "task_data_filters": [{"path": "fedpeft.flare.filters.RememberOrder", "args": {}, "direction": "in"}],
+                "task_result_filters": [
+                    {
+                        "path": "fedpeft.flare.filters.AdapterOnly",
+                        "args": {"privacy": settings},
+                        "direction": "out",
+                    }
+                ],
+            }
+        ],
+        "default_scope": SCOPE,
+    }
+
+
+def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
+    """A job for the simulator, with the filters of a `privacy.json` as its own; the job itself where there is none.
+
+    Args:
+        job: a FLARE job folder.
+        privacy: the file of the sites.
+        folder: where the other job is written; it takes the job's name.
+
+    Raises:
+        FedpeftError: the file has no default scope, or the job has filters of its own.
+    """
+    if not privacy.exists():
+        return job
+    try:
+        policy = json.loads(privacy.read_text())
+        scope = next(scope for scope in policy["scopes"] if scope["name"] == policy["default_scope"])
+        chains = {chain: scope.get(chain, []) for chain in ("task_data_filters", "task_result_filters")}
+    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+        raise FedpeftError(
+            f"{privacy} has no default scope ({type(error).__name__}: {error}): write it with fedpeft.flare.policy."
+        ) from error
+    filtered = folder / job.name
+    shutil.copytree(job, filtered)
+    file = filtered / "app" / "config" / "config_fed_client.json"
+    client = json.loads(file.read_text())
+    tasks = [task for executor in client["executors"] for task in executor["tasks"]]  # for FLARE, "*" is none of them
+    for chain, filters in chains.items():
+        if client.get(chain):
+            raise FedpeftError(f"{job} has {chain} of its own: the simulator cannot run them beside the site's.")
+        plain = [{key: value for key, value in one.items() if key != "direction"} for one in filters]
+        client[chain] = [{"tasks": tasks, "filters": plain}] if plain else []
+    file.write_text(json.dumps(client, indent=2))
+    return filtered
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Print the scope; arguments are settings of `PrivacySettings` as name=value."""
+    try:
+        chosen = dict(map(_setting, sys.argv[1:] if arguments is None else arguments))
+        privacy = build(PrivacySettings, chosen, section="privacy") if chosen else None
+    except FedpeftError as error:
+        print(f"fedpeft: {error}", file=sys.stderr)
+        return 1
+    print(json.dumps(default_scope(privacy), indent=2))
+    return 0
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise FedpeftError(f"{text!r} is not of the form name=value, e.g. clip=1.")
+    try:
+        return name, float(value)
+    except ValueError:
+        return name, value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,125 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site answers to each task: from the server's order to a request of the learner, and back to a reply."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+import fedpeft
+from fedpeft.flare.messages import (
+    HELLO,
+    METRICS,
+    SCORE,
+    TRAIN,
+    Hello,
+    Introduction,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
+from fedpeft.training import worker
+from fedpeft.training.received import complete
+from fedpeft.training.worker_trainer import Answer, Failed
+
+Ask = Callable[..., Answer]
+FolderOf = Callable[[str], Path]
+Reply = Introduction | ScoreReply | TrainReply
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteTask:
+    """One kind of task.
+
+    Args:
+        work: from the server's message, a function that asks the learner, and one that knows the folder of a lineage
+            to a reply and a line about it for the site's log.
+        excuse: from the round and what went wrong to a reply that says so.
+    """
+
+    work: Callable[[FLModel, Ask, FolderOf], tuple[Reply, str]]
+    excuse: Callable[[int, Failed], Reply]
+
+
+def read(shareable: Shareable) -> FLModel:
+    """The server's message."""
+    return FLModelUtils.from_shareable(shareable)
+
+
+def write(reply: Reply, round: int) -> Shareable:
+    """A reply as FLARE sends it."""
+    return FLModelUtils.to_shareable(reply.to_model(round=round))
+
+
+def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[Introduction, str]:
+    hello = Hello.from_model(model)
+    folder = folder_of(hello.lineage)
+    request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
+    answer = ask({**request, "folder": str(folder)})
+    values = dict(answer.values)
+    unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
+    line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
+    return Introduction(version=fedpeft.__version__, **values, state=answer.state), line * bool(unanswerable)
+
+
+def _no_introduction(_: int, failed: Failed) -> Introduction:
+    return Introduction(version=fedpeft.__version__, problem=failed.problem.told)
+
+
+def _score(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[ScoreReply, str]:
+    order = ScoreOrder.from_model(model)
+    folder = folder_of(order.lineage)
+    state = complete(folder, order.state, base=order.base, version=order.version)
+    answer = ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
+    reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
+    return reply, f"round {order.round}: scored {len(reply.scores)} layers"
+
+
+def _no_scores(round: int, failed: Failed) -> ScoreReply:
+    return ScoreReply(round=round, scores=[], seconds=failed.seconds, problem=failed.problem.told)
+
+
+def _train(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[TrainReply, str]:
+    order = TrainOrder.from_model(model)
+    folder = folder_of(order.lineage)
+    state = complete(folder, order.state, base=order.base, version=order.version)
+    request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
+    answer = ask({**request, "folder": str(folder)}, state)
+    measured = answer.values["metrics"]
+    reply = TrainReply(
+        round=order.round,
+        samples=answer.values["samples"],
+        metrics={name: measured.get(name) for name in METRICS},
+        scores=answer.values["scores"],
+        seconds=answer.seconds,
+        problem="",
+        attempts=answer.attempts,
+        state=answer.state,
+    )
+    return reply, f"round {order.round}: training loss {measured['loss']:.3f}"
+
+
+def _no_training(round: int, failed: Failed) -> TrainReply:
+    return TrainReply(
+        round=round,
+        samples=0,
+        metrics=dict.fromkeys(METRICS),
+        scores=[],
+        seconds=failed.seconds,
+        problem=failed.problem.told,
+        attempts=failed.attempts,
+        state={},
+    )
+
+
+TASKS = {
+    HELLO: SiteTask(work=_introduce, excuse=_no_introduction),
+    SCORE: SiteTask(work=_score, excuse=_no_scores),
+    TRAIN: SiteTask(work=_train, excuse=_no_training),
+}

@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Where a participant keeps what must outlive a job: the server its checkpoints, a site its own adapter and head.
+
+A run directory belongs to one job id, and a job that goes on where another stopped has an id of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+
+from fedpeft.errors import FedpeftError
+
+VARIABLE = "FEDPEFT_STATE"
+NAME = "fedpeft"
+KEPT = 3
+LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+
+
+def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
+    """`<participant's workspace>/fedpeft/<lineage>`, or `$FEDPEFT_STATE/<participant>/<lineage>` where that is set.
+
+    Args:
+        fl_ctx: of the participant.
+        lineage: name that a job and those that resume it have in common.
+
+    Raises:
+        FedpeftError: the lineage is no plain name: it comes from another participant and must not lead elsewhere.
+    """
+    if not LINEAGE.fullmatch(lineage):
+        raise FedpeftError(
+            f"the lineage {lineage!r:.60} is no plain name: install the same fedpeft version everywhere."
+        )
+    return lineages_folder(fl_ctx) / lineage
+
+
+def lineages_folder(fl_ctx: FLContext) -> Path:
+    """The folder that holds those of all lineages."""
+    if chosen := os.environ.get(VARIABLE):
+        return Path(chosen).expanduser() / fl_ctx.get_identity_name()
+    return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
+
+
+def prune(lineages: Path, current: str) -> None:
+    """Drop all but the newest `KEPT` lineages of the job that `current` is of; names end in time and random letters."""
+    job = _job(current)
+    own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
+    for old in own[: -(KEPT - 1)]:
+        shutil.rmtree(old)
+
+
+def _job(lineage: str) -> str:
+    return lineage.rsplit("-", 3)[0]

@@ -1,0 +1,33 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Where a run lies below a folder that somebody names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedpeft.errors import FedpeftError
+from fedpeft.status.progress import HISTORY, MANIFEST
+
+SIMULATED = Path("server/simulate_job/fedpeft")
+PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
+
+
+def run_folder(named: Path) -> Path:
+    """The run's folder: itself, or in a simulator's workspace, a job's run directory or a downloaded job.
+
+    A simulator's workspace may hold no run yet.
+
+    Raises:
+        FedpeftError: there is no such folder, or nothing in it is a run.
+    """
+    if not named.is_dir():
+        raise FedpeftError(
+            f"{named} is no folder: name a run's folder or a workspace, or for a job in a consortium its id "
+            f"and --startup-kit."
+        )
+    for place in PLACES:
+        if any((named / place / name).is_file() for name in (HISTORY, MANIFEST)):
+            return named / place
+    if (named / "local" / "resources.json").is_file():
+        return named / SIMULATED
+    raise FedpeftError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")

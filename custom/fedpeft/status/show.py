@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A run's progress in the terminal: one bar, one line of figures, and who was left out."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from fedpeft.status.progress import COMPLETED, FAILED, Progress
+
+BAR = 40
+STYLES = {COMPLETED: "green", FAILED: "bold red"}
+
+
+def show(progress: Progress, *, now: float | None = None) -> RenderableType:
+    """What the terminal shows.
+
+    Args:
+        progress: of the run.
+        now: seconds since 1970, for the estimated end; None: this moment.
+    """
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(progress.job or "a job", style="bold"),
+        ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR),
+        Text(_rounds(progress)),
+        Text(progress.state, style=STYLES.get(progress.state, "")),
+    )
+    note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
+    lines = [Text(text) for text in (figures(progress, now=now), note) if text]
+    # names and reasons come from outside: as Text they are printed, never read as rich markup
+    return Group(head, *lines, *(Text(f"rejected: {reason}", style="yellow") for reason in progress.rejected))
+
+
+def figures(progress: Progress, *, now: float | None = None) -> str:
+    """Accuracy, the last round, and the estimated end; empty before the first round."""
+    parts = []
+    if progress.accuracy is not None:
+        parts.append(f"mean accuracy {100 * progress.accuracy:.1f} %")
+    if progress.seconds is not None:
+        ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
+        parts.append(f"last round {duration(progress.seconds)}{ago}")
+    if progress.left is not None:
+        end = (time.time() if now is None else now) + progress.left
+        parts.append(
+            f"{duration(progress.left)} left, ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
+        )
+    return "; ".join(parts)
+
+
+def duration(seconds: float) -> str:
+    """A duration as people say it: 8.2 s, 3 min, 4 h 05 min."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
+
+
+def _rounds(progress: Progress) -> str:
+    if progress.rounds is not None:
+        return f"{progress.round} of {progress.rounds} rounds"
+    if progress.round:
+        return f"{progress.round} rounds"
+    return "" if progress.ended else "no round finished yet"

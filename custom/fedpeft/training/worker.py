@@ -1,0 +1,127 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The training process of a site: `python -m fedpeft.training.worker FD` answers what its executor asks on a pipe.
+
+It ends when the pipe closes, so that it never outlives the executor, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.training.problem import Problem
+from fedpeft.training.worker_frames import Frame, receive, send, unpack
+
+if TYPE_CHECKING:
+    from fedpeft.training.learner import Learner
+
+OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
+State = dict[str, Any]
+Answer = tuple[dict[str, Any], State]
+
+
+def main() -> None:
+    """Serve the pipe whose file descriptor is the only argument."""
+    faulthandler.enable()
+    connection = Connection(int(sys.argv[1]))
+    frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
+    with contextlib.suppress(Exception):  # costs seconds, so before anything is asked; told of when it is needed
+        import fedpeft.training.learner  # noqa: F401
+    serve(frames.get, lambda header, tensors: send(connection, header, tensors))
+
+
+def _read(connection: Connection, frames: queue.SimpleQueue[Frame]) -> None:
+    """Read beside the training: a pipe that closes in the middle of a round ends it at once."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            frames.put(receive(connection))
+    os._exit(0)
+
+
+def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], None]) -> None:
+    """Open the learner, then answer one request after the other, until one fails for another reason than bad input.
+
+    Args:
+        read: waits for the next request; all but `open` name the folder of the site's state.
+        answer: takes what is sent back: `values` and tensors, or a `problem`. Nothing answers `open`: whatever goes
+            wrong there goes wrong again, and is told, when the learner is needed.
+    """
+    learner: Learner | None = None
+    opening: dict[str, Any] = {}
+    while True:
+        request, state = unpack(read())
+        do = request.pop("do")
+        if do == OPEN:
+            opening = request
+            with contextlib.suppress(Exception):
+                learner = _open(**opening)
+            continue
+        try:
+            learner = learner or _open(**opening)
+            learner.folder = Path(request.pop("folder"))
+            values, tensors = ANSWERS[do](learner, state, **request)
+        except Exception as error:
+            problem = Problem.of(error)
+            answer({"problem": asdict(problem)}, {})
+            if problem.again:
+                return
+        else:
+            answer({"values": values}, tensors)
+
+
+def _open(*, sections: dict[str, Any], site: str, log: str) -> Learner:
+    _print_to(Path(log))
+    from fedpeft.training.learner import Learner
+
+    return Learner.from_sections(sections, site=site, folder=Path(log).parent)
+
+
+def _print_to(file: Path) -> None:
+    """What libraries print, and the last words of a crash, belong into a file of the site."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
+
+
+def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
+    sent = learner.body.state() if learner.method.exchanges else {}
+    values = {
+        "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
+        "classes": len(learner.vocabulary),
+        "samples": {split: len(examples) for split, examples in learner.data.splits().items()},
+        "dataset": learner.dataset,
+        "backbone": learner.backbone_name,
+        "family": learner.backbone.family,
+        "budget": learner.layer_budget(),
+        "finished": learner.finished(finished),
+        "unanswerable": learner.unanswerable,
+    }
+    return values, sent if initial else {}
+
+
+def _score(learner: Learner, state: State, *, round: int) -> Answer:
+    return {"scores": learner.score_layers(round, state)}, {}
+
+
+def _train(learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool) -> Answer:
+    update = learner.train_round(round, state, layers)
+    scores = learner.score_trained(round) if scored else []
+    return {"samples": update.samples, "metrics": update.metrics, "scores": scores}, update.state
+
+
+ANSWERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's learner in a process of its own, which is started anew when it is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.training.problem import Problem
+from fedpeft.training.worker import OPEN
+from fedpeft.training.worker_process import WORKER, Aborted, Lost, WorkerProcess
+
+ATTEMPTS = 2
+LOG = "training.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What the learner answered, in which attempt, and after how many seconds."""
+
+    values: dict[str, Any]
+    state: dict[str, Any] = field(default_factory=dict)
+    attempts: int = 1
+    seconds: float = 0.0
+
+
+class Failed(Exception):
+    """No attempt ended well."""
+
+    def __init__(self, problem: Problem, *, attempts: int = 1, seconds: float = 0.0) -> None:
+        super().__init__(problem.full)
+        self.problem, self.attempts, self.seconds = problem, attempts, seconds
+
+
+class Trainer:
+    """Asks a site's learner, twice where the first attempt ended in something else than bad input.
+
+    What a site needs for a round is on its disk, so a repeated round repeats its result.
+
+    Args:
+        sections: the job's sections, see `Learner.from_sections`.
+        module: what Python runs in the training process.
+    """
+
+    def __init__(self, sections: Mapping[str, Any], *, module: str = WORKER) -> None:
+        self._sections, self._module = dict(sections), module
+        self._opening: dict[str, Any] = {}
+        self._is_open = self._closed = False
+        self._process: WorkerProcess | None = None
+        with contextlib.suppress(OSError):  # it comes again, and is told, when the process is needed
+            self._process = WorkerProcess(module)
+
+    @property
+    def pid(self) -> int | None:
+        """Id of the training process."""
+        return self._process.pid if self._process else None
+
+    def open(self, site: str, folder: Path) -> None:
+        """Let the learner be built, beside whatever else happens.
+
+        Args:
+            site: the site's name.
+            folder: where a log of what its training prints lies.
+        """
+        log = str(folder / LOG)
+        self._opening = {"sections": self._sections, "site": site, "log": log}
+        with contextlib.suppress(Lost, OSError):  # likewise
+            self._opened()
+
+    def ask(
+        self,
+        request: Mapping[str, Any],
+        state: Mapping[str, Any] | None = None,
+        *,
+        aborted: Callable[[], bool],
+        report: Callable[[Problem], None],
+    ) -> Answer:
+        """One request, see `worker.ANSWERS`.
+
+        Args:
+            request: `do` and its arguments.
+            state: the tensors that go with it.
+            aborted: whether anybody still waits for the answer.
+            report: told of an attempt that failed and is followed by another.
+
+        Raises:
+            Failed: no attempt ended well, or the first one ended in bad input.
+            Aborted: nobody waits any more.
+        """
+        began = time.monotonic()
+        for attempt in range(1, ATTEMPTS + 1):
+            try:
+                header, tensors = self._attempt(request, state, lambda: self._closed or aborted())
+                if "values" in header:
+                    return Answer(
+                        values=header["values"], state=tensors, attempts=attempt, seconds=_seconds_since(began)
+                    )
+                problem = Problem(**header["problem"])
+            except (Lost, OSError) as error:
+                problem = self._lost(error)
+            if not problem.again:
+                raise Failed(problem, attempts=attempt, seconds=_seconds_since(began))
+            self._discard()
+            if attempt < ATTEMPTS:
+                report(problem)
+        told = f"{ATTEMPTS} attempts failed, the last one so: {problem.told}"
+        raise Failed(replace(problem, told=told), attempts=ATTEMPTS, seconds=_seconds_since(began))
+
+    def close(self) -> None:
+        """End the training process for good; a request under way ends as aborted."""
+        self._closed = True
+        if self._process:
+            self._process.kill()
+
+    def _attempt(
+        self, request: Mapping[str, Any], state: Mapping[str, Any] | None, aborted: Callable[[], bool]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        try:
+            if aborted():
+                raise Aborted
+            process = self._opened()
+            process.tell(request, state)
+            return process.answer(aborted)
+        except Aborted:
+            self._discard()
+            raise
+        except Lost as error:
+            if aborted():
+                self._discard()
+                raise Aborted from error
+            raise
+
+    def _opened(self) -> WorkerProcess:
+        """A process whose learner is being built."""
+        process = self._process = self._process or WorkerProcess(self._module)
+        if self._opening and not self._is_open:
+            process.tell({"do": OPEN, **self._opening})
+            self._is_open = True
+        return process
+
+    def _discard(self) -> None:
+        if self._process:
+            self._process.end()
+        self._process, self._is_open = None, False
+
+    def _lost(self, error: Exception) -> Problem:
+        if isinstance(error, Lost):
+            told, more = f"its training process {error}", f"; what it printed is in {self._opening.get('log')}"
+        else:
+            told, more = "its training process could not be started", f": {error}"
+        return Problem(full=told + more, told=f"{told}.", again=True)
+
+
+def _seconds_since(began: float) -> float:
+    return round(time.monotonic() - began, 3)

@@ -1,0 +1,58 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What doctor says of real kits beside a running server, and what the server says of a running job."""
+
+import io
+import shutil
+
+import pytest
+from kits import LEAD, MEMBER, SITES, free_port, provision
+from rich.console import Console
+
+from fedpeft.doctor import examine, open_case
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.job_session import JobSession
+from fedpeft.status import follow, read_progress, run_folder
+
+pytestmark = pytest.mark.consortium
+
+
+def told(case):
+    return [(group, finding) for group, finding in examine(case) if finding.verdict != "pass"]
+
+
+@pytest.mark.parametrize("name", [*SITES, LEAD])
+def test_doctor_passes_the_kits_of_the_committed_project(federation, small_job, name):
+    assert not told(open_case(small_job, startup_kit=federation.kits / name))
+
+
+def test_doctor_sees_that_the_server_runs_already(federation, small_job):
+    (group, finding), *more = told(open_case(small_job, startup_kit=federation.kits / "server"))
+    assert (group, finding.verdict) == ("ports", "fail")
+    assert not [other for other in more if other[1].verdict == "fail"]
+
+
+def test_doctor_sees_a_kit_of_another_consortium(federation, tmp_path):
+    stranger = provision(tmp_path, port=free_port()) / SITES[0]
+    file = stranger / "startup" / "fed_client.json"
+    shutil.copy(federation.kits / SITES[0] / "startup" / "fed_client.json", file)
+    assert [group for group, _ in told(open_case(startup_kit=stranger))] == ["ports"]
+    shutil.copy(federation.kits / SITES[0] / "startup" / "rootCA.pem", stranger / "startup" / "rootCA.pem")
+    ((_, finding),) = told(open_case(startup_kit=stranger))
+    assert "refused this kit" in finding.sentence
+
+
+@pytest.mark.parametrize("name", [LEAD, MEMBER])
+def test_who_may_view_jobs_can_follow_one_to_its_end(federation, small_job, name, tmp_path):
+    job = federation.lead.submit_job(str(small_job))
+    console = Console(file=io.StringIO(), width=120)
+    with JobSession(federation.kits / name, job) as session:
+        last = follow(session.progress, console=console)
+    assert (last.state, last.round, last.rounds) == ("completed", 2, 2)
+    assert "mean accuracy" in console.file.getvalue()
+    downloaded = federation.lead.download_job_result(job, str(tmp_path))
+    assert read_progress(run_folder(type(tmp_path)(downloaded))).state == "completed"
+
+
+def test_an_unknown_job_is_told(federation):
+    with JobSession(federation.kits / LEAD, "no-such-job") as session, pytest.raises(FedpeftError, match="has no job"):
+        session.progress()

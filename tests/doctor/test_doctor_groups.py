@@ -1,0 +1,298 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Each group of checks: what passes, and what is told when it does not."""
+
+import json
+import re
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from PIL import Image
+
+from fedpeft.doctor import allow_list, backbone, clock, data, disk, job, memory, open_case, versions
+from fedpeft.doctor.footprint import Footprint
+from fedpeft.workspace import COMPONENTS, resources
+
+GB = 10**9
+
+
+def told(findings):
+    """Verdicts and sentences of several findings, or of one."""
+    found = [findings] if hasattr(findings, "verdict") else list(findings)
+    return " | ".join(f"{one.verdict}: {one.sentence}" for one in found)
+
+
+@pytest.mark.parametrize(
+    ("finding", "expected"),
+    [
+        (lambda: versions.python(">=3.11,<3.13", "3.11.7"), "pass: Python 3.11.7"),
+        (lambda: versions.python(">=3.11,<3.13", "3.13.1"), "fail: Python is 3.13.1"),
+        (lambda: versions.required(["a>=1", "b; extra == 'dev'"], {"a": "1.2"}), "pass: all 1 required"),
+        (lambda: versions.required(["A_x>=2,<3"], {"a-x": "1.2"}), "fail: A_x is 1.2, needed is <3,>=2"),
+        (lambda: versions.required(["a", "c"], {"a": "1"}), "fail: c is missing"),
+        (lambda: versions.required(["a>=2.6"], {"a": "2.13.0+cpu"}), "pass"),
+        (lambda: versions.tested("# note\na==1.0\nb==2\n", {"a": "1.0+cpu", "b": "2"}), "pass: 2 libraries"),
+        (lambda: versions.tested("a==1.0  # note\n", {"a": "1.1"}), "warn: .*a 1.1 \\(==1.0\\)"),
+    ],
+)
+def test_versions(finding, expected):
+    assert re.match(expected, told(finding()))
+
+
+def test_versions_of_this_environment_are_accepted(make_kit):
+    assert "fail" not in told(versions.check(open_case(startup_kit=make_kit("server"))))
+
+
+def test_a_package_that_is_not_installed_is_told(monkeypatch):
+    monkeypatch.setattr(versions, "DISTRIBUTION", "no-such-distribution")
+    assert told(versions.check(open_case())).startswith("fail: no-such-distribution is not installed")
+
+
+LISTED = [*COMPONENTS]
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        (resources(), "pass: FLARE may load"),
+        ({}, "fail: FLARE may not load fedpeft.flare"),
+        ({"class_allow_list": LISTED[1:]}, f"fail: FLARE may not load {LISTED[0]}: append to class_allow_list"),
+        ({"class_allow_list": ["*"]}, "warn: '*' in class_allow_list"),
+        ({"class_allow_list": ["fedpeft."]}, "warn: 'fedpeft.' in class_allow_list"),
+        ({"class_allow_list": ["fedpeft"]}, "warn: 'fedpeft' in class_allow_list"),
+        ({"class_allow_list": LISTED, "class_list_enforcement_mode": "warn"}, "warn: class_list_enforcement_mode is"),
+        ({"class_allow_list": "fedpeft."}, "fail: class_allow_list in"),
+        ({"class_allow_list": [1]}, "fail: class_allow_list in"),
+    ],
+)
+@pytest.mark.parametrize("role", ["server", "site", None])
+def test_allow_list(role, local, expected, make_kit, tmp_path):
+    if role is None:
+        (tmp_path / "local").mkdir()
+        (tmp_path / "local" / "resources.json").write_text(json.dumps(local))
+    case = open_case(startup_kit=make_kit(role, local=local)) if role else open_case(workspace=tmp_path)
+    assert expected in told(allow_list.check(case))
+
+
+def test_the_job_says_which_classes_are_wanted(make_kit, make_job):
+    listed = {"class_allow_list": [name for name in COMPONENTS if "Persistor" not in name]}
+    case = open_case(make_job(), startup_kit=make_kit("site", local=listed))
+    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in told(allow_list.check(case))
+
+
+def test_a_workspace_that_is_not_there_yet_is_no_failure(tmp_path):
+    assert told(allow_list.check(open_case(workspace=tmp_path / "none"))).startswith("warn")
+
+
+def test_an_administrator_needs_no_allow_list(make_kit):
+    assert not told(allow_list.check(open_case(startup_kit=make_kit("admin", local={}))))
+
+
+STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer"}
+
+
+@pytest.mark.parametrize(
+    ("local", "expected"),
+    [
+        ({"allow_log_streaming": False, "components": [STREAMER]}, "pass"),
+        ({"allow_log_streaming": True, "components": [STREAMER]}, "warn: this site's error log goes to the server"),
+        ({"components": [STREAMER]}, "warn: this site's error log goes to the server"),
+        ({"components": ["text", {}]}, "warn: a job may ask for this site's log"),
+    ],
+)
+def test_log_streaming(local, expected):
+    assert told(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "expected"),
+    [
+        (-1, 300, "pass"),
+        (-300, -1, "fail: client.crt ended on"),
+        (-1, 9, "warn"),
+        (2, 9, "fail: client.crt is valid from"),
+    ],
+)
+def test_validity_of_certificates(begins, ends, expected, make_kit):
+    case = open_case(startup_kit=make_kit("site", begins=begins, ends=ends))
+    assert told(clock.check(case)).startswith(expected)
+
+
+def test_a_wrong_clock_is_told(make_kit):
+    certificate = open_case(startup_kit=make_kit("server")).kit.certificate
+    past = datetime.now(UTC) - timedelta(days=4000)
+    assert "set the clock" in told(clock.validity(certificate, past))
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no certificate"])
+def test_a_damaged_certificate_is_told(content, make_kit):
+    kit = open_case(startup_kit=make_kit("site")).kit
+    kit.certificate.unlink() if content is None else kit.certificate.write_bytes(content)
+    assert "fail" in told(clock.validity(kit.certificate, datetime.now(UTC)))
+
+
+@pytest.mark.parametrize(("said", "expected"), [("yes\n", "pass"), ("no\n", "warn"), ("", ""), (None, "")])
+def test_the_systems_word_on_the_clock(said, expected, monkeypatch):
+    monkeypatch.setattr(clock.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
+    monkeypatch.setattr(clock.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
+    assert told(clock.synchronised()).startswith(expected)
+
+
+def test_data_are_counted_and_never_shown(make_job, tmp_path):
+    folder = tmp_path / "data"
+    folder.mkdir()
+    rows = ["image,question,answer,split"]
+    for number, split in enumerate(["train", "train", "validation", "test"]):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(folder / f"secret{number}.png")
+        rows.append(f"secret{number}.png,Is it private?,private {number},{split}")
+    (folder / "manifest.csv").write_text("\n".join(rows) + "\n")
+    settings = json.dumps({"dataset": "manifest", "root": str(folder), "validation_fraction": 0.1})
+    folder_of_job = make_job()
+    file = folder_of_job / "app" / "config" / "config_fed_client.json"
+    config = json.loads(file.read_text())
+    config["executors"][0]["executor"]["args"]["data"] = json.loads(settings)
+    file.write_text(json.dumps(config))
+    shown = told(data.check(open_case(folder_of_job, site="slake")))
+    assert shown.startswith("pass: site slake: train 2, validation 1, test 1; 2 answers, 1 test questions")
+    assert "4 of 4 images opened" in shown
+    assert "private" not in shown
+    assert "secret" not in shown
+    (folder / "secret2.png").write_bytes(b"no image")
+    assert "cannot be decoded; replace the file" in told(data.check(open_case(folder_of_job, site="slake")))
+
+
+@pytest.mark.parametrize("variable", [None, "nowhere"])
+def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tmp_path):
+    monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    if variable:
+        monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / variable))
+    case = open_case(make_job())
+    case.job.client["data"].clear()
+    case.job.client["data"]["dataset"] = "slake"
+    shown = told(data.check(case))
+    assert shown.count("fail") == 5
+    assert "FEDPEFT_DATA" in shown
+
+
+def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_kit, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", "data")
+    job = make_job()
+    assert told(data.check(open_case(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
+    assert "warn" not in told(data.check(open_case(job, site="slake")))
+
+
+def test_job_settings_agreement_and_code(make_job, make_kit):
+    folder = make_job("federation.sites=[vqa-rad]")
+    assert told(job.check(open_case(folder))).startswith("pass")
+    assert "site slake is not in federation.sites" in told(job.check(open_case(folder, startup_kit=make_kit("site"))))
+    (folder / "app" / "custom").mkdir()
+    case = open_case(folder)
+    case.job.client["training"]["rounds"] = 99
+    shown = told(job.check(case))
+    assert "training differs between server and sites" in shown
+    assert "holds code" in shown
+
+
+@pytest.mark.parametrize(
+    ("remove", "expected"),
+    [
+        ((), "pass"),
+        (("config.json",), "fail: .*lacks config.json"),
+        (("model.safetensors", "tokenizer.json", "vocab.txt"), "fail: .*lacks model.safetensors, tokenizer.json"),
+    ],
+)
+def test_backbone_in_a_folder(remove, expected, tmp_path, tiny_source):
+    for file in Path(tiny_source).iterdir():
+        if file.name not in remove:
+            (tmp_path / file.name).write_bytes(file.read_bytes())
+    assert re.match(expected, told(backbone.folder(tmp_path)))
+
+
+def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
+    for file in Path(tiny_source).iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "config.json").write_text("[]")
+    assert "names no model_type" in told(backbone.folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "offline", "expected"),
+    [
+        ("owner/none", True, "fail: owner/none is not in"),
+        ("owner/none", False, "warn: owner/none is not in"),
+        ("no name at all", True, "fail: backbone.source is 'no name at all'"),
+    ],
+)
+def test_backbone_of_the_hub(name, offline, expected, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    assert told(backbone.cached(name)).startswith(expected)
+
+
+SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", method="measured")
+
+
+@pytest.mark.parametrize(
+    ("free", "count", "expected"),
+    [
+        (16 * GB, 5, "pass: main memory: a site needs about 3.0 GB"),
+        (10 * GB, 5, "warn: .*too little for 5 sites at once: simulate with -t 3"),
+        (2 * GB, 1, "fail: .*lower training.batch_size"),
+    ],
+)
+def test_memory(free, count, expected):
+    assert re.match(expected, told(memory.main_memory(SMALL, free, count, on_gpu=False)))
+
+
+def test_memory_on_a_gpu():
+    assert told(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
+    assert told(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True)).startswith(
+        "pass: main memory: a site needs about 1.0"
+    )
+
+
+def test_a_containers_limit_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "CONTAINER", tmp_path)
+    (tmp_path / "memory.max").write_text("3000\n")
+    (tmp_path / "memory.current").write_text("1000\n")
+    assert memory.available() == 2000
+    (tmp_path / "memory.max").write_text("max\n")
+    assert memory.available() > 2000
+
+
+def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
+    small = open_case(make_job("training.batch_size=4")).footprint
+    large = open_case(make_job("training.batch_size=64")).footprint
+    assert small.step < large.step
+    assert 0 < small.state == large.state
+    assert "from batches of 1 and 2 to 4" in small.method
+
+
+def test_a_device_that_is_not_there_is_told(make_job):
+    case = open_case(make_job("training.device=cuda:99"))
+    with pytest.raises(ValueError, match=r"training\.device is 'cuda:99'"):
+        case.footprint  # noqa: B018
+
+
+def test_disk(tmp_path, monkeypatch):
+    assert told(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
+    assert "make room" in told(disk.writable(tmp_path, 10**18))
+    (tmp_path / "file").touch()
+    assert "cannot be written to (Not a directory)" in told(disk.writable(tmp_path / "file", 0))
+
+    def refuse(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(disk.tempfile, "TemporaryFile", refuse)
+    assert told(disk.writable(tmp_path, 0)).startswith("fail: ")
+    assert "cannot be written to (Permission denied)" in told(disk.writable(tmp_path, 0))
+
+
+def test_a_servers_store_in_a_temporary_folder_is_told(make_kit, monkeypatch, tmp_path):
+    manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
+    case = open_case(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
+    assert "which the system empties" in told(disk.check(case))
+    monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
+    assert "which the system empties" not in told(disk.check(case))

@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's port, with a TLS server of the test's own behind it."""
+
+import contextlib
+import http.server
+import re
+import socket
+import ssl
+import threading
+from dataclasses import replace
+
+import pytest
+from kit_samples import Authority, write_kit
+
+from fedpeft.doctor import ports
+from fedpeft.doctor.kit import read_kit
+
+
+@contextlib.contextmanager
+def serving(kit):
+    """A server on loopback that wants certificates of its own authority, and says nothing; yields its port."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(kit.root))
+    context.load_cert_chain(kit.certificate, kit.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        kept = []
+
+        def accept():
+            while True:
+                try:
+                    plain, _ = listening.accept()
+                except OSError:
+                    return
+                with contextlib.suppress(OSError):
+                    kept.append(context.wrap_socket(plain, server_side=True))
+
+        threading.Thread(target=accept, daemon=True).start()
+        yield listening.getsockname()[1]
+        listening.shutdown(socket.SHUT_RDWR)
+
+
+class Silent(http.server.BaseHTTPRequestHandler):
+    """A web server without pages, as FLARE's is."""
+
+    def do_HEAD(self):
+        self.send_error(404)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextlib.contextmanager
+def speaking_http(kit):
+    """The same as a web server."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(kit.root))
+    context.load_cert_chain(kit.certificate, kit.key)
+    context.verify_mode = ssl.CERT_REQUIRED
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        server.handle_error = lambda *_: None
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.server_address[1]
+        server.shutdown()
+
+
+def told(kit):
+    return " | ".join(f"{finding.verdict}: {finding.sentence}" for finding in ports.reachable(kit))
+
+
+@pytest.mark.parametrize(
+    ("server", "client", "expected"),
+    [
+        ({}, {}, "pass: the server answers at localhost"),
+        ({}, {"foreign": True}, "is not trusted"),
+        ({"ends": -1, "begins": -9}, {}, "is not trusted (certificate has expired)"),
+        ({}, {"ends": -1, "begins": -9}, "refused this kit"),
+    ],
+)
+@pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
+def test_reachable(serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch):
+    monkeypatch.setattr(ports, "LISTENED", 0.5)
+    client = dict(client)
+    with serve(read_kit(make_kit("server", **server))) as port:
+        own = Authority() if client.pop("foreign", False) else authority
+        folder = write_kit(tmp_path / "kit-site", "site", authority=own, port=port, scheme=scheme, **client)
+        found = told(read_kit(folder))
+    assert expected in found
+    assert ("this clock and the server's agree within 1 s" in found) == (scheme == "http" and "pass" in found)
+
+
+@pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
+def test_a_client_of_another_authority_is_refused(serve, scheme, make_kit, tmp_path):
+    with serve(read_kit(make_kit("server"))) as port:
+        folder = write_kit(tmp_path / "kit-site", "site", authority=Authority(), port=port, scheme=scheme)
+        root = (tmp_path / "kit-server" / "startup" / "rootCA.pem").read_bytes()
+        (folder / "startup" / "rootCA.pem").write_bytes(root)
+        assert "refused this kit" in told(read_kit(folder))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"),
+    [(0.4, "pass: this clock and"), (-59, "pass"), (90, "warn: this clock is 90 s ahead of"), (-90, "warn: .*behind")],
+)
+def test_skew(seconds, expected):
+    finding = ports.skew(seconds)
+    assert re.match(expected, f"{finding.verdict}: {finding.sentence}")
+
+
+def test_a_port_that_nobody_listens_on_and_a_host_without_address(make_kit):
+    kit = read_kit(make_kit("admin", port=1))
+    assert "localhost:1 does not answer" in told(kit)
+    assert "nowhere.invalid has no address here" in told(replace(kit, host="nowhere.invalid"))
+
+
+def test_a_kit_without_its_key(make_kit):
+    kit = read_kit(make_kit("site"))
+    kit.key.unlink()
+    assert "certificate and key of the kit do not load" in told(kit)
+
+
+def test_a_server_needs_its_port():
+    with socket.create_server(("", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert ports.free(port).verdict == "fail"
+    assert ports.free(port).verdict == "pass"
+
+
+def test_a_consortium_without_encryption_is_warned_of(make_kit):
+    kit = read_kit(make_kit("site"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        plain = replace(kit, host="127.0.0.1", port=server.getsockname()[1], secured=False)
+        assert told(plain).startswith("warn")
+    assert told(plain).startswith("fail")

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A server whose sites are functions, without FLARE's network."""
+
+import torch
+
+import fedpeft
+from fedpeft.flare.aggregator import PIAAggregator
+from fedpeft.flare.controller import HELLO, SCORE, FederationController
+from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+
+SITES = ["slake", "vqa-rad", "chest"]
+SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
+METHOD = {"aggregation": "fedavg"}
+
+
+def introduction(site, **changes):
+    values = {
+        "schema": SCHEMA,
+        "classes": 2,
+        "samples": {"train": 5, "validation": 1, "test": 2},
+        "dataset": "phantom",
+        "backbone": "tiny-vilt",
+        "family": "vilt",
+    }
+    return Introduction(version=fedpeft.__version__, **{**values, **changes})
+
+
+def reply(site, order, **changes):
+    value = float(SITES.index(site) + order.round)
+    state = {key: torch.full(shape, value) for key, shape in SCHEMA.items()}
+    values = {"metrics": dict.fromkeys(METRICS, 0.5), "scores": [], "seconds": 1.0, "problem": "", "state": state}
+    return TrainReply(round=order.round, samples=5, **{**values, **changes})
+
+
+def scores(site, order, **changes):
+    values = {"scores": [0.5, 0.3, 0.2], "seconds": 0.1, "problem": ""}
+    return ScoreReply(round=order.round, **{**values, **changes})
+
+
+class Harness(FederationController):
+    """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
+
+    def __init__(
+        self,
+        introduce=introduction,
+        train=reply,
+        score=scores,
+        *,
+        quorum=0,
+        rounds=2,
+        method=METHOD,
+        schedule=None,
+        resume_from="",
+    ):
+        super().__init__(
+            job="test",
+            federation={"sites": SITES, "quorum": quorum, "resume_from": resume_from},
+            method=method,
+            training={"rounds": rounds},
+            schedule=schedule or {},
+        )
+        self.introduce, self.train, self.score = introduce, train, score
+        self.aggregator = PIAAggregator(method)
+        self.saved, self.panics, self.fl_ctx = [], [], None
+
+    def _ask(self, task, orders, *, timeout, needed):
+        answers = {}
+        for site, order in orders.items():
+            message = self._answer(task, site, order)
+            if message is not None:
+                answers[site] = message.to_model() if hasattr(message, "to_model") else message
+        return answers
+
+    def _answer(self, task, site, order):
+        if task == HELLO:
+            self.hello = Hello.from_model(order)
+            return self.introduce(site)
+        if task == SCORE:
+            return self.score(site, ScoreOrder.from_model(order))
+        return self.train(site, TrainOrder.from_model(order))
+
+    def get_component(self, component_id):
+        return self.aggregator
+
+    def save_model(self, model):
+        self.saved.append(model.params)
+
+    def panic(self, reason):
+        self.panics.append(reason)
+
+    def info(self, message):
+        pass
+
+    warning = info
+
+
+def but(site, other, *, rounds=(1, 2)):
+    """All sites reply as they should, but for one in some rounds."""
+    return lambda name, order: other(name, order) if name == site and order.round in rounds else reply(name, order)
+
+
+LAYERS = {f"layer.{layer}.output.{name}.weight": [2, 2] for layer in range(3) for name in ("down", "up")}
+SCHEDULE = {"solver": "exact", "budget": 1}
+
+
+def scheduled(site, **changes):
+    """A site of three layers that may train one, and that says where it starts from if asked."""
+    state = {key: torch.zeros(shape) for key, shape in LAYERS.items()} if site == "slake" else {}
+    return introduction(site, schema=LAYERS, budget=1, state=state, **changes)
+
+
+def assigned(site, order, **changes):
+    state = {key: torch.ones(shape) for key, shape in LAYERS.items() if int(key.split(".")[1]) in order.layers}
+    return reply(site, order, **{"state": state, **changes})

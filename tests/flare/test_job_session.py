@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job in a consortium: what the server tells an administrator, with FLARE's session replaced."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, JobNotFound, JobNotRunning, NoConnection
+from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare import job_session, progress
+from fedpeft.flare.controller import FederationController
+from fedpeft.flare.job_session import JobSession
+
+STATS = {"server": {"fedpeft": {"round": 2, "rounds": 4, "rejected": ["head, round 1: late"]}, "ServerRunner": {}}}
+
+
+class Server:
+    """FLARE's session: each answer is a value, or an error to raise."""
+
+    def __init__(self, *states, stats=STATS):
+        self.states, self.stats, self.closed = list(states), stats, False
+
+    def get_job_meta(self, job):
+        return self._answer({"name": "small", "status": self.states.pop(0)})
+
+    def show_stats(self, job, target):
+        return self._answer(self.stats)
+
+    def close(self):
+        self.closed = True
+
+    def _answer(self, value):
+        error = value.get("status", value) if isinstance(value, dict) else value
+        if isinstance(error, Exception):
+            raise error
+        return value
+
+
+@pytest.fixture
+def kit(tmp_path):
+    (tmp_path / "startup").mkdir()
+    admin = {"username": "lead@lab.org", "host": "localhost", "port": 8002}
+    (tmp_path / "startup" / "fed_admin.json").write_text(json.dumps({"admin": admin}))
+    return tmp_path
+
+
+@pytest.fixture
+def connect(kit, monkeypatch):
+    """Function from a server to a session with it."""
+
+    def start(server):
+        monkeypatch.setattr(job_session, "new_secure_session", lambda *_, **__: server)
+        return JobSession(kit, "an-id")
+
+    return start
+
+
+@pytest.mark.parametrize(
+    ("server", "expected"),
+    [
+        (Server("SUBMITTED"), {"state": "submitted", "job": "small", "ended": False}),
+        (Server("RUNNING"), {"state": "running", "round": 2, "rounds": 4, "rejected": ("head, round 1: late",)}),
+        (Server("RUNNING", stats={"server": "x"}), {"state": "running", "round": 0}),
+        (Server("RUNNING", stats={}), {"state": "running", "round": 0}),
+        (Server("RUNNING", stats=JobNotRunning()), {"state": "running", "round": 0}),
+        (Server("RUNNING", stats=JobNotFound()), {"state": "running", "round": 0}),
+        (Server("RUNNING", stats=InternalError()), {"state": "running", "round": 0}),
+        (Server("FINISHED:COMPLETED"), {"state": "completed", "ended": True}),
+        (Server("FINISHED:ABORTED"), {"state": "failed", "ended": True}),
+    ],
+)
+def test_progress(server, expected, connect):
+    with connect(server) as session:
+        found = session.progress()
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert server.closed
+
+
+def test_what_was_known_stays_when_the_job_ends(connect):
+    with connect(Server("RUNNING", "FINISHED:COMPLETED")) as session:
+        session.progress()
+        found = session.progress()
+    assert (found.state, found.round, found.reason) == ("completed", 2, "")
+
+
+@pytest.mark.parametrize("state", ["FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"])
+def test_an_ended_job_says_where_the_rest_is(state, connect):
+    with connect(Server(state)) as session:
+        assert "nvflare job download an-id" in session.progress().reason
+
+
+@pytest.mark.parametrize(
+    ("error", "told"),
+    [
+        (JobNotFound(), "has no job an-id"),
+        (AuthenticationError("no"), "refuses this kit"),
+        (NoConnection("gone"), "does not answer"),
+    ],
+)
+def test_errors_are_told(error, told, connect):
+    with connect(Server(error)) as session, pytest.raises(FedpeftError, match=told):
+        session.progress()
+
+
+def test_a_server_that_is_not_there_is_told(kit, monkeypatch):
+    def refuse(*_, **__):
+        raise NoConnection("cannot connect")
+
+    monkeypatch.setattr(job_session, "new_secure_session", refuse)
+    with pytest.raises(FedpeftError, match="the server at localhost:8002 does not answer"):
+        JobSession(kit, "an-id")
+
+
+def test_only_an_administrator_can_ask(tmp_path):
+    (tmp_path / "startup").mkdir()
+    site = {"servers": [{"service": {"target": "localhost:8002"}}], "client": {"fqsn": "slake"}}
+    (tmp_path / "startup" / "fed_client.json").write_text(json.dumps(site))
+    with pytest.raises(FedpeftError, match="is the kit of a site"):
+        JobSession(tmp_path, "an-id")
+
+
+def test_the_server_tells_its_progress_to_flares_collector(tmp_path, monkeypatch):
+    monkeypatch.setattr(progress, "run_folder", lambda fl_ctx: tmp_path)
+    made = {
+        "job": "small",
+        "settings": {"training": {"rounds": 4}},
+        "rounds": [{"round": 1, "sites": {}, "seconds": 2}],
+    }
+    (tmp_path / "history.json").write_text(json.dumps(made))
+    context, collector = FLContext(), GroupInfoCollector()
+    context.set_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR, collector, sticky=False, private=True)
+    server = FederationController()
+    server.handle_event("another event", context)
+    assert not collector.info
+    server.handle_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
+    told = SimpleNamespace(**json.loads(json.dumps(collector.info))["fedpeft"])
+    assert (told.job, told.round, told.rounds, told.state) == ("small", 1, 4, "running")

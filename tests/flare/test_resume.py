@@ -1,0 +1,149 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job that goes on where another was cut off: the same rounds, the same bits."""
+
+import shutil
+
+import pytest
+import torch
+from harness import LAYERS, assigned, introduction, reply, scheduled, scores
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare import checkpoint
+from fedpeft.flare.state_folder import prune, state_folder
+
+PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
+WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}
+
+
+def drawn(site, order, **changes):
+    """A reply that depends on the adapter received, so that a wrong start would show."""
+    generator = torch.Generator().manual_seed(order.round * 100 + len(site))
+    told = reply(site, order)
+    state = {
+        key: tensor * 0 + torch.randn(tensor.shape, generator=generator) + order.state.get(key, torch.zeros(()))
+        for key, tensor in told.state.items()
+    }
+    return reply(site, order, state=state, **changes)
+
+
+def resumed(site):
+    return introduction(site, finished=2)
+
+
+def dies_in(number, train=drawn):
+    def answer(site, order):
+        if order.round == number:
+            raise SystemExit("killed")
+        return train(site, order)
+
+    return answer
+
+
+@pytest.mark.parametrize("method", [{"aggregation": "fedavg"}, PIA], ids=["fedavg", "pia"])
+def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
+    whole, manifest, history = run(train=drawn, method=method, rounds=4)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), method=method, rounds=4)
+    again, manifest, other = run(resumed, train=drawn, method=method, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["resumed"] == {"after_round": 2, "sites_with_other_state": {}}
+    assert again.hello.finished == 2
+    assert again.hello.lineage == manifest["lineage"]
+    assert [entry["round"] for entry in other["rounds"]] == [1, 2, 3, 4]
+    for key, tensor in whole.saved[-1].items():
+        assert torch.equal(tensor, again.saved[-1][key])
+    assert [e["sites"]["slake"]["overall"] for e in history["rounds"]] == [
+        e["sites"]["slake"]["overall"] for e in other["rounds"]
+    ]
+
+
+def test_scores_outlive_the_server(run):
+    def train(site, order):
+        return assigned(site, order, scores=[0.1, 0.2, 0.7])
+
+    with pytest.raises(SystemExit):
+        run(scheduled, dies_in(2, train), schedule=WITH_REPLY, rounds=3)
+    asked = []
+
+    def score(site, order):
+        asked.append(site)
+        return scores(site, order)
+
+    later = lambda site: introduction(site, schema=LAYERS, budget=1, finished=1)  # noqa: E731
+    _, manifest, history = run(later, train, score, schedule=WITH_REPLY, rounds=3, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert asked == []
+    assert history["rounds"][1]["schedule"]["scores"]["slake"] == [0.1, 0.2, 0.7]
+
+
+def test_a_site_without_its_state_is_named(run):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    lost = lambda site: introduction(site, finished=0 if site == "chest" else 2)  # noqa: E731
+    _, manifest, _ = run(lost, drawn, rounds=4, resume_from="latest")
+    assert manifest["resumed"]["sites_with_other_state"] == {"chest": 0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"resume_from": "latest", "rounds": 2}, "training.rounds is 2, it was 4"),
+        ({"resume_from": "latest", "method": PIA}, "method.aggregation is 'pia', it was 'fedavg'"),
+        ({"resume_from": "other-20260101-000000-abcdef"}, "there is no checkpoint of test for resume_from=other"),
+        ({"resume_from": "../../etc"}, "resume_from is '../../etc', it must be 'latest', a folder's name"),
+    ],
+)
+def test_what_cannot_be_resumed_is_one_sentence(run, changes, told):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    harness, manifest, _ = run(**{"train": drawn, "rounds": 4, **changes})
+    assert manifest["status"] == "failed"
+    assert told in manifest["reason"]
+    assert harness.panics
+
+
+def test_a_finished_job_has_nothing_left(run):
+    run()
+    _, manifest, _ = run(resume_from="latest")
+    assert "nothing is left to resume" in manifest["reason"]
+
+
+def test_a_broken_checkpoint_names_its_folder_and_an_older_one_still_works(run, tmp_path):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    newest = max((tmp_path / "state").glob("*/round-*"))
+    (newest / "global.safetensors").write_bytes(b"half")
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert f"the checkpoint {newest} cannot be read" in manifest["reason"]
+    shutil.rmtree(newest)
+    _, manifest, _ = run(lambda site: introduction(site, finished=1), drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+
+
+def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
+    run(rounds=5)
+    assert sorted(path.name for path in (tmp_path / "state").glob("*/*")) == [f"round-0000{n}" for n in (3, 4, 5)]
+    for day in range(1, 6):
+        (tmp_path / "old" / f"a-2026010{day}-000000-abcdef").mkdir(parents=True)
+    (tmp_path / "old" / "a-b-20260101-000000-abcdef").mkdir()
+    prune(tmp_path / "old", "a-20260109-000000-abcdef")
+    kept = sorted(path.name for path in (tmp_path / "old").glob("*"))
+    assert kept == ["a-20260104-000000-abcdef", "a-20260105-000000-abcdef", "a-b-20260101-000000-abcdef"]
+
+
+@pytest.mark.parametrize("name", ["../up", "", "/etc", "UPPER", "a/b"])
+def test_a_lineage_cannot_lead_elsewhere(name):
+    with pytest.raises(FedpeftError, match="no plain name"):
+        state_folder(None, name)
+
+
+@pytest.mark.parametrize("job", ["paper/fedpia_task1", "Ä b", "", "x" * 200])
+def test_a_new_lineage_is_a_plain_name(job, monkeypatch, tmp_path):
+    monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path))
+
+    class Context:
+        def get_identity_name(self):
+            return "server"
+
+    assert state_folder(Context(), checkpoint.new_lineage(job)).parent == tmp_path / "server"

@@ -1,0 +1,56 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The picture of the fronts: every heuristic beside the exact front of the round's own scores and budgets."""
+
+import io
+
+import numpy as np
+import pytest
+from histories import record, write
+from PIL import Image
+
+from fedpeft.report import render
+from fedpeft.report.front_plot import EXACT, fronts_figure, fronts_of
+from fedpeft.report.history import parse
+from fedpeft.report.plots import png
+from fedpeft.scheduling import choose, names, schedule
+
+
+def scheduled(sites: int, layers: int, *, budget: int):
+    """A run of one round whose layers were chosen from the exact front."""
+    named = tuple(f"site-{i}" for i in range(sites))
+    made = record(named, 1)
+    scores = np.random.default_rng(2).dirichlet(np.ones(layers), size=sites)
+    mask = choose(schedule(scores, np.full(sites, budget), solver=EXACT))
+    made["rounds"][0]["schedule"] = {
+        "numbers": list(range(layers)),
+        "layers": {site: np.flatnonzero(row).tolist() for site, row in zip(named, mask, strict=True)},
+        "scores": {site: row.tolist() for site, row in zip(named, scores, strict=True)},
+        "importance": float((scores * mask).sum()),
+        "variance": float(mask.sum(axis=0).var()),
+    }
+    return made
+
+
+@pytest.mark.parametrize(
+    ("sites", "layers", "budget"), [(5, 12, 4), (10, 12, 3), (1, 12, 4), (5, 1, 1), (5, 12, 0), (5, 12, 12)]
+)
+def test_every_heuristic_has_a_panel(sites, layers, budget):
+    history = parse(scheduled(sites, layers, budget=budget), origin="h")
+    figure = fronts_figure(history)
+    panels = [axes.get_title(loc="left").split(":")[0] for axes in figure.axes]
+    assert panels == [name for name in names() if name != EXACT]
+    assert len({axes.get_xlim() + axes.get_ylim() for axes in figure.axes}) == 1
+    assert png(figure, history) == png(fronts_figure(history), history)
+
+
+def test_what_was_assigned_lies_on_the_exact_front():
+    plan = parse(scheduled(5, 12, budget=4), origin="h").scheduled[-1].schedule
+    exact = fronts_of(plan)[EXACT]
+    assert np.isclose(exact.importance, plan.importance).any()
+
+
+def test_the_report_has_the_picture(tmp_path):
+    write(tmp_path, scheduled(5, 12, budget=4))
+    written = render(tmp_path, tmp_path / "out")
+    assert Image.open(io.BytesIO(written["fronts"].read_bytes())).width > 1000
+    assert "exact front" in written["page"].read_text()

@@ -1,0 +1,72 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""F3OCUS in FLARE's simulator, as a user runs it: scores, schedule, partial training, pictures."""
+
+import json
+
+import pytest
+import torch
+from conftest import simulate, write
+from safetensors.torch import load_file
+
+from fedpeft.training.assignment import belongs, layer_of
+from fedpeft.training.federate import federate
+from fedpeft.training.learner import Learner
+
+pytestmark = pytest.mark.simulator
+SCHEDULED = ["schedule.solver=nsga2", "schedule.score_samples=8", "schedule.budget=1"]
+VARIANTS = {
+    "fresh": ["method.aggregation=fedavg"],
+    "with reply, aligned, unequal": [
+        "method.aggregation=pia",
+        "schedule.scoring=with_reply",
+        "schedule.site_budgets={slake: 2, vqa-rad: 0}",
+    ],
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS, ids=str)
+def scheduled(request, tmp_path_factory, sections):
+    """The job of two layers and two rounds, and the run of it."""
+    folder = tmp_path_factory.mktemp("scheduled")
+    chosen = sections(*SCHEDULED, *VARIANTS[request.param])
+    run = simulate(write(folder / "job", chosen), folder / "ws", threads=5)
+    assert run.code == 0, run.text
+    return chosen, run, json.loads((run.results / "history.json").read_text())
+
+
+def test_it_says_who_trained_what_and_why(scheduled):
+    _, run, history = scheduled
+    for entry in history["rounds"]:
+        plan = entry["schedule"]
+        assert plan["layers"].keys() == plan["scores"].keys() == set(entry["sites"])
+        for scores in plan["scores"].values():
+            assert sum(scores) == pytest.approx(1)
+    manifest = json.loads((run.results / "manifest.json").read_text())
+    assert {"report/schedule.png", "report/fronts.png", "report/convergence.png"} <= set(manifest["files"])
+    assert "trained layers" in run.text
+
+
+def test_the_loop_without_flare_gives_the_same_adapter_and_schedule(scheduled, tmp_path):
+    chosen, run, history = scheduled
+    sites = chosen["federation"]["sites"]
+    results = list(federate({s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}))
+    saved = load_file(run.results / "global.safetensors")
+    assert saved.keys() == results[-1].state.keys()
+    assert all(torch.equal(saved[key], results[-1].state[key]) for key in saved)
+    assert [r.assignment.layers for r in results] == [e["schedule"]["layers"] for e in history["rounds"]]
+
+
+def test_what_nobody_trains_is_bit_identical(scheduled, tmp_path):
+    chosen, _, _ = scheduled
+    sites = chosen["federation"]["sites"]
+    learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}
+    before = learners[sites[0]].body.state()
+    for result in federate(learners):
+        trained = {layer for layers in result.assignment.layers.values() for layer in layers}
+        for key, tensor in result.state.items():
+            if layer_of(key) is not None and not belongs(key, sorted(trained)):
+                assert torch.equal(tensor, before[key])
+        for site, update in result.updates.items():
+            layers = result.assignment.layers[site]
+            assert update.state.keys() == {key for key in before if belongs(key, layers)}
+        before = result.state

@@ -1,0 +1,89 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the terminal shows, once and until the end."""
+
+import io
+import json
+
+import pytest
+from rich.console import Console
+
+from fedpeft import cli
+from fedpeft.errors import FedpeftError
+from fedpeft.status import Progress, follow, show
+from fedpeft.status.show import duration, figures
+
+RUNNING = Progress(job="small", round=2, rounds=4, accuracy=0.5, seconds=8.0, pace=8.0, ago=3.0)
+COMPLETED = Progress(job="small", state="completed", round=4, rounds=4, accuracy=0.75, seconds=8.0)
+FAILED = Progress(job="small", state="failed", round=2, rounds=4, reason="round 3 ended with too few valid replies")
+
+
+def shown(progress, *, width=120):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(show(progress, now=0), soft_wrap=True)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [
+        (Progress(), ["no round finished yet", "running"]),
+        (Progress(state="submitted", job="small"), ["small", "submitted"]),
+        (Progress(rounds=4), ["0 of 4 rounds"]),
+        (Progress(round=3), ["3 rounds"]),
+        (RUNNING, ["2 of 4 rounds", "mean accuracy 50.0 %", "last round 8.0 s, 3.0 s ago", "13.0 s left"]),
+        (COMPLETED, ["4 of 4 rounds", "completed", "mean accuracy 75.0 %; last round 8.0 s\n"]),
+        (FAILED, ["failed", "2 of 4 rounds"]),
+        (Progress(state="completed", reason="look there."), ["completed", "look there."]),
+        (Progress(rejected=("[red]head[/], round 1: [bold]late",)), ["rejected: [red]head[/], round 1: [bold]late"]),
+    ],
+)
+def test_show(progress, expected):
+    text = shown(progress)
+    assert all(part in text for part in expected), text
+
+
+def test_no_end_is_estimated_without_a_pace():
+    assert "left" not in figures(Progress(round=1, rounds=4, accuracy=0.5))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(0, "0.0 s"), (8.24, "8.2 s"), (61, "1 min"), (3599, "1 h 00 min"), (14700, "4 h 05 min")]
+)
+def test_duration(seconds, expected):
+    assert duration(seconds) == expected
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_following_ends_with_the_run(terminal):
+    seen = iter([Progress(job="small"), RUNNING, RUNNING, COMPLETED])
+    pauses = []
+    console = Console(file=io.StringIO(), force_terminal=terminal, width=120)
+    assert follow(lambda: next(seen), console=console, pause=lambda: pauses.append(1)) == COMPLETED
+    assert len(pauses) == 3
+    assert "4 of 4 rounds" in console.file.getvalue()
+    if not terminal:
+        assert console.file.getvalue().count("2 of 4 rounds") == 1
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_run_that_fails_is_an_error(terminal):
+    seen = iter([RUNNING, FAILED])
+    console = Console(file=io.StringIO(), force_terminal=terminal)
+    with pytest.raises(FedpeftError, match="small failed: round 3 ended"):
+        follow(lambda: next(seen), console=console, pause=lambda: None)
+
+
+def test_one_look_does_not_wait():
+    assert follow(lambda: RUNNING, console=Console(file=io.StringIO()), until_end=False) == RUNNING
+
+
+def test_the_command(tmp_path, capsys, monkeypatch):
+    (tmp_path / "history.json").write_text(json.dumps({"job": "small", "rounds": []}))
+    assert cli.main(["status", str(tmp_path)]) == 0
+    assert "small" in capsys.readouterr().out
+    (tmp_path / "manifest.json").write_text(json.dumps({"status": "failed", "reason": "no site answered."}))
+    assert cli.main(["status", str(tmp_path), "--follow"]) == 1
+    assert "no site answered." in capsys.readouterr().err
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["status"]) == 1
+    assert "simulator_workspace is no folder" in capsys.readouterr().err

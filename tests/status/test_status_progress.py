@@ -1,0 +1,105 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a run's folder says at every stage of its life, and where the folder is."""
+
+import json
+import os
+
+import pytest
+
+from fedpeft.errors import FedpeftError
+from fedpeft.status import Progress, read_progress, run_folder
+
+
+def history(rounds=3, *, of=10, rejected=None):
+    """A history of so many finished rounds, each of 8 s but the first, which took 60."""
+    sites = {"slake": {"overall": 0.5}, "vqa-rad": {"overall": 0.7}, "head": {"overall": None}}
+    made = [
+        {
+            "round": number,
+            "sites": sites,
+            "rejected": (rejected or {}).get(number, {}),
+            "seconds": 60 if number == 1 else 8,
+        }
+        for number in range(1, rounds + 1)
+    ]
+    return {"job": "small", "settings": {"training": {"rounds": of}}, "rounds": made}
+
+
+def write(folder, *, history=None, manifest=None, at=1000):
+    for name, content in (("history.json", history), ("manifest.json", manifest)):
+        if content is not None:
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+            os.utime(folder / name, (at, at))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, {"state": "running", "round": 0, "rounds": None, "left": None}),
+        ({"history": history(0)}, {"job": "small", "round": 0, "rounds": 10, "accuracy": None, "left": None}),
+        ({"history": history(1)}, {"round": 1, "accuracy": 0.6, "seconds": 60, "ago": 5.0, "left": 9 * 60 - 5.0}),
+        ({"history": history(5)}, {"round": 5, "seconds": 8, "pace": 8.0, "left": 35.0}),
+        ({"history": history(10)}, {"round": 10, "state": "running", "left": 0.0}),
+        ({"history": history(10), "manifest": {"status": "completed"}}, {"state": "completed", "left": None}),
+        (
+            {"history": history(2), "manifest": {"status": "failed", "reason": "too few replies"}},
+            {"state": "failed", "reason": "too few replies", "round": 2},
+        ),
+        ({"manifest": {"status": "failed", "reason": "no.", "job": "x"}}, {"state": "failed", "job": "x", "round": 0}),
+        ({"history": {"rounds": [{"round": 1, "sites": {}}]}}, {"round": 1, "rounds": None, "pace": None, "job": ""}),
+    ],
+)
+def test_progress(files, expected, tmp_path):
+    found = read_progress(write(tmp_path, **files), now=1005)
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+
+
+def test_rejected_replies_are_named(tmp_path):
+    rejected = {1: {"head": "NaN in layer 3"}, 2: {"head": "late", "slake": "late"}}
+    found = read_progress(write(tmp_path, history=history(3, rejected=rejected)))
+    assert found.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("history", "{", "cannot be read as JSON"),
+        ("history", "[]", "must hold a JSON object, it holds list"),
+        ("history", '{"rounds": 3}', "holds no run that can be read"),
+        ("history", '{"rounds": [{"sites": {"a": 1}}]}', "holds no run that can be read"),
+        ("history", '{"rounds": [], "settings": []}', "holds no run that can be read"),
+        ("manifest", "", "cannot be read as JSON"),
+    ],
+)
+def test_damaged_files_are_told(file, content, told, tmp_path):
+    with pytest.raises(FedpeftError, match=told):
+        read_progress(write(tmp_path, **{file: content}))
+
+
+def test_progress_travels_as_json(tmp_path):
+    from dataclasses import asdict
+
+    found = read_progress(write(tmp_path, history=history(3, rejected={1: {"head": "late"}})))
+    travelled = json.loads(json.dumps({**asdict(found), "of a newer version": 1}))
+    assert Progress.from_json(travelled) == found
+
+
+@pytest.mark.parametrize("place", ["", "fedpeft", "server/simulate_job/fedpeft", "workspace/fedpeft"])
+@pytest.mark.parametrize("file", ["history.json", "manifest.json"])
+def test_a_run_is_found(place, file, tmp_path):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / file).write_text("{}")
+    assert run_folder(tmp_path) == tmp_path / place
+
+
+def test_a_workspace_may_hold_no_run_yet(tmp_path):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "resources.json").write_text("{}")
+    assert read_progress(run_folder(tmp_path)) == Progress()
+
+
+@pytest.mark.parametrize(("name", "told"), [("none", "is no folder"), ("", "holds no run")])
+def test_what_is_no_run_is_told(name, told, tmp_path):
+    with pytest.raises(FedpeftError, match=told):
+        run_folder(tmp_path / name)
