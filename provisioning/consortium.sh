@@ -22,7 +22,7 @@ done
 # The server needs some seconds before it answers, the sites before they are connected.
 connected() {
     nvflare --format json system status --startup-kit "$lead" 2>/dev/null |
-        python3 -c 'import json, sys; print(len(json.load(sys.stdin).get("data", {}).get("clients", [])))'
+        python3 -c 'import json, sys; print(len(json.load(sys.stdin).get("data", {}).get("clients", [])))' 2>/dev/null
 }
 until [[ $(connected) -ge ${#sites[@]} ]]; do
     if [[ $SECONDS -gt 180 ]]; then fail "not all of ${sites[*]} are connected after three minutes."; fi
@@ -30,9 +30,9 @@ done
 run nvflare system status --startup-kit "$lead"
 
 job=$(submit --startup-kit "$lead")
-follow "$kits/server" "$job"
+follow "$lead" "$job"
 run nvflare job wait "$job" --timeout "$timeout" --startup-kit "$lead" || true # the manifest says how it ended
 run nvflare job download "$job" -o "$results" --startup-kit "$lead"
 run nvflare system shutdown all --force --startup-kit "$admin"
 
-run fedpeft verify "$results"
+run fedpeft verify "$results/$job"

@@ -1,4 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+# shellcheck shell=bash disable=SC2034
 # For consortium.sh and poc.sh: a scratch folder for everything that they write, and an end that leaves nothing behind.
 set -euo pipefail
 
@@ -30,9 +31,9 @@ submit() {
         python3 -c 'import json, sys; print(json.load(sys.stdin)["data"]["job_id"])'
 }
 
-# Say what the server's job process in this kit says about its rounds.
+# Show how far the job is until it ends, with this kit's rights, while other commands run.
 follow() {
-    tail -n +1 -F "$1/$2/log.txt" 2>/dev/null | grep --line-buffered -o 'round [0-9]* of .*' &
+    fedpeft status "$2" --startup-kit "$1" --follow &
 }
 
 # Whatever happened: end what was started, by process id, and remove the scratch folder. After a failure the logs stay.

@@ -11,9 +11,9 @@ run nvflare poc prepare -i "$scratch/project.yml" --force
 run nvflare poc start --timeout 180
 
 job=$(submit --kit-id lead@coordinator.org)
-follow "$scratch"/poc/*/prod_00/server "$job"
+follow "$scratch"/poc/*/prod_00/lead@coordinator.org "$job"
 run nvflare job wait "$job" --timeout "$timeout" --kit-id lead@coordinator.org || true # the manifest says how it ended
 run nvflare job download "$job" -o "$results" --kit-id lead@coordinator.org
 run nvflare poc stop
 
-run fedpeft verify "$results"
+run fedpeft verify "$results/$job"

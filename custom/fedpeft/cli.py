@@ -138,7 +138,8 @@ def _status(chosen: argparse.Namespace) -> None:
 
 def _verify(chosen: argparse.Namespace) -> None:
     from fedpeft.report import show
-    from fedpeft.verify import run_folder, verify
+    from fedpeft.status import run_folder
+    from fedpeft.verify import verify
 
     run = run_folder(chosen.run)
     manifest = verify(run)

@@ -10,9 +10,10 @@ from kits import SITES
 from safetensors.torch import load_file
 
 from fedpeft.errors import FedpeftError
+from fedpeft.status import run_folder
 from fedpeft.training.federate import federate
 from fedpeft.training.learner import Learner
-from fedpeft.verify import run_folder, verify
+from fedpeft.verify import verify
 
 pytestmark = pytest.mark.consortium
 
