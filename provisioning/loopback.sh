@@ -7,7 +7,7 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 name=$(basename "$0" .sh)
 job_folder=${1:-$root/jobs/fedpia_task1}
 project=${PROJECT:-$root/provisioning/project.yml}
-results=${RESULTS:-$root/results/$name}
+results=${RESULTS:-}
 port=${PORT:-8002}
 timeout=${TIMEOUT:-3600}
 
@@ -60,12 +60,18 @@ if (: </dev/tcp/127.0.0.1/"$port") 2>/dev/null; then
     fail "port $port is taken: name a free one, e.g. PORT=9002 make $name."
 fi
 
+if [[ -z $results ]]; then
+    results=$root/results/$name
+    rm -rf "$results"
+elif [[ -n $(ls -A "$results" 2>/dev/null) ]]; then
+    fail "$results is not empty: name a new folder in RESULTS."
+fi
+mkdir -p "$results"
+
 scratch=$(mktemp -d)
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
-rm -rf "$results"
-mkdir -p "$results"
 
 # nvflare writes into the home directory: it gets one of its own, while caches and packages of the user stay in use.
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} PYTHONUSERBASE=${PYTHONUSERBASE:-$HOME/.local}
