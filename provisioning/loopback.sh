@@ -75,8 +75,8 @@ trap 'exit 143' TERM
 
 # nvflare writes into the home directory: it gets one of its own, while caches and packages of the user stay in use.
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} PYTHONUSERBASE=${PYTHONUSERBASE:-$HOME/.local}
-export HOME=$scratch/home
-mkdir "$HOME"
+export HOME=$scratch/home TMPDIR=$scratch/tmp
+mkdir "$HOME" "$TMPDIR"
 if [[ -n ${FEDPEFT_DATA:-} ]]; then FEDPEFT_DATA=$(cd "$FEDPEFT_DATA" && pwd); fi
 
 # The project as it is committed, but for the port and the server's storage.
