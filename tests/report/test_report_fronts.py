@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedpeft.report import render
 from fedpeft.report.front_plot import EXACT, fronts_figure, fronts_of
-from fedpeft.report.history import parse
+from fedpeft.report.history_reader import parse
 from fedpeft.report.plots import png
 from fedpeft.scheduling import choose, names, schedule
 

@@ -6,7 +6,8 @@ import json
 import pytest
 from histories import FIVE, gaps, record, write
 
-from fedpeft.report.history import HistoryError, parse, read
+from fedpeft.report.history_reader import parse, read
+from fedpeft.report.json_fields import HistoryError
 
 
 def test_folder_and_file_read_the_same(tmp_path):

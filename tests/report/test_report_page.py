@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 import pytest
 from histories import PROCEDURAL, gaps, record
 
-from fedpeft.report.history import parse
+from fedpeft.report.history_reader import parse
 from fedpeft.report.page import page
 from fedpeft.report.tables import all_tables
 

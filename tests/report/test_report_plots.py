@@ -11,7 +11,7 @@ import pytest
 from histories import FIVE, PROCEDURAL, gaps, record
 from PIL import Image
 
-from fedpeft.report.history import parse
+from fedpeft.report.history_reader import parse
 from fedpeft.report.labels import shorten, spread
 from fedpeft.report.palette import COLOURS, DISTINCT
 from fedpeft.report.plots import convergence, png

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from fedpeft.errors import FedpeftError
 from fedpeft.report import render, show
-from fedpeft.report.history import HistoryError
+from fedpeft.report.json_fields import HistoryError
 
 
 def test_four_files_with_the_same_bytes_each_time(tmp_path):

@@ -11,7 +11,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from fedpeft.errors import FedpeftError
-from fedpeft.report.history import parse
+from fedpeft.report.history_reader import parse
 from fedpeft.report.markdown import markdown
 from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, by_round, last_round

@@ -28,7 +28,7 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
     """
     from fedpeft.errors import FedpeftError
     from fedpeft.report.front_plot import fronts_figure
-    from fedpeft.report.history import read
+    from fedpeft.report.history_reader import read
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page
     from fedpeft.report.plots import convergence, png
@@ -75,7 +75,7 @@ def show(source: str | Path, *, console: Console | None = None, metrics: Sequenc
         HistoryError: the history is missing, broken or incomplete.
         FedpeftError: an unknown metric.
     """
-    from fedpeft.report.history import read
+    from fedpeft.report.history_reader import read
     from fedpeft.report.terminal import print_tables
 
     print_tables(read(source), console=console, metrics=metrics)

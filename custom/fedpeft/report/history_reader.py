@@ -1,0 +1,192 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Read history.json: every value is checked, and an error says in one sentence where the wrong one stands."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from fedpeft.report.history import History, Round, Schedule, SiteResult
+from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
+
+FILE_NAME = "history.json"
+
+
+def read(path: str | Path) -> History:
+    """Read and check a history.
+
+    Args:
+        path: the run's folder, or its history.json itself.
+
+    Raises:
+        HistoryError: one sentence with the file, the round and the site, and what is wrong there.
+    """
+    file = Path(path)
+    if file.is_dir():
+        file = file / FILE_NAME
+    try:
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise HistoryError(
+            f"{file} does not exist; name a run's folder or its {FILE_NAME}, which a run writes after its first round."
+        ) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise HistoryError(f"{file} cannot be read as UTF-8 text ({error}); copy it from the run again.") from error
+    try:
+        record = json.loads(text)
+    except ValueError as error:
+        raise HistoryError(
+            f"{file} is not valid JSON ({error}): it was cut off or edited; take it from the run again."
+        ) from error
+    except RecursionError as error:
+        raise HistoryError(f"{file} is nested too deeply to be a history; copy it from the run again.") from error
+    return parse(record, origin=str(file))
+
+
+def parse(record: Any, *, origin: str) -> History:
+    """Check a decoded history.json.
+
+    Args:
+        record: the decoded JSON.
+        origin: what error messages call it, such as the file's path.
+
+    Raises:
+        HistoryError: one sentence with the origin, the round and the site, and what is wrong there.
+    """
+    top = as_mapping(record, origin, "the whole file")
+    rounds = need(top, "rounds", origin)
+    if not isinstance(rounds, list):
+        fail(origin, "'rounds'", rounds, "a list of rounds")
+    if not rounds:
+        raise HistoryError(f"{origin} holds no finished round: nothing to report; let the run end a round first.")
+    procedural = need(top, "procedural", origin)
+    if not isinstance(procedural, bool):
+        fail(origin, "'procedural'", procedural, "true or false")
+    tiny = top.get("tiny", False)
+    if not isinstance(tiny, bool):
+        fail(origin, "'tiny'", tiny, "true or false")
+    parsed = tuple(_round(entry, f"{origin}, entry {index} of 'rounds'") for index, entry in enumerate(rounds, 1))
+    for before, after in pairwise(parsed):
+        if after.round <= before.round:
+            raise HistoryError(
+                f"{origin}: round {after.round} follows round {before.round}; rounds must rise, "
+                "so write each round once and in order."
+            )
+    kinds = {one.schedule.numbers: one.round for one in parsed if one.schedule}
+    if len(kinds) > 1:
+        (one, first), (other, second), *_ = kinds.items()
+        raise HistoryError(
+            f"{origin}: the schedule of round {first} scores {len(one)} layers, that of round {second} {len(other)} or "
+            "others; a run schedules the same layers in every round, so copy the file from the run again."
+        )
+    return History(
+        job=as_name(need(top, "job", origin), origin, "'job'"),
+        method=as_name(need(top, "method", origin), origin, "'method'"),
+        procedural=procedural,
+        source=as_sentence(need(top, "source", origin), origin, "'source'"),
+        rounds=parsed,
+        tiny=tiny,
+        settings=_flat(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
+    )
+
+
+def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
+    """Nested settings under dotted names, each value as text."""
+    found: dict[str, str] = {}
+    for key, value in settings.items():
+        name = prefix + as_name(key, origin, "a setting's name")
+        if isinstance(value, Mapping):
+            found |= _flat(value, origin, f"{name}.")
+        else:
+            found[name] = as_sentence(
+                value if isinstance(value, str) else json.dumps(value), origin, f"setting {name!r}"
+            )
+    return found
+
+
+def _round(entry: Any, where: str) -> Round:
+    entry = as_mapping(entry, where, "the entry")
+    number = as_count(need(entry, "round", where), where, "'round'")
+    sites = as_mapping(need(entry, "sites", where), where, "'sites'")
+    alignment = as_mapping(entry.get("alignment", {}), where, "'alignment'")
+    rejected = as_mapping(entry.get("rejected", {}), where, "'rejected'")
+    return Round(
+        round=number,
+        sites={
+            as_name(name, where, "a site's name"): _site(value, f"{where}, site {name!r}")
+            for name, value in sites.items()
+        },
+        alignment={
+            as_name(name, where, "a site's name"): as_number(value, f"{where}, 'alignment'", repr(name))
+            for name, value in alignment.items()
+        },
+        rejected={
+            as_name(name, where, "a site's name"): as_sentence(value, f"{where}, 'rejected'", repr(name))
+            for name, value in rejected.items()
+        },
+        seconds=as_number(entry.get("seconds"), where, "'seconds'"),
+        schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
+    )
+
+
+def _schedule(entry: Any, where: str) -> Schedule | None:
+    entry = as_mapping(entry, where, "the entry")
+    if not entry:
+        return None
+    layers = as_mapping(need(entry, "layers", where), where, "'layers'")
+    scores = as_mapping(need(entry, "scores", where), where, "'scores'")
+    if not layers or set(layers) != set(scores):
+        raise HistoryError(
+            f"{where}: 'layers' names the sites {sorted(layers)} and 'scores' {sorted(scores)}; both must name "
+            "the same, at least one; copy the file from the run again."
+        )
+    table = {
+        as_name(site, where, "a site's name"): _scores(values, f"{where}, site {site!r}")
+        for site, values in scores.items()
+    }
+    count = len(next(iter(table.values())))
+    for site, values in table.items():
+        if len(values) != count:
+            fail(f"{where}, site {site!r}", "the number of scores", len(values), f"{count} as for the other sites")
+    numbers = _layers(entry.get("numbers", list(range(count))), where, "'numbers'")
+    if len(numbers) != count:
+        fail(where, "the number of 'numbers'", len(numbers), f"{count}, one for each score")
+    return Schedule(
+        numbers=numbers,
+        layers={site: _chosen(layers[site], f"{where}, site {site!r}", numbers) for site in table},
+        scores=table,
+        importance=as_number(entry.get("importance"), where, "'importance'", low=-math.inf),
+        variance=as_number(entry.get("variance"), where, "'variance'"),
+    )
+
+
+def _scores(values: Any, where: str) -> tuple[float, ...]:
+    if not isinstance(values, list) or not values or None in values:
+        fail(where, "'scores'", values, "a list with one number for each layer")
+    return tuple(as_number(value, where, f"the score of layer {n}", low=-math.inf) for n, value in enumerate(values))
+
+
+def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
+    if not isinstance(values, list):
+        fail(where, what, values, "a list of layer numbers")
+    found = tuple(as_count(value, where, f"a layer in {what}") for value in values)
+    return found if sorted(set(found)) == list(found) else fail(where, what, values, "rising layer numbers, each once")
+
+
+def _chosen(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+    found = _layers(values, where, "'layers'")
+    return found if set(found) <= set(numbers) else fail(where, "'layers'", values, "layers that have a score")
+
+
+def _site(entry: Any, where: str) -> SiteResult:
+    entry = as_mapping(entry, where, "the entry")
+    samples = entry.get("samples")
+    return SiteResult(
+        **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
+        loss=as_number(entry.get("loss"), where, "'loss'", low=-math.inf),
+        samples=None if samples is None else as_count(samples, where, "'samples'"),
+    )

@@ -1,0 +1,72 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Values of a decoded JSON file, each checked: `where` and `what` go into the error."""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from fedpeft.errors import FedpeftError
+
+
+class HistoryError(FedpeftError):
+    """A history.json that is missing, broken or incomplete."""
+
+
+def need(entry: Mapping[str, Any], key: str, where: str) -> Any:
+    """The value of a key that must be there."""
+    if key not in entry:
+        raise HistoryError(f"{where}: {key!r} is missing; the file is incomplete; copy it from the run again.")
+    return entry[key]
+
+
+def as_mapping(value: Any, where: str, what: str) -> Mapping[str, Any]:
+    """A JSON object."""
+    return value if isinstance(value, Mapping) else fail(where, what, value, "a JSON object")
+
+
+def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = math.inf) -> float | None:
+    """A finite number from low to high, or None."""
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        fail(where, what, value, "a number or null")
+    if not (math.isfinite(value) and low <= value <= high):
+        span = "a finite number" if high == math.inf else f"a fraction from {low} to {high}"
+        fail(where, what, value, f"{span}{' of at least 0' if high == math.inf and low == 0 else ''} or null")
+    return float(value)
+
+
+def as_count(value: Any, where: str, what: str) -> int:
+    """A whole number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        fail(where, what, value, "a whole number of at least 0")
+    return value
+
+
+def as_name(value: Any, where: str, what: str) -> str:
+    """A text that is not empty and has no control characters."""
+    if not isinstance(value, str) or not value.strip() or _clean(value) != value:
+        fail(where, what, value, "a text that is not empty and has no control characters")
+    return value
+
+
+def as_sentence(value: Any, where: str, what: str) -> str:
+    """A text on one line, without control characters."""
+    # a reason may carry another program's message: its line breaks and terminal codes go, its words stay
+    return _clean(" ".join(value.split())) if isinstance(value, str) else fail(where, what, value, "a text")
+
+
+def _clean(text: str) -> str:
+    return "".join(
+        "\N{REPLACEMENT CHARACTER}" if unicodedata.category(c) in {"Cc", "Cs", "Zl", "Zp"} else c for c in text
+    )
+
+
+def fail(where: str, what: str, value: Any, allowed: str) -> NoReturn:
+    """Raise a HistoryError that names place, value and what is allowed."""
+    shown = repr(value)
+    shown = shown if len(shown) <= 60 else shown[:57] + "..."
+    raise HistoryError(f"{where}: {what} is {shown} but must be {allowed}; correct it or copy the file again.")
