@@ -48,10 +48,11 @@ def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path,
         assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
 
 
-@pytest.mark.parametrize("name", importance.names())
-@pytest.mark.parametrize("scoring", ["fresh", "with_reply"])
+@pytest.mark.parametrize(
+    ("name", "scoring"), [*((name, "fresh") for name in importance.names()), ("fedselect", "with_reply")]
+)
 def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
-    chosen = [f"schedule.score={name}", f"schedule.scoring={scoring}", "method.aggregation=fedavg", "training.rounds=3"]
+    chosen = [f"schedule.score={name}", f"schedule.scoring={scoring}", "method.aggregation=fedavg"]
     made = sections(*UPPER_LAYER, *chosen)
     learners = {site: Learner.from_sections(made, site=site, folder=tmp_path / site) for site in SITES}
     for result in federate(learners):
