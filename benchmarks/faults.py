@@ -96,9 +96,10 @@ def simulate(folder: Path, overrides: Iterable[str], *, deed: str = "", mortal: 
 
 def happened(run: Run) -> str:
     """What the manifest says, in its own words."""
-    said = [
-        f"site {fault['site']}, round {fault['round']}: {fault['what']}" for fault in run.manifest.get("faults", [])
-    ]
+    said = []
+    for fault in run.manifest.get("faults", []):
+        named = "" if fault["site"] in fault["what"] else f", site {fault['site']}"
+        said.append(f"round {fault['round']}{named}: {fault['what'].rstrip('.')}")
     return (run.manifest.get("reason") or "; ".join(said) or "nothing was noticed").replace("\n", " ")
 
 
