@@ -1,4 +1,4 @@
-.PHONY: install check lint format jobs jobs-in-sync test test-fast
+.PHONY: install check lint format jobs jobs-in-sync test test-fast poc consortium
 
 install:
 	pip install -c constraints.txt -e ".[dev]"
@@ -24,3 +24,9 @@ test:
 
 test-fast:
 	pytest -m "not slow and not simulator and not consortium"
+
+poc:
+	provisioning/poc.sh
+
+consortium:
+	provisioning/consortium.sh

@@ -18,6 +18,7 @@ import json
 import os
 import platform
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -175,30 +176,43 @@ def main() -> None:
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
-    parser.add_argument("--out", type=Path, help="write all results as JSON")
+    parser.add_argument("--out", type=Path, help="a JSON line for each run, when it ends; what is there is kept")
     chosen = parser.parse_args()
     methods = chosen.methods or (OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS)
     overrides = [*(["method.initialisation=own"] if chosen.own else []), *chosen.set]
     console = Console(width=150)
+    results = _earlier(chosen.out, overrides)
+    known = {(result["method"], result["seed"]) for result in results}
+    wanted = [(method, seed) for seed in chosen.seeds for method in methods]
     with ProcessPoolExecutor(chosen.processes) as pool:
-        futures = [pool.submit(run, method, seed, overrides) for seed in chosen.seeds for method in methods]
-        results = []
-        for future in as_completed(futures):
-            results.append(future.result())
-            last = results[-1]
+        futures = {pool.submit(run, *one, overrides): one for one in wanted if one not in known}
+        for number, future in enumerate(as_completed(futures), 1):
+            last = {**future.result(), "overrides": overrides}
+            results.append(last)
+            if chosen.out:
+                with chosen.out.open("a") as file:
+                    file.write(json.dumps(last) + "\n")
             console.print(
-                f"{len(results)}/{len(futures)} {last['method']}, seed {last['seed']}: {overall(last):.1f} % "
+                f"{number}/{len(futures)} {last['method']}, seed {last['seed']}: {overall(last):.1f} % "
                 f"({last['seconds']:.0f} s)",
                 highlight=False,
             )
+            sys.stdout.flush()
+    results = [result for result in results if (result["method"], result["seed"]) in wanted]
     console.print(report(results))
     console.print(
         f"procedural data, tiny backbone; {len(chosen.seeds)} seeds; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
         highlight=False,
     )
-    if chosen.out:
-        chosen.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def _earlier(file: Path | None, overrides: list[str]) -> list[dict[str, Any]]:
+    """What an earlier run with the same settings wrote."""
+    if file is None or not file.exists():
+        return []
+    lines = map(json.loads, file.read_text().splitlines())
+    return [result for result in lines if result["overrides"] == overrides]
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | doctor | status | report`."""
+"""The command line: `fedpeft simulate | jobs | data | doctor | status | verify | report`."""
 
 from __future__ import annotations
 
@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
     status.set_defaults(command=_status)
 
+    verify = commands.add_parser("verify", help="whether a run completed and its files are whole; its table")
+    verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")
+    verify.set_defaults(command=_verify)
+
     report = commands.add_parser("report", help="tables, picture and page of a run")
     report.add_argument("run", type=Path, help="folder with history.json")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
@@ -130,6 +134,17 @@ def _status(chosen: argparse.Namespace) -> None:
     else:
         folder = run_folder(Path(chosen.run))
         follow(lambda: read_progress(folder), until_end=chosen.follow)
+
+
+def _verify(chosen: argparse.Namespace) -> None:
+    from fedpeft.report import show
+    from fedpeft.status import run_folder
+    from fedpeft.verify import verify
+
+    run = run_folder(chosen.run)
+    manifest = verify(run)
+    show(run, metrics=("overall", "open", "closed"))
+    print(f"complete {manifest['rounds']} rounds, {len(manifest['files'])} files\nresults  {run}")
 
 
 def _report(chosen: argparse.Namespace) -> None:

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.consortium
 
 
 def told(case):
-    return [(group, finding) for group, finding in examine(case) if finding.verdict != "pass"]
+    """The checks that fail."""
+    return [(group, finding) for group, finding in examine(case) if finding.verdict == "fail"]
 
 
 @pytest.mark.parametrize("name", [*SITES, LEAD])
@@ -26,9 +27,8 @@ def test_doctor_passes_the_kits_of_the_committed_project(federation, small_job, 
 
 
 def test_doctor_sees_that_the_server_runs_already(federation, small_job):
-    (group, finding), *more = told(open_case(small_job, startup_kit=federation.kits / "server"))
-    assert (group, finding.verdict) == ("ports", "fail")
-    assert not [other for other in more if other[1].verdict == "fail"]
+    ((group, _),) = told(open_case(small_job, startup_kit=federation.kits / "server"))
+    assert group == "ports"
 
 
 def test_doctor_sees_a_kit_of_another_consortium(federation, tmp_path):
@@ -48,7 +48,6 @@ def test_who_may_view_jobs_can_follow_one_to_its_end(federation, small_job, name
     with JobSession(federation.kits / name, job) as session:
         last = follow(session.progress, console=console)
     assert (last.state, last.round, last.rounds) == ("completed", 2, 2)
-    assert "mean accuracy" in console.file.getvalue()
     downloaded = federation.lead.download_job_result(job, str(tmp_path))
     assert read_progress(run_folder(type(tmp_path)(downloaded))).state == "completed"
 

@@ -10,8 +10,10 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from fedpeft.doctor import allow_list, backbone, clock, data, disk, job, memory, open_case, versions
+from fedpeft.doctor import allow_list, backbone, clock, data, disk, job, memory, open_case, privacy, versions
 from fedpeft.doctor.footprint import Footprint
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.policy import default_scope
 from fedpeft.workspace import COMPONENTS, resources
 
 GB = 10**9
@@ -103,6 +105,52 @@ STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreame
 )
 def test_log_streaming(local, expected):
     assert told(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
+
+
+def scoped(privacy="off", **changes):
+    """What `python -m fedpeft.flare.policy` writes, with changes to the scope."""
+    made = default_scope()
+    made["scopes"][0]["task_result_filters"][0]["args"]["privacy"] = privacy
+    made["scopes"][0] |= changes
+    return made
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "warn: there is no"),
+        (scoped(), "pass: what leaves this site is checked, neither"),
+        (scoped({"clip": 1, "noise": 0}), "pass: .* clipped at 1.0, not noised"),
+        (scoped({"clip": 1, "noise": 2}), "pass: .* clipped at 1.0 and noised"),
+        (scoped({"clip": 0, "noise": 2}), "fail: .*privacy: clip is 0.0, it must be above 0"),
+        (scoped({"noise": 2}), "fail: .*privacy lacks clip"),
+        (scoped(3), "fail: .*privacy must be an object"),
+        (scoped(task_data_filters=[]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
+        (scoped(task_data_filters=["text"]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
+        (scoped(task_data_filters=None, task_result_filters={}), "warn: .*names none of fedpeft's filters"),
+        ({**scoped(), "default_scope": "other"}, "fail: .*has no default scope"),
+        ({"scopes": 3}, "fail: .*has no default scope"),
+        ({**scoped(), "scopes": [*scoped()["scopes"], {"name": "b"}]}, "warn: .*has 2 scopes"),
+        ([], "fail: .*must hold a JSON object"),
+    ],
+)
+def test_privacy(content, expected, make_kit, monkeypatch):
+    monkeypatch.setattr(privacy, "find_spec", lambda name: object())
+    folder = make_kit("site")
+    if content is not None:
+        (folder / "local" / "privacy.json").write_text(json.dumps(content))
+    case = open_case(startup_kit=folder)
+    try:
+        shown = told(privacy.check(case))
+    except FedpeftError as error:
+        shown = f"fail: {error}"
+    assert re.match(expected, shown), shown
+
+
+def test_noise_needs_its_accountant(monkeypatch):
+    monkeypatch.setattr(privacy, "find_spec", lambda name: None)
+    shown = told(privacy.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
+    assert shown.startswith("fail: privacy.json asks for noise, and its accountant is missing")
 
 
 @pytest.mark.parametrize(
@@ -237,7 +285,7 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
 @pytest.mark.parametrize(
     ("free", "count", "expected"),
     [
-        (16 * GB, 5, "pass: main memory: a site needs about 3.0 GB"),
+        (17 * GB, 5, "pass: main memory: a site needs about 3.3 GB"),
         (10 * GB, 5, "warn: .*too little for 5 sites at once: simulate with -t 3"),
         (2 * GB, 1, "fail: .*lower training.batch_size"),
     ],
@@ -248,9 +296,8 @@ def test_memory(free, count, expected):
 
 def test_memory_on_a_gpu():
     assert told(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
-    assert told(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True)).startswith(
-        "pass: main memory: a site needs about 1.0"
-    )
+    shown = told(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
+    assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
 def test_a_containers_limit_counts(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from fedpeft.doctor.kit import read_kit
 
 
 @contextlib.contextmanager
-def serving(kit):
+def serving(kit, *, close=False):
     """A server on loopback that wants certificates of its own authority, and says nothing; yields its port."""
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(kit.root))
     context.load_cert_chain(kit.certificate, kit.key)
@@ -33,6 +33,8 @@ def serving(kit):
                     return
                 with contextlib.suppress(OSError):
                     kept.append(context.wrap_socket(plain, server_side=True))
+                    if close:
+                        kept.pop().close()
 
         threading.Thread(target=accept, daemon=True).start()
         yield listening.getsockname()[1]
@@ -95,6 +97,13 @@ def test_a_client_of_another_authority_is_refused(serve, scheme, make_kit, tmp_p
         root = (tmp_path / "kit-server" / "startup" / "rootCA.pem").read_bytes()
         (folder / "startup" / "rootCA.pem").write_bytes(root)
         assert "refused this kit" in told(read_kit(folder))
+
+
+@pytest.mark.parametrize("scheme", ["grpc", "http"])
+def test_a_server_that_closes_without_a_word_has_refused(scheme, make_kit, tmp_path, authority):
+    with serving(read_kit(make_kit("server")), close=True) as port:
+        kit = read_kit(write_kit(tmp_path / "kit-site", "site", authority=authority, port=port, scheme=scheme))
+        assert "refused this kit" in told(kit)
 
 
 @pytest.mark.parametrize(

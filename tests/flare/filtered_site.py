@@ -16,6 +16,7 @@ from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, Sco
 KEYS = ("layer.0.output.down.weight", "layer.0.output.down.bias", "layer.1.output.down.weight", "shared.rule")
 SHAPES = ((2, 3), (2,), (2, 3), (4,))
 JOB = "job-1"
+LINEAGE = "small-1"
 
 
 def adapter(fill=0.5, dtype=torch.float32, keys=KEYS):
@@ -39,16 +40,8 @@ def introduction(**changes):
 
 
 def train_order(**changes):
-    values = {
-        "lineage": "job-1",
-        "round": 1,
-        "base": 0,
-        "version": 0,
-        "layers": None,
-        "scored": False,
-        "state": adapter(0.25),
-    }
-    return TrainOrder(**{**values, **changes})
+    values = {"lineage": LINEAGE, "round": 1, "base": 0, "version": 0, "layers": None, "scored": False}
+    return TrainOrder(**{**values, "state": adapter(0.25), **changes})
 
 
 def train_reply(**changes):
@@ -65,7 +58,7 @@ def train_reply(**changes):
 
 
 def score_order(**changes):
-    return ScoreOrder(**{"lineage": "job-1", "round": 1, "base": 0, "version": 1, "state": adapter(0.25), **changes})
+    return ScoreOrder(**{"lineage": LINEAGE, "round": 1, "base": 0, "version": 1, "state": adapter(0.25), **changes})
 
 
 def score_reply(**changes):

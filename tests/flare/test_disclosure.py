@@ -58,7 +58,7 @@ def test_what_leaves_is_noised_counted_and_told(site, dtype):
     assert distance(reply.state, 0.75) > 1
     assert reply.metrics == dict.fromkeys(METRICS)
     assert reply.samples == 5
-    assert book(made) == [{"job": "job-1", "round": 1, "what": "adapter", "noise": 2.0, "bound": 1.0}]
+    assert book(made) == [{"job": "small-1", "round": 1, "what": "adapter", "noise": 2.0, "bound": 1.0}]
     spent = json.loads((made.folder / "fedpeft" / "spent.json").read_text())
     assert spent["epsilon"] == pytest.approx(epsilon([2.0], 1e-5))
     assert "not covered" in spent["covers"]
@@ -97,7 +97,10 @@ def test_a_repeated_round_that_trained_to_something_else_tells_nothing_new(site)
     assert all(torch.equal(first.state[key], other.state[key]) for key in KEYS)
 
 
-@pytest.mark.parametrize("other", [{"round": 2}, {"layers": [0, 1]}, {"state": adapter(0.26)}, {"scored": True}])
+@pytest.mark.parametrize(
+    "other",
+    [{"round": 2}, {"lineage": "small-2"}, {"layers": [0, 1]}, {"state": adapter(0.26)}, {"scored": True}],
+)
 def test_any_other_order_gets_fresh_noise_and_is_counted(site, other):
     made = site()
     first = made.train()
@@ -163,15 +166,15 @@ def test_the_limit_holds_over_all_jobs_of_a_site(site):
     most = epsilon([2.0] * 3, 1e-5) + TINY
     settings = {"privacy": {**PRIVACY, "limit": most}}
     one, other = site(job="one", **settings), site(job="other", **settings)
-    assert one.train().problem == ""
-    assert other.train().problem == ""
-    assert one.train(train_order(round=2)).problem == ""
+    assert one.train(train_order(lineage="one")).problem == ""
+    assert other.train(train_order(lineage="other")).problem == ""
+    assert one.train(train_order(lineage="one", round=2)).problem == ""
     spent = json.loads((one.folder / "fedpeft" / "spent.json").read_text())
     assert (spent["releases_of_job"], spent["releases"]) == (2, 3)
     assert spent["epsilon_of_job"] == pytest.approx(epsilon([2.0] * 2, 1e-5))
-    assert other.train(train_order(round=2)).problem == BLOCKED
+    assert other.train(train_order(lineage="other", round=2)).problem == BLOCKED
     assert "over the limit" in other.problem
-    assert one.train(train_order(round=2)).problem == ""  # once more what it already told
+    assert one.train(train_order(lineage="one", round=2)).problem == ""  # once more what it already told
 
 
 def break_book(site):

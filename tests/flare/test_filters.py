@@ -96,6 +96,7 @@ TRAIN = [
     ("endless seconds", {"seconds": float("inf")}, "seconds"),
     ("encoded seconds", {"seconds": 10**30}, "seconds"),
     ("text as seconds", {"seconds": SECRET}, "as seconds"),
+    ("endless attempts", {"attempts": 1000}, "1000 attempts"),
     ("text as samples", {"samples": SECRET}, "as samples"),
     ("long problem", {"problem": "x" * (PROBLEM_LENGTH + 1), "samples": 0, "state": {}}, "a problem of"),
     ("problem of two lines", {"problem": f"no\n{SECRET}", "samples": 0, "state": {}}, "must be one line"),
@@ -147,6 +148,7 @@ HELLOS = [
     ("splits by name", {"samples": {SECRET: 1}}, "counts of train"),
     ("negative count", {"samples": {"train": -1, "validation": 0, "test": 0}}, "counts of train"),
     ("encoded count", {"classes": 2**200}, "classes is"),
+    ("a round the server did not name", {"finished": 7}, "finished is 7"),
     ("encoded budget", {"budget": -1}, "budget is"),
     ("schema key of words", {"schema": {SECRET: [1]}}, "no adapter key"),
     ("schema key of the head", {"schema": {**introduction().schema, "head.weight": [1]}}, "no adapter key"),
@@ -227,8 +229,8 @@ def test_nothing_but_the_message_travels_with_a_reply(site, what, spoil, told):
 
 
 def test_a_problem_passes_and_brings_nothing_along(site):
-    empty = {**_empty(TrainReply), "problem": "RuntimeError in its training code", "seconds": 3.0}
-    assert site.train(**empty) == train_reply(**{**empty, "seconds": 0.0})
+    empty = {**_empty(TrainReply), "problem": "RuntimeError in its training code", "seconds": 3.0, "attempts": 2}
+    assert site.train(**empty) == train_reply(**{**empty, "seconds": 0.0, "attempts": 2})
 
 
 def test_an_error_code_passes_without_content(site):

@@ -80,10 +80,19 @@ def test_progress(server, expected, connect):
 
 
 def test_what_was_known_stays_when_the_job_ends(connect):
+    stats = {"server": {"fedpeft": {"round": 4, "rounds": 4, "accuracy": 0.5}}}
+    with connect(Server("RUNNING", "FINISHED:COMPLETED", stats=stats)) as session:
+        session.progress()
+        found = session.progress()
+    assert (found.state, found.round, found.accuracy, found.reason) == ("completed", 4, 0.5, "")
+
+
+def test_a_completed_job_has_done_the_rounds_that_nobody_saw(connect):
     with connect(Server("RUNNING", "FINISHED:COMPLETED")) as session:
         session.progress()
         found = session.progress()
-    assert (found.state, found.round, found.reason) == ("completed", 2, "")
+    assert (found.state, found.round, found.rounds, found.accuracy) == ("completed", 4, 4, None)
+    assert "nvflare job download an-id" in found.reason
 
 
 @pytest.mark.parametrize("state", ["FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"])
@@ -98,6 +107,8 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
         (JobNotFound(), "has no job an-id"),
         (AuthenticationError("no"), "refuses this kit"),
         (NoConnection("gone"), "does not answer"),
+        (InternalError("odd"), "could not answer \\(odd\\): look at its log"),
+        (RuntimeError("odd"), "could not answer"),
     ],
 )
 def test_errors_are_told(error, told, connect):

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+from fedpeft import importance
 from fedpeft.training import site_state
 from fedpeft.training.assignment import belongs, layer_of
 from fedpeft.training.federate import federate
@@ -45,6 +46,18 @@ def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path,
         kept = site_state.load_before(tmp_path / site, 3)
         trained = {key.rsplit(".", 1)[0] for key in kept.optimizer if not key.startswith("head")}
         assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
+
+
+@pytest.mark.parametrize("name", importance.names())
+@pytest.mark.parametrize("scoring", ["fresh", "with_reply"])
+def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
+    chosen = [f"schedule.score={name}", f"schedule.scoring={scoring}", "method.aggregation=fedavg", "training.rounds=3"]
+    made = sections(*UPPER_LAYER, *chosen)
+    learners = {site: Learner.from_sections(made, site=site, folder=tmp_path / site) for site in SITES}
+    for result in federate(learners):
+        for scores in result.assignment.scores.values():
+            assert sum(scores) == pytest.approx(1)
+            assert min(scores) >= 0
 
 
 def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):

@@ -13,6 +13,7 @@ __all__ = ["Case", "Finding", "examine", "open_case", "register"]
 register("versions", "fedpeft.doctor.versions")
 register("job", "fedpeft.doctor.job")
 register("allow-list", "fedpeft.doctor.allow_list")
+register("privacy", "fedpeft.doctor.privacy")
 register("clock", "fedpeft.doctor.clock")
 register("ports", "fedpeft.doctor.ports")
 register("data", "fedpeft.doctor.data")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedpeft import backbones
 from fedpeft.errors import FedpeftError
@@ -25,10 +25,13 @@ from fedpeft.importance.settings import MemorySettings
 from fedpeft.settings import build
 from fedpeft.training.body import build_body
 from fedpeft.training.heads import build_head
+from fedpeft.training.scoring import Network
 from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training.site_state import KEPT_ROUNDS
 
 CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
-ROUNDS_KEPT, OPTIMIZER_TENSORS = 2, 2
+BUFFERS = 1.25  # what a step allocates and autograd does not keep; ViLT-B/32 with a batch of 16: up to a fifth
+OPTIMIZER_TENSORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,15 +55,6 @@ class Footprint:
     method: str
 
 
-class _Whole(nn.Module):
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
-        return self.head(self.backbone(**inputs))
-
-
 def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
     """Build a site's network and measure it.
 
@@ -79,7 +73,7 @@ def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         body = build_body(backbone, method, site=site, seed=0)
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
-    network = _Whole(backbone, head).to(device)
+    network = Network(backbone, head).to(device).train()
     trained = [*body.parameters().values(), *head.parameters()]
     size = settings.image_size or backbone.model.config.image_size
 
@@ -96,7 +90,7 @@ def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
             needed, how = step(training.batch_size), f"measured with a batch of {training.batch_size}"
         else:
             one, two = step(1), step(2)
-            needed = one + (training.batch_size - 1) * (two - one)
+            needed = (one + (training.batch_size - 1) * (two - one)) * BUFFERS
             how = f"extrapolated from batches of 1 and 2 to {training.batch_size}"
     except torch.OutOfMemoryError as error:
         raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
@@ -105,7 +99,7 @@ def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
         process=psutil.Process().memory_info().rss,
         weights=sum(p.numel() * p.element_size() for p in network.parameters()),
         step=round(needed),
-        state=kept * (1 + OPTIMIZER_TENSORS) * ROUNDS_KEPT,
+        state=kept * (1 + OPTIMIZER_TENSORS) * KEPT_ROUNDS,
         device=str(device),
         method=how,
     )

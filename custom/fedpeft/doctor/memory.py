@@ -14,6 +14,7 @@ from fedpeft.doctor.footprint import Footprint
 
 GB = 10**9
 CUDA_CONTEXT = GB // 2
+FLARE = 3 * GB // 10  # FLARE's own process of a job, which starts the one that trains
 CONTAINER = Path("/sys/fs/cgroup")
 
 
@@ -39,10 +40,9 @@ def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
-    """A process with libraries and backbone and, without a GPU, the training step."""
-    if on_gpu:
-        return fits("main memory", one.process, free, count, how="this process, with libraries and backbone")
-    return fits("main memory", one.process + one.step, free, count, how=f"this process and a step, {one.method}")
+    """FLARE's process, the training process with libraries and backbone and, without a GPU, the training step."""
+    how = "processes with libraries and backbone" + f", and a step, {one.method}" * (not on_gpu)
+    return fits("main memory", FLARE + one.process + one.step * (not on_gpu), free, count, how=how)
 
 
 def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:

@@ -52,6 +52,7 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
         if kit.secured:
             context = ssl.create_default_context(cafile=str(kit.root))
             context.load_cert_chain(kit.certificate, kit.key)
+            context.check_hostname = False  # as FLARE, which knows its server by the certificate
     except (OSError, ssl.SSLError) as error:
         yield failed(f"certificate and key of the kit do not load ({error}): unpack the kit again.")
         return
@@ -67,8 +68,9 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
         yield failed(
             f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
         )
-    except ssl.SSLError as error:
-        yield failed(f"the server at {place} refused this kit ({error.reason}): ask for a kit of its own consortium.")
+    except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
+        why = getattr(error, "reason", None) or error
+        yield failed(f"the server at {place} refused this kit ({why}): ask for a kit of its own consortium.")
     except socket.gaierror as error:
         yield failed(f"{kit.host} has no address here ({error.strerror}): mend DNS or /etc/hosts.")
     except OSError as error:
@@ -90,10 +92,13 @@ def skew(seconds: float) -> Finding:
 def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
     secured.sendall(f"HEAD / HTTP/1.1\r\nHost: {kit.host}\r\nConnection: close\r\n\r\n".encode())
     answer = http.client.HTTPResponse(secured, method="HEAD")
-    with contextlib.suppress(http.client.HTTPException, TypeError, ValueError):  # whoever listens speaks no HTTP
+    try:
         answer.begin()
-        return parsedate_to_datetime(answer.getheader("Date"))
-    return None
+        return parsedate_to_datetime(answer.getheader("Date")).astimezone(UTC)
+    except http.client.RemoteDisconnected:  # the certificate was not accepted
+        raise
+    except (http.client.HTTPException, TypeError, ValueError):  # whoever listens speaks no HTTP
+        return None
 
 
 def _listen(secured: ssl.SSLSocket) -> None:

@@ -46,7 +46,6 @@ def disclose(
     *,
     folder: Path,
     book: Path,
-    job: str,
 ) -> Disclosure:
     """The release of one reply.
 
@@ -56,8 +55,7 @@ def disclose(
         reference: the global adapter that the order brought.
         settings: the site's.
         folder: where the last releases are kept.
-        book: the file of `ledger.enter`.
-        job: whose release this is.
+        book: the file of `ledger.enter`; a release belongs to the lineage of its order.
 
     Raises:
         FedpeftError: why nothing may leave.
@@ -71,7 +69,7 @@ def disclose(
         base = reference if settings.reference == RECEIVED else None
         state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
         scores = release_scores(reply.scores, settings) if reply.scores else []
-        told = _entered(settings, state, scores, folder=folder, book=book, job=job, round=order.round)
+        told = _entered(settings, order, state, scores, folder=folder, book=book)
         told += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
         draft = stored.with_name(f".{stored.name}")
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
@@ -88,10 +86,16 @@ def disclose(
 
 
 def _entered(
-    settings: PrivacySettings, state: State, scores: list[float], *, folder: Path, book: Path, job: str, round: int
+    settings: PrivacySettings,
+    order: ScoreOrder | TrainOrder,
+    state: State,
+    scores: list[float],
+    *,
+    folder: Path,
+    book: Path,
 ) -> str:
     releases = [
-        {"round": round, "what": what, "noise": noise, "bound": bound}
+        {"round": order.round, "what": what, "noise": noise, "bound": bound}
         for what, present, noise, bound in (
             ("adapter", state, settings.noise, settings.clip),
             ("scores", scores, settings.score_noise, settings.score_clip),
@@ -102,7 +106,7 @@ def _entered(
         return "neither adapter nor scores left"
     if not settings.noise:
         return "clipped, without noise: no differential privacy"
-    spent = enter(book, job, releases, delta=settings.delta, limit=settings.limit)
+    spent = enter(book, order.lineage, releases, delta=settings.delta, limit=settings.limit)
     covers = "adapter and scores; sample counts and times are not covered"
     if settings.metrics != WITHHOLD:
         covers += f", nor are {', '.join(ACCURACIES)} and losses"
@@ -116,7 +120,7 @@ def _entered(
 
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
     asked = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
-    facts = {"kind": kind, "round": order.round, **asked, "settings": dataclasses.asdict(settings)}
+    facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **asked, **dataclasses.asdict(settings)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for key in sorted(reference):
         tensor = reference[key].detach().cpu().contiguous()

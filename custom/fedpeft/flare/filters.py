@@ -74,13 +74,13 @@ class RememberOrder(Filter):
             memory = Memory(run_folder(fl_ctx) / FOLDER)
             model = FLModelUtils.from_shareable(shareable)
             message = TASKS[task][0].from_model(model)
-            remembered: Order | FedpeftError = Order(message, wants_initial=getattr(message, "initial", False))
+            remembered: Order | Exception = message
             if isinstance(message, Hello) and not memory.trained:
                 shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
                 shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
             if isinstance(message, TrainOrder):
                 memory.note_training()
-        except FedpeftError as error:
+        except Exception as error:
             remembered = error
         fl_ctx.set_prop(ORDER, remembered, private=True, sticky=False)
         return shareable
@@ -123,8 +123,8 @@ class AdapterOnly(Filter):
             )
         memory = Memory(run_folder(fl_ctx) / FOLDER)
         reference = None
-        if settings and not isinstance(order.message, Hello):
-            reference = memory.reference(order.message)
+        if settings and not isinstance(order, Hello):
+            reference = memory.reference(order)
         reply = read(shareable, kind)
         announced = memory.known_announcement()
         model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=memory.trained)
@@ -138,15 +138,14 @@ class AdapterOnly(Filter):
             return model
         disclosure = disclose(
             kind.from_model(model),
-            order.message,
+            order,
             reference,
             settings,
             folder=memory.folder,
             book=lineages_folder(fl_ctx) / BOOK,
-            job=fl_ctx.get_job_id(),
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
-        return disclosure.reply.to_model(round=order.message.round)
+        return disclosure.reply.to_model(round=order.round)
 
     def _settings(self) -> PrivacySettings | None:
         if self._privacy == OFF:
@@ -162,7 +161,7 @@ class AdapterOnly(Filter):
         if task not in TASKS:
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
         order = fl_ctx.get_prop(ORDER)
-        round = getattr(order.message, "round", 0) if isinstance(order, Order) else 0
+        round = order.round if isinstance(order, (ScoreOrder, TrainOrder)) else 0
         return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, BLOCKED))
 
 

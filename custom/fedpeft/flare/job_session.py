@@ -69,11 +69,7 @@ class JobSession:
         meta = self._asked(self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
-            said = "" if state == FINISHED + "COMPLETED" else f"FLARE says {state}; "
-            hint = f"{said}`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
-            known = self._last.round and not said
-            ended = FAILED if said else COMPLETED
-            self._last = replace(self._last, job=name, state=ended, reason="" if known else hint)
+            self._last = self._ended(replace(self._last, job=name), state)
         elif state == "RUNNING":
             self._last = replace(self._running(), job=name)
         else:
@@ -92,6 +88,15 @@ class JobSession:
         values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last
 
+    def _ended(self, last: Progress, state: str) -> Progress:
+        more = f"`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
+        if state != FINISHED + "COMPLETED":
+            return replace(last, state=FAILED, reason=f"FLARE says {state}; {more}")
+        if last.round and last.round == last.rounds:
+            return replace(last, state=COMPLETED)
+        # the last rounds went by between two questions
+        return Progress(job=last.job, state=COMPLETED, round=last.rounds or 0, rounds=last.rounds, reason=more)
+
     def _asked(self, question: Any, *arguments: Any, **named: Any) -> Any:
         try:
             return question(*arguments, **named)
@@ -105,3 +110,5 @@ class JobSession:
             raise FedpeftError(
                 f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
             ) from error
+        except (InternalError, RuntimeError) as error:
+            raise FedpeftError(f"the server at {self._place} could not answer ({error}): look at its log.") from error

@@ -28,12 +28,12 @@ class Spent:
     releases: int
 
 
-def enter(file: Path, job: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
+def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
     """Enter releases and say what all of the book's amount to.
 
     Args:
         file: the book; jobs that run at the same time may share it.
-        job: whose releases these are.
+        lineage: name of the job, and of those that resume it, whose releases these are.
         releases: each with `noise`, its standard deviation over its sensitivity, and what says which release it was.
         delta: the delta at which epsilon is told.
         limit: the largest epsilon of all together; 0: none.
@@ -47,10 +47,10 @@ def enter(file: Path, job: str, releases: Sequence[dict], *, delta: float, limit
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
         with os.fdopen(descriptor, "r+") as book:
             fcntl.flock(book, fcntl.LOCK_EX)
-            added = [{"job": job, **release} for release in releases]
+            added = [{"job": lineage, **release} for release in releases]
             entries = [*map(json.loads, book), *added]
             noise = [float(entry["noise"]) for entry in entries]
-            own = [z for z, entry in zip(noise, entries, strict=True) if entry["job"] == job]
+            own = [z for z, entry in zip(noise, entries, strict=True) if entry["job"] == lineage]
             if not all(math.isfinite(z) and z > 0 for z in noise):
                 raise ValueError("a release without noise")
             spent = Spent(epsilon(own, delta), len(own), epsilon(noise, delta), len(noise))

@@ -22,20 +22,7 @@ from fedpeft.training.received import complete
 
 FOLDER = "outgoing"
 ANNOUNCED, TRAINED, INITIAL = "announced.json", "trained", "initial.safetensors"
-State = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """One task as it came in.
-
-    Args:
-        message: what the server sent.
-        wants_initial: whether the server itself asked for the adapter that the site starts from.
-    """
-
-    message: Hello | ScoreOrder | TrainOrder
-    wants_initial: bool = False
+Order = Hello | ScoreOrder | TrainOrder
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,9 @@ from fedpeft.flare.messages import (
     METRICS,
     Hello,
     Introduction,
+    ScoreOrder,
     ScoreReply,
+    TrainOrder,
     TrainReply,
     check_introduction,
     check_reply,
@@ -119,7 +121,7 @@ def _problem(reply: Reply, order: Order) -> FLModel:
         raise FedpeftError(
             f"a problem of {len(reply.problem)} characters: it must be one line of at most {PROBLEM_LENGTH}."
         )
-    number = 0 if isinstance(order.message, Hello) else order.message.round
+    number = 0 if isinstance(order, Hello) else order.round
     told = refusal(type(reply), number, reply.problem)
     if isinstance(reply, TrainReply):
         told.meta[FIELDS]["attempts"] = _attempts(reply)
@@ -131,15 +133,13 @@ def _problem(reply: Reply, order: Order) -> FLModel:
     return told
 
 
-def _introduction(reply: Introduction, order: Order, announced: Announced | None, site: str, trained: bool) -> FLModel:
+def _introduction(reply: Introduction, order: Hello, announced: Announced | None, site: str, trained: bool) -> FLModel:
     if reply.version != fedpeft.__version__:
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
     check_introduction(reply, site=site)
     if reply.family not in SITES:
         raise FedpeftError(f"family {reply.family!r:.40}, which no backbone has.")
     _counts(classes=reply.classes, budget=reply.budget, **reply.samples)
-    if not 0 <= reply.finished <= order.message.finished:
-        raise FedpeftError(f"finished is {reply.finished}, asked for was a round up to {order.message.finished}.")
     for key in reply.schema:
         if not (key.startswith("backbone.") and all(part.isidentifier() or part.isdigit() for part in key.split("."))):
             parse_key(key)
@@ -151,26 +151,27 @@ def _introduction(reply: Introduction, order: Order, announced: Announced | None
         _tensors(reply.state, reply.schema, announced.dtypes if announced else own)
     if announced and (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
         raise FedpeftError("a second introduction with another schema or another number of training samples.")
-    sent = _copies(reply.state) if order.wants_initial else {}
+    if not 0 <= reply.finished <= order.finished:
+        raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
+    sent = _copies(reply.state) if order.initial else {}
     return dataclasses.replace(reply, state=sent).to_model(round=0)
 
 
-def _scores(reply: ScoreReply, order: Order, announced: Announced, site: str) -> FLModel:
-    if reply.round != order.message.round:
-        raise FedpeftError(f"scores for round {reply.round}, asked for was {order.message.round}.")
+def _scores(reply: ScoreReply, order: ScoreOrder, announced: Announced, site: str) -> FLModel:
+    if reply.round != order.round:
+        raise FedpeftError(f"scores for round {reply.round}, asked for was {order.round}.")
     check_scores(reply.scores, len(layers_of(announced.shapes)), site)
     scores = [float(score) for score in reply.scores]
     return ScoreReply(round=reply.round, scores=scores, seconds=_seconds(reply), problem="").to_model(round=reply.round)
 
 
-def _training(reply: TrainReply, order: Order, announced: Announced, site: str) -> FLModel:
-    asked = order.message
-    assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, asked.layers)}
+def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: str) -> FLModel:
+    assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, order.layers)}
     _only("tensor", reply.state, assigned)
     _only("metric", reply.metrics, METRICS)
     _tensors(reply.state, assigned, announced.dtypes)
-    check_reply(reply, site=site, round=asked.round, schema=assigned, samples=announced.samples)
-    check_scores(reply.scores, len(layers_of(announced.shapes)) if asked.scored else 0, site)
+    check_reply(reply, site=site, round=order.round, schema=assigned, samples=announced.samples)
+    check_scores(reply.scores, len(layers_of(announced.shapes)) if order.scored else 0, site)
     sent = TrainReply(
         round=reply.round,
         samples=reply.samples,
@@ -178,7 +179,7 @@ def _training(reply: TrainReply, order: Order, announced: Announced, site: str) 
         scores=[float(score) for score in reply.scores],
         seconds=_seconds(reply),
         problem="",
-        attempts=_attempts(reply),
+        attempts=reply.attempts,
         state=_copies(reply.state),
     )
     return sent.to_model(round=reply.round)

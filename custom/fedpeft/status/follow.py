@@ -19,7 +19,7 @@ def follow(
     *,
     console: Console | None = None,
     until_end: bool = True,
-    pause: Callable[[], None] = lambda: time.sleep(1),
+    pause: Callable[[], None] = lambda: time.sleep(2),
 ) -> Progress:
     """Read and show, again and again until the run has ended.
 

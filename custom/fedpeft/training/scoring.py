@@ -53,7 +53,8 @@ def score_layers(
     if settings.score == NEEDS_HISTORY:
         if previous is None:
             return [1 / len(layers)] * len(layers)
-        extra["previous"] = _by_layer(previous)
+        # a state that was read from disk has its keys in another order
+        extra["previous"] = _by_layer({key: previous[key] for key in parameters})
     scores = score(
         lambda batch: network(batch.inputs),
         layers,

@@ -1,0 +1,111 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The policies of a consortium, written into every start-up kit when it is provisioned."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from nvflare.lighter.constants import ProvFileName
+from nvflare.lighter.entity import Project
+from nvflare.lighter.spec import Builder, ProvisionContext
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import write_json
+from fedpeft.flare.policy import default_scope
+from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.settings import at_least, build
+from fedpeft.workspace import PRIVACY, resources
+
+_NO_CODE = {"byoc": "none", "server-predeployed-flwr": "none"}
+AUTHORIZATION = {
+    "format_version": "1.0",
+    "permissions": {
+        "project_admin": {
+            "submit_job": "any",
+            "clone_job": "any",
+            "manage_job": "any",
+            "download_job": "any",
+            "view": "any",
+            "operate": "any",
+            "shell_commands": "none",
+            **_NO_CODE,
+        },
+        "org_admin": {
+            "submit_job": "none",
+            "clone_job": "none",
+            "manage_job": "o:submitter",
+            "download_job": "o:submitter",
+            "view": "any",
+            "operate": "o:site",
+            "shell_commands": "o:site",
+            **_NO_CODE,
+        },
+        "lead": {
+            "submit_job": "any",
+            "clone_job": "n:submitter",
+            "manage_job": "n:submitter",
+            "download_job": "n:submitter",
+            "view": "any",
+            "operate": "o:site",
+            "shell_commands": "o:site",
+            **_NO_CODE,
+        },
+        "member": {"view": "any"},
+    },
+}
+
+
+class PolicyBuilder(Builder):
+    """Writes what server and sites allow: classes, rights, filters, jobs at a time; and where the server stores.
+
+    Goes after FLARE's StaticFileBuilder, whose files it rewrites in place under their names `*.default`: a participant
+    that wants another policy puts a file of its own beside them, without `.default`, and FLARE reads that one instead.
+    (POC mode makes the server's `resources.json` from `resources.json.default`, so it must be this file.)
+
+    Args:
+        storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
+            all servers of a machine and gone after a restart.
+        max_jobs: jobs that run at the same time.
+        privacy: every site's `PrivacySettings`; None: what leaves a site is checked, and neither clipped nor noised.
+    """
+
+    def __init__(self, storage: str, max_jobs: int = 1, privacy: dict[str, Any] | None = None) -> None:
+        if not Path(storage).is_absolute():
+            raise FedpeftError(f"storage is {storage!r}, it must be an absolute path on the server's machine.")
+        at_least("max_jobs", max_jobs, 1)
+        self._storage, self._max_jobs = Path(storage), max_jobs
+        self._scope = default_scope(build(PrivacySettings, privacy, section="privacy") if privacy else None)
+
+    def build(self, project: Project, ctx: ProvisionContext) -> None:
+        """Write the policies of the server and of every site."""
+        sites = project.get_clients()
+        for participant in (project.get_server(), *sites):
+            local = Path(ctx.get_local_dir(participant))
+            file = local / ProvFileName.RESOURCES_JSON_DEFAULT
+            settings = {**json.loads(file.read_text()), **resources()}
+            if participant in sites:
+                _keep_logs_at_the_site(settings)
+            else:
+                self._limit_the_server(settings, sites=len(sites))
+            write_json(file, settings)
+            write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
+            write_json(local / PRIVACY, self._scope)
+            (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
+
+    def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
+        settings["servers"][0]["max_num_clients"] = sites
+        settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
+        _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
+        _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
+
+
+def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:
+    # FLARE's default sends every job's error log to the server, and an error may name files and records
+    settings["allow_log_streaming"] = False
+    settings["components"] = [c for c in settings["components"] if c["id"] != "site_log_streamer"]
+
+
+def _component(settings: dict[str, Any], name: str) -> dict[str, Any]:
+    return next(c for c in settings["components"] if c["id"] == name)

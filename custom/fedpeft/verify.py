@@ -1,0 +1,31 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whether a run completed and its files are those that the server wrote, by the manifest that it wrote last."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+
+MANIFEST = "manifest.json"
+
+
+def verify(run: Path) -> dict[str, Any]:
+    """The manifest of a run that completed.
+
+    Raises:
+        FedpeftError: there is no manifest, or the reason why the job failed, or the file that is not as it was written.
+    """
+    if not (run / MANIFEST).is_file():
+        raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not come to its end, the server's log says why.")
+    manifest = json.loads((run / MANIFEST).read_text())
+    if manifest["status"] != "completed":
+        raise FedpeftError(f"{manifest.get('reason', 'no reason given')}\nFinished rounds: {manifest['rounds']}.")
+    for name, digest in manifest["files"].items():
+        file = run / name
+        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
+            raise FedpeftError(f"{file} is missing or not what the server wrote: download the result again.")
+    return manifest

@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Start-up kits of the committed project with two of its sites, and the processes that run from them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import yaml
+from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+
+from fedpeft.processes import end
+
+ROOT = Path(__file__).parents[2]
+SITES = ("slake", "vqa-rad")
+ABSENT = "vqa-med-2019"
+LEAD, ADMIN, MEMBER = "lead@coordinator.org", "project-admin@coordinator.org", "member@hospital-a.org"
+ENVIRONMENT = {
+    **os.environ,
+    "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def project(file: Path, *, port: int, sites: Sequence[str] = SITES) -> Path:
+    """The committed project.yml, but for the port, the server's storage and the number of sites."""
+    described = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
+    described["participants"] = [p for p in described["participants"] if p["type"] != "client" or p["name"] in sites]
+    next(p for p in described["participants"] if p["type"] == "server")["fed_learn_port"] = port
+    for builder in described["builders"]:
+        if "storage" in builder.get("args", {}):
+            builder["args"]["storage"] = str(file.parent / "storage")
+    file.write_text(yaml.safe_dump(described))
+    return file
+
+
+def provision(folder: Path, *, port: int, sites: Sequence[str] = SITES) -> Path:
+    """The folder with one start-up kit per participant; a certificate authority of its own for every call."""
+    command = [sys.executable, "-m", "nvflare.cli", "provision", "-w", str(folder)]
+    command += ["-p", str(project(folder / "project.yml", port=port, sites=sites))]
+    environment = {**ENVIRONMENT, "HOME": str(folder)}
+    subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+    return folder / "fedpeft" / "prod_00"
+
+
+@contextmanager
+def started(*kits: Path) -> Iterator[None]:
+    """The participants of these kits, started as their readme says, and ended whatever happens."""
+    try:
+        for kit in kits:
+            with (kit / "console.txt").open("w") as console:
+                start = kit / "startup" / "start.sh"
+                subprocess.run([start], check=True, stdout=console, stderr=console, env=ENVIRONMENT)
+        yield
+    finally:
+        end(int(file.read_text()) for kit in kits for file in kit.glob("*pid.fl"))
+
+
+def session(kit: Path, *, seconds: float = 60) -> Session:
+    return new_secure_session(kit.name, str(kit), timeout=seconds)
+
+
+def wait_until(what, *, seconds: float = 90):
+    """Wait for a true answer and return it."""
+    deadline = time.monotonic() + seconds
+    while not (answer := what()):
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
+        time.sleep(0.3)
+    return answer
+
+
+def processes_below(folder: Path) -> list[psutil.Process]:
+    """Processes that were started with a path in this folder."""
+    return [p for p in psutil.process_iter(["cmdline"]) if str(folder) in " ".join(p.info["cmdline"] or [])]

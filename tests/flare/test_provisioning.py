@@ -1,0 +1,99 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the committed project writes into the start-up kits, and that its page names each line to change."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from nvflare.lighter.provision import prepare_builders, prepare_project
+from nvflare.lighter.provisioner import Provisioner
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.policy import default_scope
+from fedpeft.flare.provisioning import PolicyBuilder
+from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.workspace import resources
+
+ROOT = Path(__file__).parents[2]
+PROJECT = ROOT / "provisioning" / "project.yml"
+PAGE = ROOT / "docs" / "consortium.md"
+SITES = ["slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021"]
+
+
+def provision(folder, **settings):
+    described = yaml.safe_load(PROJECT.read_text())
+    ours = next(b for b in described["builders"] if b["path"].startswith("fedpeft."))
+    ours["args"] |= settings
+    Provisioner(str(folder), prepare_builders(described)).provision(prepare_project(described))
+    return folder / "fedpeft" / "prod_00"
+
+
+@pytest.fixture(scope="module")
+def kits(tmp_path_factory):
+    return provision(tmp_path_factory.mktemp("project"))
+
+
+def read(kits, name, file):
+    return json.loads((kits / name / "local" / file).read_text())
+
+
+@pytest.mark.parametrize("name", ["server", *SITES])
+def test_every_participant_enforces_the_list_of_classes(kits, name):
+    settings = read(kits, name, "resources.json.default")
+    assert {key: settings[key] for key in resources()} == resources()
+    assert not (kits / name / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("name", ["server", *SITES])
+def test_nobody_may_bring_code(kits, name):
+    permissions = read(kits, name, "authorization.json.default")["permissions"]
+    assert set(permissions) == {"project_admin", "org_admin", "lead", "member"}
+    for rights in permissions.values():
+        assert isinstance(rights, dict)  # a bare "any" would include byoc
+        assert rights.get("byoc", "none") == "none"
+        assert rights.get("server-predeployed-flwr", "none") == "none"
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_no_log_leaves_a_site_and_every_reply_is_filtered(kits, name):
+    settings = read(kits, name, "resources.json.default")
+    assert settings["allow_log_streaming"] is False
+    assert "site_log_streamer" not in [component["id"] for component in settings["components"]]
+    assert read(kits, name, "privacy.json") == default_scope()
+
+
+def test_the_project_may_clip_and_noise_every_reply(tmp_path):
+    kits = provision(tmp_path, privacy={"clip": 1, "noise": 2})
+    assert read(kits, "slake", "privacy.json") == default_scope(PrivacySettings(clip=1, noise=2))
+
+
+def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
+    text = json.dumps(read(kits, "server", "resources.json.default"))
+    assert "/var/lib/fedpeft/jobs" in text
+    assert "/var/lib/fedpeft/snapshots" in text
+    assert "/tmp" not in text
+    assert '"max_num_clients": 5' in text
+    assert '"max_jobs": 1' in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"storage": "jobs"}, "storage is 'jobs', it must be an absolute path"),
+        ({"storage": "/srv", "max_jobs": 0}, "max_jobs is 0"),
+        ({"storage": "/srv", "privacy": {"clip": -1, "noise": 0}}, "clip"),
+    ],
+)
+def test_a_setting_that_cannot_be_is_told(settings, told):
+    with pytest.raises(FedpeftError, match=re.escape(told)):
+        PolicyBuilder(**settings)
+
+
+def test_the_page_names_every_line_that_must_be_changed():
+    lines = [line.partition("# CHANGE")[0].strip() for line in PROJECT.read_text().splitlines() if "CHANGE" in line]
+    keys = {line.partition(":")[0] for line in lines if ":" in line and not line.startswith("#")}
+    assert keys == {"name", "org", "default_host", "host_names", "fed_learn_port", "storage"}
+    table = PAGE.read_text().partition("change its marked lines")[2].partition("Leave the builders")[0]
+    assert not [key for key in keys if f"`{key}`" not in table]

@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A run is believed only as far as its manifest and the digests in it go."""
+
+import hashlib
+import json
+
+import pytest
+
+from fedpeft.errors import FedpeftError
+from fedpeft.verify import MANIFEST, verify
+
+
+def written(folder, **changes):
+    (folder / "history.json").write_text("{}")
+    digest = hashlib.sha256(b"{}").hexdigest()
+    manifest = {"status": "completed", "rounds": 2, "files": {"history.json": digest}, **changes}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
+def test_a_run_that_completed_is_believed(tmp_path):
+    assert verify(written(tmp_path))["rounds"] == 2
+
+
+def test_no_manifest_is_told(tmp_path):
+    with pytest.raises(FedpeftError, match=r"holds no manifest\.json: the job did not come to its end"):
+        verify(tmp_path)
+
+
+def test_the_reason_of_a_failed_run_is_told(tmp_path):
+    with pytest.raises(FedpeftError, match="the quorum\nFinished rounds: 2"):
+        verify(written(tmp_path, status="failed", reason="below the quorum"))
+
+
+@pytest.mark.parametrize("deed", [lambda file: file.unlink(), lambda file: file.write_text("[]")])
+def test_a_missing_or_changed_file_is_named(tmp_path, deed):
+    run = written(tmp_path)
+    deed(run / "history.json")
+    with pytest.raises(FedpeftError, match=r"history\.json is missing or not what the server wrote"):
+        verify(run)
