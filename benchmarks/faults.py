@@ -136,7 +136,7 @@ def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[s
     killed = simulate(folder, overrides, mortal=True)
     resumed = simulate(folder, [*overrides, "resume_from=latest"])
     kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
-    what = f"no manifest, {len(killed.rounds)} rounds kept; the resumed job went on after round {kept}"
+    what = f"no manifest, {len(killed.rounds)} of {len(sound.rounds)} rounds kept; the resumed job went on after round {kept}"
     return what, lost(resumed, sound)
 
 
