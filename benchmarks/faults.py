@@ -96,9 +96,10 @@ def simulate(folder: Path, overrides: Iterable[str], *, deed: str = "", mortal: 
 
 def happened(run: Run) -> str:
     """What the manifest says, in its own words."""
-    said = [
-        f"site {fault['site']}, round {fault['round']}: {fault['what']}" for fault in run.manifest.get("faults", [])
-    ]
+    said = []
+    for fault in run.manifest.get("faults", []):
+        named = "" if fault["site"] in fault["what"] else f", site {fault['site']}"
+        said.append(f"round {fault['round']}{named}: {fault['what'].rstrip('.')}")
     return (run.manifest.get("reason") or "; ".join(said) or "nothing was noticed").replace("\n", " ")
 
 
@@ -135,8 +136,8 @@ def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[s
     killed = simulate(folder, overrides, mortal=True)
     resumed = simulate(folder, [*overrides, "resume_from=latest"])
     kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
-    what = f"no manifest, {len(killed.rounds)} rounds kept; the resumed job went on after round {kept}"
-    return what, lost(resumed, sound)
+    left = f"no manifest, {len(killed.rounds)} of {len(sound.rounds)} rounds kept"
+    return f"{left}; the resumed job went on after round {kept}", lost(resumed, sound)
 
 
 # A fault of another kind, say of a certificate, is one more row: a function of the same kind.
@@ -146,7 +147,7 @@ FAULTS: dict[str, Fault] = {
     "kill -9 of a site's training process, twice; quorum all": of_a_site("kill", ALL),
     "a site's training hangs; quorum 2 of 3, grace 20 s": of_a_site("hang", TWO),
     "an exception in a site's training, twice; quorum 2 of 3": of_a_site("raise", TWO),
-    "out of GPU memory at a site, twice; quorum 2 of 3": of_a_site("out of memory", TWO),
+    "torch.OutOfMemoryError in a site's training, twice; quorum 2 of 3": of_a_site("out of memory", TWO),
     "a site sends NaN; quorum 2 of 3": of_a_site("nan", TWO),
     "a site sends NaN; quorum all": of_a_site("nan", ALL),
     "a site sends a tensor of another shape; quorum 2 of 3": of_a_site("shape", TWO),

@@ -36,7 +36,8 @@ site = fedpeft.flare.executor.SiteExecutor(**sections)
 with tempfile.TemporaryDirectory() as folder:
     site._trainer.open("slake", pathlib.Path(folder))
     fedpeft.flare.executor._import_tensors()
-    site._trainer.ask({{"do": "introduce", "initial": False}}, aborted=lambda: False, report=print)
+    hello = {{"do": "introduce", "initial": False, "finished": 0, "folder": folder}}
+    site._trainer.ask(hello, aborted=lambda: False, report=print)
     site._trainer.close()
 """
 EVERYTHING = f"""{TENSORS}; import fedpeft.training.learner

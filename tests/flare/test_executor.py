@@ -2,17 +2,19 @@
 """The site's side without FLARE's network and without a learner: the training process is a function."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReservedKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare import executor as module
+from fedpeft.flare import task_check
 from fedpeft.flare.messages import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.training.worker_process import Aborted, Lost
 
@@ -155,3 +157,27 @@ def test_a_reply_of_an_order_that_is_none_of_ours_says_so(site):
     executor, context, _ = site()
     got = reply(execute(executor, context, SCORING, TRAIN))
     assert "sent no TrainOrder message" in got.problem
+
+
+@pytest.mark.parametrize(
+    ("code", "given_up"),
+    [(ReturnCode.OK, False), (ReturnCode.TASK_UNKNOWN, True), (ReturnCode.COMMUNICATION_ERROR, False), (None, False)],
+)
+def test_the_server_is_asked_now_and_then_whether_it_still_waits(monkeypatch, code, given_up):
+    asked = []
+
+    def send_aux_request(targets, request, **_):
+        asked.append(request.get_header(ReservedKey.TASK_ID))
+        return {targets[0]: make_reply(code)} if code else {}
+
+    context = FLContext()
+    engine = SimpleNamespace(send_aux_request=send_aux_request)
+    context.get_engine = lambda: engine
+    runner = SimpleNamespace(parent_target="server")
+    context.set_prop(FLContextKey.RUNNER, runner, private=True, sticky=False)
+    context.set_prop(FLContextKey.TASK_ID, "task 7", private=True, sticky=False)
+    clock = iter([0.0, 1.0, 9.0, 9.0, 10.0])
+    monkeypatch.setattr(task_check.time, "monotonic", lambda: next(clock))
+    check = task_check.TaskCheck(context, Signal())
+    assert [check(), check(), check()] == [False, given_up, given_up]
+    assert asked == ["task 7"]

@@ -18,6 +18,7 @@ from nvflare.apis.signal import Signal
 from fedpeft.files import write_json
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
+from fedpeft.flare.task_check import TaskCheck
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker_process import WORKER, Aborted
 from fedpeft.training.worker_trainer import Failed, Trainer
@@ -74,12 +75,13 @@ class SiteExecutor(Executor):
         self._trainer.open(fl_ctx.get_identity_name(), folder)
         ask = partial(
             self._trainer.ask,
-            aborted=lambda: abort_signal.triggered,
+            aborted=TaskCheck(fl_ctx, abort_signal),
             report=lambda problem: self._log(f"{problem.full}; trying again in a new process", problem, fl_ctx),
         )
         try:
             message, line = task.work(model, ask, partial(_state_of, fl_ctx))
         except Aborted:
+            self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more")
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             failed = error if isinstance(error, Failed) else Failed(Problem.of(error))
