@@ -16,7 +16,7 @@ from fedpeft.jobs import write_job
 def small_job(tmp_path_factory, sections):
     """Two rounds on a few samples of two sites."""
     folder = tmp_path_factory.mktemp("job") / "small"
-    write_job(folder, "small", sections(f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=60"))
+    write_job(folder, "small", sections(f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600"))
     return folder
 
 

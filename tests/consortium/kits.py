@@ -73,7 +73,7 @@ def session(kit: Path, *, seconds: float = 60) -> Session:
     return new_secure_session(kit.name, str(kit), timeout=seconds)
 
 
-def wait_until(what, *, seconds: float = 90):
+def wait_until(what, *, seconds: float = 600):
     """Wait for a true answer and return it."""
     deadline = time.monotonic() + seconds
     while not (answer := what()):

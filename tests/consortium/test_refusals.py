@@ -39,7 +39,7 @@ def foreign(federation, tmp_path_factory):
 def run(federation, job, folder):
     """How a job ended, what it left on the server, and its site's log."""
     job = federation.lead.submit_job(str(job))
-    status = federation.lead.wait_for_job(job, timeout=120)["status"]
+    status = federation.lead.wait_for_job(job, timeout=900)["status"]
     left = Path(federation.lead.download_job_result(job, str(folder)))
     site = federation.kits / SITES[0] / job / "log.txt"
     return status, left, site.read_text() if site.exists() else ""
@@ -54,7 +54,7 @@ def answer(federation, kit=None):
     trusting = ssl.create_default_context(cafile=federation.kits / LEAD / "startup" / "rootCA.pem")
     if kit:
         trusting.load_cert_chain(kit / "startup" / "client.crt", kit / "startup" / "client.key")
-    plain = socket.create_connection(("localhost", federation.port), timeout=10)
+    plain = socket.create_connection(("localhost", federation.port), timeout=60)
     with trusting.wrap_socket(plain, server_hostname="localhost") as secured:
         try:
             secured.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")

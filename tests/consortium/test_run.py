@@ -20,7 +20,7 @@ pytestmark = pytest.mark.consortium
 def download(federation, small_job, tmp_path_factory):
     """What the lead downloads after the small job."""
     job = federation.lead.submit_job(str(small_job))
-    assert federation.lead.wait_for_job(job, timeout=180)["status"] == "FINISHED:COMPLETED"
+    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
     return Path(federation.lead.download_job_result(job, str(tmp_path_factory.mktemp("download"))))
 
 

@@ -26,7 +26,7 @@ def script(tmp_path, small_job):
             "RESULTS": str(tmp_path / "results"),
             "TMPDIR": str(scratch),
             "PORT": str(port),
-            "TIMEOUT": "180",
+            "TIMEOUT": "900",
         }
         process = subprocess.Popen(
             [ROOT / "provisioning" / f"{name}.sh", small_job],

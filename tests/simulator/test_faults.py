@@ -71,7 +71,7 @@ def test_a_killed_training_process_costs_nothing_but_time(sabotaged, sections, t
 
 
 def test_a_training_that_hangs_is_ended_and_the_site_takes_part_in_the_next_round(sabotaged):
-    run = sabotaged("hang", "federation.quorum=1", "federation.grace=2", "training.rounds=3")
+    run = sabotaged("hang", "federation.quorum=1", "federation.grace=20", "training.rounds=3")
     assert run.code == 0, run.text
     assert "sent no usable reply in round 2" in history(run)[1]["rejected"]["vqa-rad"]
     assert set(history(run)[2]["sites"]) == {"slake", "vqa-rad"}
