@@ -13,11 +13,13 @@ SECONDS_TO_END = 10
 
 
 def end(pids: Iterable[int]) -> None:
-    """Ask each process and its descendants to end, parents first; those that do not within ten seconds are killed.
+    """End each process and its descendants, see `end_all`."""
+    end_all(member for pid in pids for member in with_descendants(pid))
 
-    FLARE gives every job a session of its own, so neither a process group nor a session holds them all.
-    """
-    family = [member for pid in pids for member in _with_descendants(pid)]
+
+def end_all(processes: Iterable[psutil.Process]) -> None:
+    """Ask processes to end, in their order; those that do not within ten seconds are killed."""
+    family = list(processes)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.terminate()
@@ -26,7 +28,11 @@ def end(pids: Iterable[int]) -> None:
             member.kill()
 
 
-def _with_descendants(pid: int) -> list[psutil.Process]:
+def with_descendants(pid: int) -> list[psutil.Process]:
+    """A process and all that it has started, itself first; nothing if it is gone.
+
+    FLARE gives every job and site a session of its own, so neither a process group nor a session holds them all.
+    """
     try:
         process = psutil.Process(pid)
         return [process, *process.children(recursive=True)]

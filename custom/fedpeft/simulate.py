@@ -7,7 +7,6 @@ very end is what counts.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
@@ -19,11 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
+from fedpeft.processes import end_all, with_descendants
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, seed
 
 RUN = Path("simulate_job") / "fedpeft"
@@ -92,37 +90,21 @@ def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> 
     state = environment.get(STATE) or workspace.with_name(f"{workspace.name}_state")  # the workspace is wiped
     environment[STATE] = str(Path(state).resolve())
     process = subprocess.Popen(command, start_new_session=True, env=environment)
-    ended_at, family = None, set()
+    ended_at, family = None, {}
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         while process.poll() is None:
             time.sleep(0.2)
-            family |= _children(process)
+            family |= dict.fromkeys(with_descendants(process.pid))  # a killed simulator leaves its sites behind
             if ended_at is None and manifest.exists():
                 ended_at = time.monotonic()
             if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
                 break
     finally:
-        _end(process, family | _children(process))
+        end_all(family | dict.fromkeys(with_descendants(process.pid)))
+        process.wait()
         signal.signal(signal.SIGTERM, previous)
     return process.returncode
-
-
-def _children(process: subprocess.Popen) -> set[psutil.Process]:
-    with contextlib.suppress(psutil.NoSuchProcess):
-        return set(psutil.Process(process.pid).children(recursive=True))
-    return set()
-
-
-def _end(process: subprocess.Popen, family: set[psutil.Process]) -> None:
-    """Leave no process of the run behind: FLARE gives every site a session of its own, so they are ended one by one."""
-    for member in (process, *family):
-        with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
-            member.terminate()
-    process.wait()
-    for member in psutil.wait_procs(family, timeout=10)[1]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            member.kill()
 
 
 def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
