@@ -28,7 +28,12 @@ run() {
 # Submit the job, with the arguments given, and print its id.
 submit() {
     run nvflare --format json job submit -j "$job_folder" "$@" |
-        python3 -c 'import json, sys; print(json.load(sys.stdin)["data"]["job_id"])'
+        python3 -c 'import json, sys
+text = sys.stdin.read()
+try:
+    print(json.loads(text)["data"]["job_id"])
+except (ValueError, KeyError, TypeError):
+    sys.exit("the job was not accepted: " + text.strip())'
 }
 
 # Show how far the job is until it ends, with this kit's rights, while other commands run.
@@ -76,6 +81,7 @@ trap 'exit 143' TERM
 # nvflare writes into the home directory: it gets one of its own, while caches and packages of the user stay in use.
 export HF_HOME=${HF_HOME:-$HOME/.cache/huggingface} PYTHONUSERBASE=${PYTHONUSERBASE:-$HOME/.local}
 export HOME=$scratch/home TMPDIR=$scratch/tmp
+unset FEDPEFT_STATE # what this run keeps lies in its kits, which are removed
 mkdir "$HOME" "$TMPDIR"
 if [[ -n ${FEDPEFT_DATA:-} ]]; then FEDPEFT_DATA=$(cd "$FEDPEFT_DATA" && pwd); fi
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -83,6 +83,7 @@ def answered(here, task, order, sections):
     chosen = {name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
     site = executor.SiteExecutor(**chosen)
     shareable = FLModelUtils.to_shareable(order.to_model(round=2))
+    context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
     answer = site.execute(task, shareable, context, signal)
     site.handle_event(EventType.END_RUN, context)
     return FLModelUtils.from_shareable(answer)

@@ -118,7 +118,7 @@ def scoped(privacy="off", **changes):
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        (None, "warn: there is no"),
+        (None, "fail: there is no"),
         (scoped(), "pass: what leaves this site is checked, neither"),
         (scoped({"clip": 1, "noise": 0}), "pass: .* clipped at 1.0, not noised"),
         (scoped({"clip": 1, "noise": 2}), "pass: .* clipped at 1.0 and noised"),
@@ -127,10 +127,10 @@ def scoped(privacy="off", **changes):
         (scoped(3), "fail: .*privacy must be an object"),
         (scoped(task_data_filters=[]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
         (scoped(task_data_filters=["text"]), "fail: .*lacks fedpeft.flare.filters.RememberOrder"),
-        (scoped(task_data_filters=None, task_result_filters={}), "warn: .*names none of fedpeft's filters"),
+        (scoped(task_data_filters=None, task_result_filters={}), "fail: .*names none of fedpeft's filters"),
         ({**scoped(), "default_scope": "other"}, "fail: .*has no default scope"),
         ({"scopes": 3}, "fail: .*has no default scope"),
-        ({**scoped(), "scopes": [*scoped()["scopes"], {"name": "b"}]}, "warn: .*has 2 scopes"),
+        ({**scoped(), "scopes": [*scoped()["scopes"], {"name": "b"}]}, "fail: .*has 2 scopes"),
         ([], "fail: .*must hold a JSON object"),
     ],
 )

@@ -68,6 +68,7 @@ def site(tmp_path, monkeypatch):
 
 
 def execute(executor, context, message=ORDER, task=TRAIN):
+    context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
     return executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=2)), context, Signal())
 
 
@@ -181,3 +182,10 @@ def test_the_server_is_asked_now_and_then_whether_it_still_waits(monkeypatch, co
     check = task_check.TaskCheck(context, Signal())
     assert [check(), check(), check()] == [False, given_up, given_up]
     assert asked == ["task 7"]
+
+
+def test_another_component_of_a_job_cannot_make_it_train(site):
+    """It would send the reply itself, past the site's filters."""
+    executor, context, _ = site()
+    order = FLModelUtils.to_shareable(ORDER.to_model(round=2))
+    assert executor.execute(TRAIN, order, context, Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN

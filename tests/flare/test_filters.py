@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from filtered_site import KEYS, Site, adapter, introduction, score_reply, train_order, train_reply
+from filtered_site import KEYS, Site, adapter, introduction, score_order, score_reply, train_order, train_reply
 from nvflare.apis.filter import FilterSource
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
@@ -297,3 +297,10 @@ def _empty(message):
     if message is TrainReply:
         empty |= {"samples": 0, "metrics": dict.fromkeys(METRICS), "state": {}}
     return empty
+
+
+def test_nor_one_that_scoring_has_loaded(site):
+    site.message("score", score_order(), score_reply())
+    asked = site.message("hello", Hello(version="1", initial=True), introduction())
+    assert asked.problem == BLOCKED
+    assert "since this site has trained" in site.problem

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A job that goes on where another was cut off: the same rounds, the same bits."""
 
+import os
 import shutil
 
 import pytest
@@ -127,9 +128,29 @@ def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
     for day in range(1, 6):
         (tmp_path / "old" / f"a-2026010{day}-000000-abcdef").mkdir(parents=True)
     (tmp_path / "old" / "a-b-20260101-000000-abcdef").mkdir()
+    for folder in (tmp_path / "old").glob("*-2026010[!3]-*"):  # the third was used a moment ago
+        os.utime(folder, (0, 0))
     prune(tmp_path / "old", "a-20260109-000000-abcdef")
     kept = sorted(path.name for path in (tmp_path / "old").glob("*"))
-    assert kept == ["a-20260104-000000-abcdef", "a-20260105-000000-abcdef", "a-b-20260101-000000-abcdef"]
+    assert kept == [*(f"a-2026010{day}-000000-abcdef" for day in (3, 4, 5)), "a-b-20260101-000000-abcdef"]
+
+
+def test_going_back_gives_up_the_rounds_after_it(run, tmp_path):
+    run(rounds=5)
+    (lineage,) = (tmp_path / "state").iterdir()
+    with pytest.raises(SystemExit):
+        run(lambda s: introduction(s, finished=3), dies_in(5), rounds=5, resume_from=f"{lineage.name}/round-3")
+    assert sorted(path.name for path in lineage.iterdir()) == ["round-00003", "round-00004"]
+
+
+def test_a_broken_checkpoint_of_another_job_does_not_matter(run, tmp_path):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    other = tmp_path / "state" / "other-20990101-000000-abcdef" / "round-00009"
+    other.mkdir(parents=True)
+    (other / "checkpoint.json").write_text("half")
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
 
 
 @pytest.mark.parametrize("name", ["../up", "", "/etc", "UPPER", "a/b"])

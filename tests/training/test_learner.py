@@ -95,10 +95,11 @@ def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sec
     assert any((tmp_path / "slake").glob("round-00001/adapter.safetensors"))
 
 
-def test_the_state_of_other_data_is_refused(sections, tmp_path):
+@pytest.mark.parametrize("change", ["training.seed=1", "data.seed=1"])
+def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
     learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
-    other = learners(sections("training.seed=1"), tmp_path, ["slake"])["slake"]
-    with pytest.raises(FedpeftError, match="belongs to other data or another seed"):
+    other = learners(sections(change), tmp_path, ["slake"])["slake"]
+    with pytest.raises(FedpeftError, match="belongs to other data, another backbone or another seed"):
         other.train_round(2, {})
 
 
@@ -144,3 +145,12 @@ def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_pat
     with pytest.raises(FedpeftError, match=r"broken\.jpg") as told:
         learner.train_round(1, {})
     assert "Traceback" not in str(told.value)
+
+
+def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path):
+    chosen = sections("method.pia.integration=frozen_global", "schedule.solver=exact", "schedule.budget=1")
+    living = learners(chosen, tmp_path, ["slake"])["slake"]
+    state = living.train_round(1, {}).state
+    living.train_round(2, state)
+    fresh = learners(chosen, tmp_path, ["slake"])["slake"]
+    assert living.score_layers(3, state) == fresh.score_layers(3, state)

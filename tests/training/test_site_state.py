@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedpeft.errors import FedpeftError
-from fedpeft.training.site_state import SiteState, load_before, save
+from fedpeft.training.site_state import SiteState, forget_after, load_before, newest, save
 
 
 def state(round: int) -> SiteState:
@@ -28,10 +28,17 @@ def test_a_repeated_round_starts_from_the_round_before(tmp_path):
     assert load_before(tmp_path, 1) is None
 
 
-def test_only_the_newest_two_stay_and_no_drafts(tmp_path):
-    for number in (1, 2, 3, 4):
+def test_only_the_newest_four_stay_and_no_drafts(tmp_path):
+    for number in range(1, 7):
         save(tmp_path, state(number))
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["round-00003", "round-00004"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"round-0000{number}" for number in (3, 4, 5, 6)]
+
+
+def test_what_is_newer_than_the_round_to_go_on_from_is_dropped(tmp_path):
+    for number in (1, 2, 3):
+        save(tmp_path, state(number))
+    forget_after(tmp_path, 2)
+    assert load_before(tmp_path, 9).round == newest(tmp_path, most=9) == 2
 
 
 def test_a_draft_of_a_killed_process_is_never_read(tmp_path):

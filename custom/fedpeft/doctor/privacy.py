@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.doctor.case import Case
-from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import SITE, read_object
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.settings import PrivacySettings
@@ -33,7 +33,7 @@ def check(case: Case) -> Iterator[Finding]:
         return
     file = case.kit.folder / "local" / PRIVACY
     if not file.is_file():
-        yield warned(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
+        yield failed(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
         return
     yield from policy(read_object(file), file)
 
@@ -47,11 +47,11 @@ def policy(content: Mapping[str, Any], file: Path) -> Iterator[Finding]:
         yield failed(f"{file} has no default scope, so that no job is let in: {WRITE}")
         return
     if len(named) > 1:
-        yield warned(f"{file} has {len(named)} scopes, and whoever writes a job chooses: leave one.")
+        yield failed(f"{file} has {len(named)} scopes, and whoever writes a job chooses: leave one.")
     found = {chain: _filter(scope.get(chain), *wanted) for chain, wanted in FILTERS.items()}
     missing = [path for chain, (path, _) in FILTERS.items() if found[chain] is None]
     if len(missing) == len(FILTERS):
-        yield warned(f"{file} names none of fedpeft's filters, so nothing checks what leaves this site: {WRITE}")
+        yield failed(f"{file} names none of fedpeft's filters, so nothing checks what leaves this site: {WRITE}")
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:

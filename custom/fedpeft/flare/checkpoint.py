@@ -55,8 +55,11 @@ class Checkpoint:
 
 def new_lineage(job: str) -> str:
     """A name for a job that starts afresh: the job's, the time, and a few random letters."""
-    plain = re.sub(r"[^a-z0-9_]+", "-", job.lower()).strip("-_")[:60] or "job"
-    return f"{plain}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+    return f"{_plain(job)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def _plain(job: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", job.lower()).strip("-_")[:60] or "job"
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
@@ -70,6 +73,9 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     (draft / FACTS).write_text(json.dumps(facts))
     shutil.rmtree(final, ignore_errors=True)
     draft.rename(final)
+    for given_up in folder.glob("round-*"):  # a job that went back to an older round has left these
+        if given_up.name > final.name:
+            shutil.rmtree(given_up)
     for old in sorted(folder.glob("round-*"))[:-keep]:
         shutil.rmtree(old)
 
@@ -86,8 +92,9 @@ def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:
         FedpeftError: there is none, it cannot be read, or it is another job's.
     """
     if wanted == LATEST:
-        rounds = sorted(lineages.glob("*/round-*"), key=lambda path: (path.stat().st_mtime_ns, path.name))
-        rounds = [path for path in rounds if _facts(path)["job"] == job]
+        own = re.compile(re.escape(_plain(job)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
+        rounds = [path for path in lineages.glob("*/round-*") if own.fullmatch(path.parent.name)]
+        rounds.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     elif match := _WANTED.fullmatch(wanted):
         lineage, number = match.groups()
         rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{int(number):05d}"))

@@ -141,18 +141,31 @@ class FederationController(ModelController):
             for site in federation.sites
         }
         replies = self._ask(HELLO, orders, timeout=federation.hello_timeout, needed=len(orders))
-        introductions, problems = handshake.read(replies, sites=federation.sites, timeout=federation.hello_timeout)
+        introductions, problems = handshake.read(
+            replies, sites=federation.sites, timeout=federation.hello_timeout, initial=wanted
+        )
         handshake.check_agreement(introductions, version=fedpeft.__version__, method=self._method)
         if len(introductions) < federation.needed:
             raise FedpeftError(_shortage("the handshake", len(introductions), federation.needed, problems))
-        if wanted in problems:
-            raise FedpeftError(f"no site could say what the layers start from: {problems[wanted]}")
+        if wanted in problems:  # ask another one what the layers start from
+            wanted = next(iter(introductions))
+            hello = Hello(version=fedpeft.__version__, initial=True, lineage=self._lineage, finished=finished)
+            again = self._ask(HELLO, {wanted: hello.to_model(round=0)}, timeout=federation.hello_timeout, needed=1)
+            able, failed = handshake.read(again, sites=[wanted], timeout=federation.hello_timeout, initial=wanted)
+            if failed:
+                raise FedpeftError(f"no site could say what the layers start from: {failed[wanted]}")
+            introductions |= able
         for site, problem in problems.items():
             self.warning(f"site {site} does not take part: {problem}")
-        behind = {site: i.finished for site, i in introductions.items() if i.finished != finished}
-        for site, last in behind.items():
+        done = before.history["rounds"] if before else []
+        behind = {
+            site: introduction.finished
+            for site, introduction in introductions.items()
+            if any(entry["round"] > introduction.finished for entry in done if site in entry["sites"])
+        }
+        for site, own in behind.items():
             self.warning(
-                f"site {site} resumes after round {finished} with its own state of round {last}: its part differs from "
+                f"site {site} resumes after round {finished} with its own state of round {own}: its part differs from "
                 f"that of an uninterrupted job"
             )
         record.lineage(self._lineage, before, behind)
@@ -165,7 +178,7 @@ class FederationController(ModelController):
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
         seed, rounds, schedule = self._training.seed, self._training.rounds, self._schedule
-        first = introductions.get(self._federation.sites[0])
+        first = next((i for i in introductions.values() if i.state), None)
         current = Distribution(before.state if before else first.state if first else {})
         if current.state:
             aggregator.start_from(current.state)
@@ -177,7 +190,8 @@ class FederationController(ModelController):
             assignment, rejected = None, {}
             if schedule.active:
                 due = [site for site in sites if schedule.scores_in(number) or site not in scores]
-                rejected = self._score(number, {site: introductions[site] for site in due}, current, scores)
+                asked = {site: introductions[site] for site in due}
+                rejected = self._score(number, asked, current, scores, needed=max(0, needed - len(sites) + len(due)))
                 sites = [site for site in sites if site not in rejected]
                 if len(sites) < needed:
                     raise FedpeftError(_shortage(f"scoring in round {number}", len(sites), needed, rejected))
@@ -228,6 +242,8 @@ class FederationController(ModelController):
         asked: dict[str, Introduction],
         current: Distribution,
         scores: dict[str, list[float]],
+        *,
+        needed: int,
     ) -> dict[str, str]:
         """Fill in fresh scores; the reasons why some sites have none."""
         orders = {}
@@ -240,7 +256,7 @@ class FederationController(ModelController):
                 state=current.payload(site),
             )
             orders[site] = order.to_model(round=number, rounds=self._training.rounds)
-        replies = self._ask(SCORE, orders, timeout=self._federation.round_timeout, needed=len(asked))
+        replies = self._ask(SCORE, orders, timeout=self._federation.round_timeout, needed=needed)
         fresh, problems = read_scores(replies, asked, round=number)
         scores |= fresh
         current.confirm({site: site in fresh for site in asked})

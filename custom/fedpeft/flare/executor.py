@@ -10,7 +10,7 @@ from typing import Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
@@ -69,7 +69,8 @@ class SiteExecutor(Executor):
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
         from fedpeft.flare.site_tasks import TASKS, read, write
 
-        if task_name not in TASKS:
+        # another component that calls this one would send the reply past the site's filters
+        if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         task, model, folder = TASKS[task_name], read(shareable), run_folder(fl_ctx)
         self._trainer.open(fl_ctx.get_identity_name(), folder)
@@ -95,7 +96,8 @@ class SiteExecutor(Executor):
 
     def _log(self, text: str, problem: Problem, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
-        self.log_error(fl_ctx, f"site {site}: {text}" + f"\n{problem.traceback}" * bool(problem.traceback))
+        told = f"site {site}: {text}" + f"\n{problem.traceback}" * bool(problem.traceback)
+        self.log_error(fl_ctx, told, fire_event=False)  # an event could be made to travel to the server
 
 
 def _state_of(fl_ctx: FLContext, lineage: str) -> Path:

@@ -78,7 +78,7 @@ class RememberOrder(Filter):
             if isinstance(message, Hello) and not memory.trained:
                 shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
                 shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
-            if isinstance(message, TrainOrder):
+            if not isinstance(message, Hello):  # scoring, too, loads the adapter that the site has trained
                 memory.note_training()
         except Exception as error:
             remembered = error

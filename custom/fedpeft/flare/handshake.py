@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import Introduction, check_introduction
+from fedpeft.flare.messages import Introduction, check_introduction, check_state
 from fedpeft.training.settings import MethodSettings
 
 
 def read(
-    replies: Mapping[str, FLModel], *, sites: Iterable[str], timeout: int
+    replies: Mapping[str, FLModel], *, sites: Iterable[str], timeout: int, initial: str | None = None
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the replies of round 0 into sites that can take part and reasons why others cannot.
 
@@ -21,6 +21,7 @@ def read(
         replies: what arrived, by site.
         sites: who was asked.
         timeout: seconds that they had.
+        initial: who was asked for the adapter to start from; nobody else may send one.
     """
     able, problems = {}, {}
     for site in sites:
@@ -33,6 +34,7 @@ def read(
             introduction = Introduction.from_model(replies[site], sender=f"site {site}")
             if not introduction.problem:
                 check_introduction(introduction, site=site)
+                check_state(introduction.state, site=site, schema=introduction.schema if site == initial else {})
         except FedpeftError as error:
             problems[site] = str(error)
             continue

@@ -79,6 +79,10 @@ class JobSession:
     def _running(self) -> Progress:
         try:
             told = self._session.show_stats(self._job, "server")
+        except (AuthenticationError, AuthorizationError, NoConnection, SessionClosed) as error:
+            raise FedpeftError(
+                f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
+            ) from error
         except (
             JobNotFound,
             JobNotRunning,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -108,7 +109,10 @@ class Record:
             }
         )
         write_json(self.folder / HISTORY, self._history)
-        self._board.update(self._history["rounds"])
+        try:
+            self._board.update(self._history["rounds"])
+        except Exception:  # a picture of the round must not cost the round
+            logging.getLogger(__name__).exception("the TensorBoard files could not be written")
 
     def progress(self, number: int, rounds: int) -> str:
         """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""

@@ -6,9 +6,11 @@ A run directory belongs to one job id, and a job that goes on where another stop
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -18,6 +20,7 @@ from fedpeft.errors import FedpeftError
 VARIABLE = "FEDPEFT_STATE"
 NAME = "fedpeft"
 KEPT = 3
+SECONDS_IN_USE = 24 * 3600  # since its last round, in which a lineage may be that of a job that runs
 LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
 
@@ -46,11 +49,13 @@ def lineages_folder(fl_ctx: FLContext) -> Path:
 
 
 def prune(lineages: Path, current: str) -> None:
-    """Drop all but the newest `KEPT` lineages of the job that `current` is of; names end in time and random letters."""
+    """Drop what is neither among the newest `KEPT` lineages of the job of `current` nor younger than a day."""
     job = _job(current)
     own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
     for old in own[: -(KEPT - 1)]:
-        shutil.rmtree(old)
+        with contextlib.suppress(FileNotFoundError):  # another job may drop it too
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE:
+                shutil.rmtree(old, ignore_errors=True)
 
 
 def _job(lineage: str) -> str:

@@ -25,7 +25,7 @@ from fedpeft.settings import build
 from fedpeft.training import personal, site_state
 from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
 from fedpeft.training.batches import Batch, Batches
-from fedpeft.training.body import build_body
+from fedpeft.training.body import AdapterBody, build_body
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
 from fedpeft.training.optimizer import build_optimizer, moments, restore_moments
@@ -115,8 +115,8 @@ class Learner:
         own = site_state.load_before(self.folder, round)
         if own is not None and own.facts != self._facts():
             raise LocalError(
-                f"the state of site {self.site} in {self.folder} belongs to other data or another seed: "
-                f"remove that folder."
+                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
+                f"seed: remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore_head(own)
@@ -159,6 +159,8 @@ class Learner:
         """
         own = site_state.load_before(self.folder, round)
         self._restore_head(own)
+        if isinstance(self.body, AdapterBody):
+            self.body.set_companion(None)  # a living process may still hold that of its last round
         self.body.load(received or (own.adapter if own else self._initial))
         return self.score_trained(round, previous=own.adapter if own else None)
 
@@ -182,7 +184,8 @@ class Learner:
         return measure_budget(Network(self.backbone, self.head).train(), self.body.parameters(), batch)
 
     def finished(self, most: int) -> int:
-        """The last round, up to `most`, of which the site has its own state; 0: none."""
+        """The last round, up to `most`, of which the site has its own state; 0: none. Newer states are dropped."""
+        site_state.forget_after(self.folder, most)
         return site_state.newest(self.folder, most=most)
 
     @property
@@ -246,7 +249,10 @@ class Learner:
 
     def _facts(self) -> dict[str, str | int]:
         answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()
-        return {"site": self.site, "answers": answers, "train": len(self.data.train), "seed": self.training.seed}
+        rows = [f"{split} {e.image_id} {e.question} {e.answer}" for split, es in self.data.splits().items() for e in es]
+        examples = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        facts = {"site": self.site, "answers": answers, "examples": examples, "backbone": self.backbone_name}
+        return facts | {"train": len(self.data.train), "seed": self.training.seed}
 
 
 def _device(name: str) -> torch.device:

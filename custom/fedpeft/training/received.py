@@ -9,7 +9,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 
 FILE = "received.safetensors"
 
@@ -46,6 +46,6 @@ def _load(file: Path, version: int) -> dict[str, torch.Tensor]:
                 )
             return {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
-        raise FedpeftError(
+        raise LocalError(
             f"the global adapter on this site's disk cannot be read ({error}): it will be sent whole in the next round."
         ) from error

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import LocalError
 
-KEPT_ROUNDS = 2
+KEPT_ROUNDS = 4  # the three that the server can go back to by default, and the one that was cut off
 _PARTS = ("adapter", "head", "optimizer")
 
 
@@ -57,6 +57,13 @@ def save(folder: Path, state: SiteState) -> Path:
     for old in _rounds(folder)[:-KEPT_ROUNDS]:
         shutil.rmtree(old)
     return final
+
+
+def forget_after(folder: Path, round: int) -> None:
+    """Drop what is newer than the round that a job goes on from: it belongs to rounds that were given up."""
+    for path in _rounds(folder):
+        if _number(path) > round:
+            shutil.rmtree(path)
 
 
 def newest(folder: Path, *, most: int) -> int:
