@@ -35,6 +35,8 @@ def script(tmp_path, small_job):
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
+            # a test run in the background ignores it, and a shell cannot trap what was ignored when it began
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         lines = []
         for line in process.stdout:
@@ -54,7 +56,6 @@ def assert_nothing_is_left(run):
 def test_poc_ends_with_the_table_and_nothing_is_left(script):
     run = script("poc")
     assert run.code == 0, run.text
-    assert "mean accuracy" in run.text
     assert "Accuracy (%) after round 2" in run.text
     assert list(run.results.glob("*/workspace/fedpeft/manifest.json"))
     assert_nothing_is_left(run)
