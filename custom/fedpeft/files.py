@@ -1,16 +1,101 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Files that are either complete or absent."""
+"""Files and folders that are either complete or absent, whenever a process dies.
+
+Each is written as a draft beside its place, `.<name>.<process id>.draft`, and takes its name in one rename. What a dead
+process left behind is removed by the next one that writes there.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from safetensors import SafetensorError
+
+from fedpeft.errors import LocalError
+
+SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
+_LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Give a draft to be made, a file or a folder, that replaces `path` when the block has ended without an error.
+
+    Args:
+        path: what is replaced; the folder that holds it is made.
+
+    Raises:
+        LocalError: it cannot be written, for example because the disk is full; the old one is left as it was.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path.parent)
+        _remove(draft)
+        yield draft
+        if path.is_dir():
+            drop(path)
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        _remove(draft)
+        reason = getattr(error, "strerror", None) or error
+        raise LocalError(
+            f"{path} cannot be written ({reason}): make room on its disk, or let this user write there."
+        ) from error
+    except BaseException:
+        _remove(draft)
+        raise
+
+
+def drop(folder: Path) -> None:
+    """Remove a folder so that it is at no moment there in part; one that is not there is no error."""
+    dropped = folder.with_name(f".{folder.name}.{os.getpid()}.dropped")
+    _remove_leftovers(folder.parent)
+    _remove(dropped)
+    with contextlib.suppress(FileNotFoundError):
+        folder.replace(dropped)
+        _remove(dropped)
+
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON and rename it into place, so that a reader never sees half a file."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
-    draft.replace(path)
+    """Write JSON that a reader sees either whole or not at all.
+
+    Raises:
+        LocalError: it cannot be written.
+    """
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".*"):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match and not _is_alive(int(match[1]), path):
+            _remove(path)
+
+
+def _is_alive(pid: int, draft: Path) -> bool:
+    """Whether the process that made the draft still runs; one that began after it only has the same number."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time() <= draft.stat().st_mtime + SECONDS_OF_DOUBT
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.Error:
+        return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -43,7 +43,7 @@ def test_what_is_newer_than_the_round_to_go_on_from_is_dropped(tmp_path):
 
 def test_a_draft_of_a_killed_process_is_never_read(tmp_path):
     save(tmp_path, state(1))
-    draft = tmp_path / ".round-00002.4711"
+    draft = tmp_path / ".round-00002.4711.draft"
     draft.mkdir()
     (draft / "adapter.safetensors").write_bytes(b"half")
     assert load_before(tmp_path, 3).round == 1

@@ -3,16 +3,14 @@
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
 
-A checkpoint is written into a new folder that gets its name in one rename: a folder that has its name is complete.
+A folder that has its name is complete (`fedpeft.files`).
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import secrets
-import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import FedpeftError
+from fedpeft.files import drop, replacing
 
 LATEST = "latest"
 ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
@@ -65,19 +64,16 @@ def _plain(job: str) -> str:
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write one round atomically into the lineage's folder and drop all but the newest `keep`."""
     final = folder / f"round-{checkpoint.round:05d}"
-    draft = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
     facts = {name: value for name, value in vars(checkpoint).items() if name != "state"}
-    (draft / FACTS).write_text(json.dumps(facts))
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
+    with replacing(final) as draft:
+        draft.mkdir()
+        save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
+        (draft / FACTS).write_text(json.dumps(facts))
     for given_up in folder.glob("round-*"):  # a job that went back to an older round has left these
         if given_up.name > final.name:
-            shutil.rmtree(given_up)
+            drop(given_up)
     for old in sorted(folder.glob("round-*"))[:-keep]:
-        shutil.rmtree(old)
+        drop(old)
 
 
 def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:

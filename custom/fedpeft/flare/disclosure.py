@@ -19,7 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from fedpeft.files import write_json
+from fedpeft.files import replacing, write_json
 from fedpeft.flare.ledger import enter
 from fedpeft.flare.messages import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.privacy import PrivacySettings, release_adapter, release_scores
@@ -71,10 +71,9 @@ def disclose(
         scores = release_scores(reply.scores, settings) if reply.scores else []
         told = _entered(settings, order, state, scores, folder=folder, book=book)
         told += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
-        draft = stored.with_name(f".{stored.name}")
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
-        save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
-        draft.replace(stored)
+        with replacing(stored) as draft:
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
     else:
         told = "the same order as before: the same release again, which costs nothing"
     changes: dict[str, Any] = {"scores": scores}

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import LocalError
-from fedpeft.files import write_json
+from fedpeft.files import replacing, write_json
 from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, TrainOrder
 from fedpeft.training.received import complete
 
@@ -72,7 +72,8 @@ class Memory:
     def announce(self, introduction: Introduction) -> None:
         """Keep what an introduction says, and the adapter it carries, which no data have touched yet."""
         said = Announced.of(introduction)
-        save_file({k: t.contiguous() for k, t in introduction.state.items()}, self.folder / INITIAL)
+        with replacing(self.folder / INITIAL) as draft:
+            save_file({k: t.contiguous() for k, t in introduction.state.items()}, draft)
         write_json(self.folder / ANNOUNCED, {"shapes": said.shapes, "dtypes": said.dtypes, "samples": said.samples})
 
     def known_announcement(self) -> Announced | None:

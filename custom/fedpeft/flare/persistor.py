@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
@@ -11,6 +10,7 @@ from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 from safetensors.torch import load_file, save_file
 
+from fedpeft.files import replacing
 from fedpeft.flare.run_folder import run_folder
 
 FILE = "global.safetensors"
@@ -25,12 +25,10 @@ class SafetensorsPersistor(LearnablePersistor):
         return make_model_learnable(weights=load_file(file) if file.exists() else {}, meta_props={})
 
     def save(self, learnable: ModelLearnable, fl_ctx: FLContext) -> None:
-        """Write all tensors, then rename over the old file."""
-        file = self.file(fl_ctx)
-        draft = file.with_name(f".{file.name}.{os.getpid()}")
+        """Replace the saved adapter."""
         tensors = {key: tensor.contiguous() for key, tensor in learnable[ModelLearnableKey.WEIGHTS].items()}
-        save_file(tensors, draft)
-        draft.replace(file)
+        with replacing(self.file(fl_ctx)) as draft:
+            save_file(tensors, draft)
 
     @staticmethod
     def file(fl_ctx: FLContext) -> Path:

@@ -9,13 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import time
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import FedpeftError
+from fedpeft.files import drop
 
 VARIABLE = "FEDPEFT_STATE"
 NAME = "fedpeft"
@@ -55,7 +55,7 @@ def prune(lineages: Path, current: str) -> None:
     for old in own[: -(KEPT - 1)]:
         with contextlib.suppress(FileNotFoundError):  # another job may drop it too
             if time.time() - old.stat().st_mtime > SECONDS_IN_USE:
-                shutil.rmtree(old, ignore_errors=True)
+                drop(old)
 
 
 def _job(lineage: str) -> str:

@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.files import replacing
 
 FILE = "received.safetensors"
 
@@ -28,10 +29,8 @@ def complete(folder: Path, state: dict[str, torch.Tensor], *, base: int, version
     """
     whole = {**_load(folder / FILE, base), **state} if base else state
     if version != base:
-        folder.mkdir(parents=True, exist_ok=True)
-        draft = folder / f".{FILE}"
-        save_file(whole, draft, metadata={"version": str(version)})
-        draft.replace(folder / FILE)
+        with replacing(folder / FILE) as draft:
+            save_file(whole, draft, metadata={"version": str(version)})
     return whole
 
 

@@ -1,15 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a site keeps between rounds: its own adapter, head and optimizer, on its own disk only.
 
-The simulator runs every task in a new process and a real process can die, so a round's state is written into a new
-folder that gets its final name in one atomic rename: a folder that has its name is complete.
+The simulator runs every task in a new process and a real process can die, so a folder that has its name is complete.
 """
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import LocalError
+from fedpeft.files import drop, replacing
 
 KEPT_ROUNDS = 4  # the three that the server can go back to by default, and the one that was cut off
 _PARTS = ("adapter", "head", "optimizer")
@@ -45,17 +43,14 @@ class SiteState:
 def save(folder: Path, state: SiteState) -> Path:
     """Write the state of one round atomically and drop all but the newest `KEPT_ROUNDS`."""
     final = folder / f"round-{state.round:05d}"
-    draft = folder / f".{final.name}.{os.getpid()}"
-    shutil.rmtree(draft, ignore_errors=True)
-    draft.mkdir(parents=True)
-    for part in _PARTS:
-        tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
-        save_file(tensors, draft / f"{part}.safetensors")
-    (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
-    shutil.rmtree(final, ignore_errors=True)
-    draft.rename(final)
+    with replacing(final) as draft:
+        draft.mkdir()
+        for part in _PARTS:
+            tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
+            save_file(tensors, draft / f"{part}.safetensors")
+        (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
     for old in _rounds(folder)[:-KEPT_ROUNDS]:
-        shutil.rmtree(old)
+        drop(old)
     return final
 
 
@@ -63,7 +58,7 @@ def forget_after(folder: Path, round: int) -> None:
     """Drop what is newer than the round that a job goes on from: it belongs to rounds that were given up."""
     for path in _rounds(folder):
         if _number(path) > round:
-            shutil.rmtree(path)
+            drop(path)
 
 
 def newest(folder: Path, *, most: int) -> int:
