@@ -20,11 +20,12 @@ STATS = {"server": {"fedpeft": {"round": 2, "rounds": 4, "rejected": ["head, rou
 class Server:
     """FLARE's session: each answer is a value, or an error to raise."""
 
-    def __init__(self, *states, stats=STATS):
+    def __init__(self, *states, stats=STATS, kept=None):
         self.states, self.stats, self.closed = list(states), stats, False
+        self.kept = {"fedpeft": kept} if kept else {}
 
     def get_job_meta(self, job):
-        return self._answer({"name": "small", "status": self.states.pop(0)})
+        return self._answer({"name": "small", "status": self.states.pop(0), **self.kept})
 
     def show_stats(self, job, target):
         return self._answer(self.stats)
@@ -93,6 +94,29 @@ def test_a_completed_job_has_done_the_rounds_that_nobody_saw(connect):
         found = session.progress()
     assert (found.state, found.round, found.rounds, found.accuracy) == ("completed", 4, 4, None)
     assert "nvflare job download an-id" in found.reason
+
+
+DONE = {"job": "small", "state": "completed", "round": 4, "rounds": 4, "accuracy": 0.5}
+CUT = {"job": "small", "state": "failed", "round": 2, "rounds": 4, "reason": "no site answered."}
+
+
+@pytest.mark.parametrize(
+    ("kept", "flare", "state", "reason"),
+    [
+        (DONE, "FINISHED:COMPLETED", "completed", ""),
+        (DONE, "FINISHED:ABNORMAL", "completed", "the manifest says completed, FLARE says FINISHED:ABNORMAL; `nvflare"),
+        (CUT, "FINISHED:ABNORMAL", "failed", "no site answered. FLARE says FINISHED:ABNORMAL; `nvflare job download"),
+        (CUT, "FINISHED:COMPLETED", "failed", "no site answered. FLARE says FINISHED:COMPLETED; `nvflare job download"),
+        ({}, "FINISHED:ABNORMAL", "failed", "FLARE says FINISHED:ABNORMAL; `nvflare job download"),
+        ({"round": 2}, "FINISHED:ABNORMAL", "failed", "its manifest gives no reason. FLARE says FINISHED:ABNORMAL"),
+    ],
+)
+def test_the_manifest_decides_and_flares_word_stands_beside_it(kept, flare, state, reason, connect):
+    with connect(Server(flare, kept=kept)) as session:
+        found = session.progress()
+    assert (found.state, found.round, found.job) == (state, kept.get("round", 0), "small")
+    assert found.reason.startswith(reason)
+    assert bool(found.reason) == bool(reason)
 
 
 @pytest.mark.parametrize("state", ["FINISHED:COMPLETED", "FINISHED:EXECUTION_EXCEPTION"])

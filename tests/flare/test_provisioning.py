@@ -11,8 +11,12 @@ from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.job_process import RestartingLauncher
+from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.policy import default_scope
 from fedpeft.flare.provisioning import PolicyBuilder
+from fedpeft.flare.returning_sites import ReturningSites
+from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.workspace import resources
 
@@ -76,6 +80,19 @@ def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
     assert "/tmp" not in text
     assert '"max_num_clients": 5' in text
     assert '"max_jobs": 1' in text
+
+
+def test_the_server_keeps_outcomes_finishes_stale_jobs_and_takes_sites_back(kits):
+    components = {c["id"]: c["path"] for c in read(kits, "server", "resources.json.default")["components"]}
+    ours = {"job_manager": JobStore, "stale_jobs": StaleJobs, "returning_sites": ReturningSites}
+    for name, kind in ours.items():
+        assert components[name] == f"{kind.__module__}.{kind.__name__}"
+
+
+@pytest.mark.parametrize("name", SITES)
+def test_a_site_starts_a_killed_process_again(kits, name):
+    components = {c["id"]: c["path"] for c in read(kits, name, "resources.json.default")["components"]}
+    assert components["process_launcher"] == f"{RestartingLauncher.__module__}.{RestartingLauncher.__name__}"
 
 
 @pytest.mark.parametrize(

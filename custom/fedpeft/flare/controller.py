@@ -32,6 +32,7 @@ from fedpeft.flare.messages import (
 )
 from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
+from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
@@ -81,9 +82,10 @@ class FederationController(ModelController):
         self._lock = threading.Lock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Tell `nvflare job stats` how far the job is."""
+        """Say how far the job is when asked; take back sites that return."""
         super().handle_event(event_type, fl_ctx)
         tell_progress(event_type, fl_ctx)
+        accept_returning(event_type, fl_ctx)
 
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""

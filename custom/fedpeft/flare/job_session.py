@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import replace
 from pathlib import Path
@@ -69,7 +70,7 @@ class JobSession:
         meta = self._asked(self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
-            self._last = self._ended(replace(self._last, job=name), state)
+            self._last = self._ended(meta, name, state)
         elif state == "RUNNING":
             self._last = replace(self._running(), job=name)
         else:
@@ -92,14 +93,24 @@ class JobSession:
         values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last
 
-    def _ended(self, last: Progress, state: str) -> Progress:
+    def _ended(self, meta: Mapping[str, Any], job: str, state: str) -> Progress:
+        """The manifest decides; what FLARE says of its own processes stands beside it."""
         more = f"`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
+        if isinstance(kept := meta.get(GROUP), Mapping):
+            progress = replace(Progress.from_json(kept), job=job)
+            if progress.state != COMPLETED:
+                reason = progress.reason or "its manifest gives no reason."
+                return replace(progress, state=FAILED, reason=f"{reason} FLARE says {state}; {more}")
+            if state == FINISHED + "COMPLETED":
+                return progress
+            return replace(progress, reason=f"the manifest says completed, FLARE says {state}; {more}")
         if state != FINISHED + "COMPLETED":
-            return replace(last, state=FAILED, reason=f"FLARE says {state}; {more}")
-        if last.round and last.round == last.rounds:
-            return replace(last, state=COMPLETED)
+            return replace(self._last, job=job, state=FAILED, reason=f"FLARE says {state}; {more}")
+        rounds = self._last.rounds
+        if rounds and self._last.round == rounds:
+            return replace(self._last, job=job, state=COMPLETED)
         # the last rounds went by between two questions
-        return Progress(job=last.job, state=COMPLETED, round=last.rounds or 0, rounds=last.rounds, reason=more)
+        return Progress(job=job, state=COMPLETED, round=rounds or 0, rounds=rounds, reason=more)
 
     def _asked(self, question: Any, *arguments: Any, **named: Any) -> Any:
         try:

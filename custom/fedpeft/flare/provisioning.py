@@ -18,6 +18,12 @@ from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.settings import at_least, build
 from fedpeft.workspace import PRIVACY, resources
 
+JOB_STORE = "fedpeft.flare.job_store.JobStore"
+LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
+SERVER_COMPONENTS = (
+    {"id": "stale_jobs", "path": "fedpeft.flare.stale_jobs.StaleJobs", "args": {}},
+    {"id": "returning_sites", "path": "fedpeft.flare.returning_sites.ReturningSites", "args": {}},
+)
 _NO_CODE = {"byoc": "none", "server-predeployed-flwr": "none"}
 AUTHORIZATION = {
     "format_version": "1.0",
@@ -87,6 +93,7 @@ class PolicyBuilder(Builder):
             settings = {**json.loads(file.read_text()), **resources()}
             if participant in sites:
                 _keep_logs_at_the_site(settings)
+                _component(settings, "process_launcher")["path"] = LAUNCHER
             else:
                 self._limit_the_server(settings, sites=len(sites))
             write_json(file, settings)
@@ -99,6 +106,8 @@ class PolicyBuilder(Builder):
         settings["snapshot_persistor"]["args"]["storage"]["args"]["root_dir"] = str(self._storage / "snapshots")
         _component(settings, "job_manager")["args"]["uri_root"] = str(self._storage / "jobs")
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
+        _component(settings, "job_manager")["path"] = JOB_STORE
+        settings["components"] += SERVER_COMPONENTS
 
 
 def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:

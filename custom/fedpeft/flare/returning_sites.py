@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site that was gone takes part in the running job again, and one that stays away does not hold up its end.
+
+A site whose client process is killed comes back within seconds under a new token, which neither the job's list of
+participants nor the job's own process knows, and nobody starts its part of the job again. Here the server does what
+it did when the job began, for that site alone. FLARE sends a task that has no reply yet again, by the site's name.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import ReturnCode, RunProcessKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.job_scheduler_spec import DispatchInfo
+from nvflare.apis.utils.job_utils import get_event_job_id
+from nvflare.private.defs import ERROR_MSG_PREFIX
+from nvflare.utils.job_launcher_utils import get_resource_manager_spec
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least
+
+TOPIC = "fedpeft.returned"
+SECONDS = 10.0
+
+
+def accept_returning(event_type: str, fl_ctx: FLContext) -> None:
+    """In the job's process on the server: learn the new tokens of its sites when the server says so."""
+    if event_type == EventType.START_RUN:
+        fl_ctx.get_engine().register_app_command(TOPIC, _renew)
+
+
+def _renew(topic: str, data: object, fl_ctx: FLContext) -> dict:
+    fl_ctx.get_engine().sync_clients_from_main_process()
+    return {}
+
+
+class ReturningSites(FLComponent):
+    """A component of the server itself, in its `resources.json`.
+
+    Args:
+        attempts: how often the server tries to take one site back into one job.
+        patience: seconds that a finished job waits for the end of its part at a site; FLARE's own 900 keep a job
+            `RUNNING` as long after a site has gone.
+    """
+
+    def __init__(self, attempts: int = 5, patience: float = 30.0) -> None:
+        super().__init__()
+        at_least("attempts", attempts, 0)
+        at_least("patience", patience, 0, exclusive=True)
+        self._attempts, self._patience = attempts, patience
+        self._tokens: dict[str, dict[str, str]] = {}  # by job and site, with which its part of the job was started
+        self._left: dict[tuple[str, str], int] = {}
+        self._busy: set[tuple[str, str]] = set()
+        self._lock = threading.Lock()
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Note who takes part when a job starts, and look whether all are still the same with each sign of life."""
+        engine = fl_ctx.get_engine()
+        if event_type == EventType.SYSTEM_START:
+            engine.job_runner.client_outcome_wait_timeout = self._patience
+        elif event_type == EventType.JOB_STARTED:
+            job = get_event_job_id(fl_ctx)
+            participants = engine.run_processes.get(job, {}).get(RunProcessKey.PARTICIPANTS, {})
+            with self._lock:
+                self._tokens[job] = {client.name: token for token, client in participants.items()}
+        elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
+            with self._lock:
+                self._tokens.pop(get_event_job_id(fl_ctx), None)
+        elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:  # before FLARE misses the job at the site
+            self._look(engine)
+
+    def _look(self, engine) -> None:
+        with self._lock:
+            known = [(job, site, token) for job, tokens in self._tokens.items() for site, token in tokens.items()]
+        for job, site, token in known:
+            client = engine.get_client_from_name(site)
+            if client is None or client.token == token:
+                continue
+            # how the earlier part ended nobody will ever say; FLARE would call the whole job abnormal for it
+            engine.job_runner.resolve_client_outcome(job, site)
+            with self._lock:
+                left = self._left.setdefault((job, site), self._attempts)
+                if not left or (job, site) in self._busy or job not in engine.run_processes:
+                    continue
+                self._left[job, site] = left - 1
+                self._busy.add((job, site))
+            threading.Thread(target=self._take_back, args=(engine, job, client), daemon=True).start()
+
+    def _take_back(self, engine, job: str, client: Client) -> None:
+        with engine.new_context() as fl_ctx:
+            try:
+                start_again(engine, job, client, fl_ctx)
+                with self._lock:
+                    if job in self._tokens:
+                        self._tokens[job][client.name] = client.token
+                self.log_info(fl_ctx, f"site {client.name} has returned and takes part in job {job} again")
+            except FedpeftError as error:
+                self.log_warning(fl_ctx, f"site {client.name} has returned and is not in job {job}: {error}")
+            except Exception:
+                self.log_exception(fl_ctx, f"site {client.name} has returned and is not in job {job}")
+            finally:
+                with self._lock:
+                    self._busy.discard((job, client.name))
+
+
+def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
+    """Start one site's part of a running job once more.
+
+    Raises:
+        FedpeftError: the job has ended, its process does not answer, or the site cannot or will not.
+    """
+    job, process = engine.job_runner.running_jobs.get(job_id), engine.run_processes.get(job_id)
+    if job is None or process is None:
+        raise FedpeftError("the job has ended.")
+    others = {t: c for t, c in process[RunProcessKey.PARTICIPANTS].items() if c.name != client.name}
+    process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
+    answer = engine.send_app_command(job_id, TOPIC, {}, SECONDS)
+    if answer is None or answer.get_return_code() != ReturnCode.OK:
+        raise FedpeftError("the job's process on the server does not know of sites that return.")
+    needs = get_resource_manager_spec({**job.meta, JobMetaKey.RESOURCE_SPEC.value: job.resource_spec}, client.name)
+    enough, token = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
+    if not enough:
+        raise FedpeftError("the site does not have what the job needs, or does not answer yet.")
+    order = DispatchInfo(app_name="", resource_requirements=needs, token=token)
+    replies = engine.start_client_job(job, {client.name: order}, fl_ctx)
+    body = str(replies[0].reply.body) if replies and replies[0].reply else ERROR_MSG_PREFIX
+    if body.startswith(ERROR_MSG_PREFIX):
+        raise FedpeftError("the site could not start its part; its own log says why.")

@@ -1,0 +1,39 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Jobs that a dead server process left running are finished when the server starts again.
+
+FLARE keeps the status in its store and never looks at it again: such a job could be neither aborted nor deleted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_constant import SystemComponents
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import RunStatus
+
+
+class StaleJobs(FLComponent):
+    """A component of the server itself, in its `resources.json`."""
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Before the first job is started: no job can be running."""
+        if event_type == EventType.SYSTEM_BOOTSTRAP:
+            self._finish(fl_ctx)
+
+    def _finish(self, fl_ctx: FLContext) -> None:
+        engine = fl_ctx.get_engine()
+        store = engine.get_component(SystemComponents.JOB_MANAGER)
+        for job in store.get_jobs_by_status([RunStatus.RUNNING, RunStatus.DISPATCHED], fl_ctx):
+            folder = Path(engine.get_workspace().get_run_dir(job.job_id))
+            try:
+                if folder.is_dir():
+                    store.save_workspace(job.job_id, [str(folder)], fl_ctx)
+            except Exception:  # a full disk must not leave the job running for another life of the server
+                self.log_exception(fl_ctx, f"what job {job.job_id} left in {folder} could not be stored")
+            store.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
+            self.log_warning(
+                fl_ctx, f"job {job.job_id} was running when the server ended: {RunStatus.FINISHED_ABNORMAL.value}"
+            )

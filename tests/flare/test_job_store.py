@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the server keeps of a finished job, and of one that its own death cut off, in FLARE's real store."""
+
+import json
+from types import SimpleNamespace
+from unittest.mock import Mock
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey, RunStatus
+from nvflare.apis.server_engine_spec import ServerEngineSpec
+from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+
+from fedpeft.flare.job_store import JobStore
+from fedpeft.flare.stale_jobs import StaleJobs
+from fedpeft.status import Progress
+
+HISTORY = {"job": "small", "settings": {"training": {"rounds": 3}}, "rounds": [{"round": 1, "sites": {}}]}
+
+
+@pytest.fixture
+def server(tmp_path):
+    """A server with FLARE's storage: `store`, `context`, and `runs`, the folder of the run directories."""
+    store, storage = JobStore(uri_root=str(tmp_path / "jobs")), FilesystemStorage(root_dir=str(tmp_path))
+    parts = {"job_manager": store, "job_store": storage}
+    workspace = SimpleNamespace(get_run_dir=lambda job: str(tmp_path / "runs" / job))
+    engine = Mock(spec=ServerEngineSpec, get_component=parts.get, get_workspace=lambda: workspace)
+    context = FLContext()
+    context.get_engine = lambda: engine
+    return SimpleNamespace(store=store, context=context, runs=tmp_path / "runs")
+
+
+def submitted(server, **meta):
+    return server.store.create({"name": "small", **meta}, b"", server.context)[JobMetaKey.JOB_ID.value]
+
+
+def run(server, job, *, manifest=None, history=HISTORY):
+    folder = server.runs / job / "fedpeft"
+    folder.mkdir(parents=True)
+    for name, content in (("manifest", manifest), ("history", history)):
+        if content:
+            (folder / f"{name}.json").write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder.parent
+
+
+def kept(server, job):
+    meta = server.store.get_job(job, server.context).meta
+    return Progress.from_json(meta["fedpeft"]) if "fedpeft" in meta else None
+
+
+@pytest.mark.parametrize(
+    ("manifest", "state", "reason"),
+    [
+        ({"status": "completed"}, "completed", ""),
+        ({"status": "failed", "reason": "no site answered."}, "failed", "no site answered."),
+        ({"status": "failed", "reason": "x" * 5000}, "failed", "x" * 2000),
+        (None, "failed", "the job ended before it wrote its manifest."),
+        ("{", "failed", "its manifest or history is damaged."),
+    ],
+)
+def test_the_manifests_word_is_kept_with_the_job(server, manifest, state, reason):
+    job = submitted(server)
+    server.store.save_workspace(job, [str(run(server, job, manifest=manifest))], server.context)
+    found = kept(server, job)
+    assert (found.state, found.reason) == (state, reason)
+    assert found.rounds == (None if "damaged" in reason else 3)
+
+
+def test_a_job_does_not_bring_its_own_outcome(server):
+    assert kept(server, submitted(server, fedpeft={"state": "completed"})) is None
+    copy = server.store.clone(submitted(server), {"name": "copy", "fedpeft": {"state": "completed"}}, server.context)
+    assert kept(server, copy[JobMetaKey.JOB_ID.value]) is None
+
+
+@pytest.mark.parametrize("status", list(RunStatus))
+def test_what_a_dead_server_left_running_is_finished(server, status):
+    job = submitted(server)
+    server.store.set_status(job, status, server.context)
+    run(server, job)
+    StaleJobs().handle_event(EventType.SYSTEM_START, server.context)
+    assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == status.value
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    stale = status in (RunStatus.RUNNING, RunStatus.DISPATCHED)
+    now = RunStatus.FINISHED_ABNORMAL if stale else status
+    assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == now.value
+    assert ("workspace" in server.store.list_components(job, server.context)) == stale
+    assert (kept(server, job) is not None) == stale
+
+
+def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatch):
+    job = submitted(server)
+    server.store.set_status(job, RunStatus.RUNNING, server.context)
+    run(server, job)
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(server.store, "save_workspace", full)
+    StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    status = server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value]
+    assert status == RunStatus.FINISHED_ABNORMAL.value
