@@ -29,6 +29,7 @@ from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
 from fedpeft.privacy import PrivacySettings
+from fedpeft.privacy.problem_codes import CODES
 from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -62,11 +63,12 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `adapter_settings`, and `adapters`."""
+    """Every table by name: one for each section of a job, `adapter_settings`, `adapters`, and `problems`."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
         "adapter_settings": _adapter_settings(),
         "adapters": _adapters(),
+        "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
 

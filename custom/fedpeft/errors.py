@@ -3,8 +3,30 @@
 
 
 class FedpeftError(ValueError):
-    """Bad input or setting, told in one sentence that names the value and the remedy."""
+    """Bad input or setting, told in one sentence that names the value and the remedy.
+
+    Args:
+        sentence: for whoever sits where it was raised; it may hold values and paths, so it stays on that machine.
+        setting: dotted name of the setting that is wrong, e.g. `training.device`; empty where there is none.
+        code: what a site tells the server instead of the sentence, one of `fedpeft.privacy.problem_codes`; empty:
+            `usual_code`, or that of a wrong setting where one is named.
+    """
+
+    usual_code = "job-refused"
+
+    def __init__(self, sentence: str = "", *, setting: str = "", code: str = "") -> None:
+        super().__init__(sentence)
+        self.setting, self._code = setting, code
+
+    @property
+    def code(self) -> str:
+        """What a site tells the server of it."""
+        if self._code or not self.setting:
+            return self._code or self.usual_code
+        return "setting-refused"
 
 
 class LocalError(FedpeftError):
-    """One whose sentence names a file or value of a site: it stays at the site, the server learns only that it was."""
+    """One about what a site has on its disk."""
+
+    usual_code = "state-unusable"

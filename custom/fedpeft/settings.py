@@ -7,7 +7,8 @@ import dataclasses
 import difflib
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from fedpeft.errors import FedpeftError
@@ -29,42 +30,60 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
     if values is None:
         raise _undefined(section)
     if not isinstance(values, Mapping):
-        raise FedpeftError(f"{section} must be an object of settings, not {values!r}: correct the job's configuration.")
+        raise FedpeftError(
+            f"{section} must be an object of settings, not {values!r}: correct the job's configuration.",
+            setting=section,
+        )
     fields = {field.name: field for field in dataclasses.fields(cls)}
     hints = typing.get_type_hints(cls)
     for name, value in values.items():
         where = f"{section}.{name}"
         if name not in fields:
-            raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.")
+            raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.", setting=where)
         if value is None:
             raise _undefined(where)
         if not fits(value, hints[name]):
             expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
             raise FedpeftError(
-                f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration."
+                f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration.",
+                setting=where,
             )
     try:
         return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
     except FedpeftError as error:
-        raise type(error)(f"{section}: {error}") from error
+        where = f"{section}.{error.setting}" if error.setting else section
+        raise type(error)(f"{section}: {error}", setting=where) from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
         raise FedpeftError(
-            f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration."
+            f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration.",
+            setting=f"{section}.{missing[0]}" if missing else section,
         ) from error
+
+
+@contextmanager
+def about(setting: str) -> Iterator[None]:
+    """Name the setting that an error in this block is about, where the error itself names none."""
+    try:
+        yield
+    except FedpeftError as error:
+        error.setting = error.setting or setting
+        raise
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
     """Refuse a value outside a closed set, naming argument, value and what is allowed."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}.")
+        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}.", setting=name)
 
 
 def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
     """Refuse a number below `minimum` (or equal to it, if `exclusive`) and NaN."""
     if not (value > minimum if exclusive else value >= minimum):
-        raise FedpeftError(f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.")
+        raise FedpeftError(
+            f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
+        )
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
@@ -77,7 +96,8 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
 def _undefined(where: str) -> FedpeftError:
     return FedpeftError(
         f"{where} is None, as FLARE leaves a variable that nothing defines: define it in the job's configuration "
-        f"or in the site's environment."
+        f"or in the site's environment.",
+        setting=where,
     )
 
 

@@ -29,7 +29,7 @@ BAD = {
     "shape": lambda site, order: reply(site, order, state={k: torch.ones(7) for k in SCHEMA}),
     "keys": lambda site, order: reply(site, order, state={**reply(site, order).state, "head.weight": torch.ones(2)}),
     "empty": lambda site, order: reply(site, order, state={}),
-    "exception": lambda site, order: reply(site, order, problem="out of memory"),
+    "exception": lambda site, order: reply(site, order, problem="out-of-memory"),
     "silence": lambda site, order: None,
     "metrics of a wrong type": lambda site, order: reply(site, order, metrics=None),
     "a metric out of range": lambda site, order: reply(site, order, metrics=dict.fromkeys(METRICS, 1.5)),
@@ -64,7 +64,7 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
         ({"schema": {"layer.0.output.down.weight": [2, 3]}}, "sites slake and chest differ"),
         ({"samples": {"train": 5}}, "site chest sent no counts of train, validation, test samples"),
         ({"dataset": "MRN 4711"}, "site chest names an unknown dataset"),
-        ({"problem": "its data cannot be used"}, "site chest cannot take part: its data cannot be used"),
+        ({"problem": "data-unusable"}, "site chest cannot take part: its data cannot be used"),
     ],
 )
 def test_a_site_that_does_not_fit_ends_the_job_by_name(run, changes, told):
@@ -159,7 +159,10 @@ def test_a_site_is_sent_only_what_it_lacks(run):
     [
         (lambda s, o: scores(s, o, scores=[0.5, float("nan"), 0.2]), "site slake sent nan as the score of layer 1"),
         (lambda s, o: scores(s, o, scores=[1.0]), "site slake sent 1 layer scores, 3 were asked for"),
-        (lambda s, o: scores(s, o, problem="out of memory"), "could not score round 1: out of memory"),
+        (
+            lambda s, o: scores(s, o, problem="out-of-memory"),
+            "could not score round 1: a batch does not fit into its memory",
+        ),
         (lambda s, o: None, "site slake sent no scores in round 1"),
     ],
 )
@@ -237,8 +240,8 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     def standing():
         poll = next(polls)
         if poll == 0:
-            answer("slake", problem="out of memory", state={})
-            answer("vqa-rad", problem="out of memory", state={})
+            answer("slake", problem="out-of-memory", state={})
+            answer("vqa-rad", problem="out-of-memory", state={})
         if poll == 9:
             assert not cancelled
             answer("chest")

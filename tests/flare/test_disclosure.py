@@ -157,8 +157,8 @@ def test_a_site_without_an_adapter_to_send_releases_nothing(tmp_path):
 
 def test_a_problem_is_no_release(site):
     made = site()
-    empty = {"problem": "out of memory", "samples": 0, "metrics": dict.fromkeys(METRICS), "state": {}, "seconds": 0.0}
-    assert made.train(**empty).problem == "out of memory"
+    empty = {"problem": "out-of-memory", "samples": 0, "metrics": dict.fromkeys(METRICS), "state": {}, "seconds": 0.0}
+    assert made.train(**empty).problem == "out-of-memory"
     assert not book_of(made).exists()
 
 

@@ -118,13 +118,14 @@ def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_pa
 def test_what_stays_at_the_site_stays_there(site, tmp_path):
     problem = {
         "full": "/data/patient 7 is no image",
-        "told": "its data cannot be used",
+        "code": "data-unusable",
+        "setting": "",
         "traceback": "",
         "again": False,
     }
     executor, context, _ = site(({"problem": problem}, {}))
     got = reply(execute(executor, context))
-    assert (got.problem, got.attempts, got.state) == ("its data cannot be used", 1, {})
+    assert (got.problem, got.attempts, got.state) == ("data-unusable", 1, {})
     written = json.loads((tmp_path / module.PROBLEM).read_text())
     assert written == {"site": "north", "problem": "/data/patient 7 is no image"}
 
@@ -145,7 +146,7 @@ def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, me
 
     monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", refuse)
     got = reply(execute(executor, context, message, task), kind)
-    assert got.problem == "2 attempts failed, the last one so: its training process could not be started."
+    assert got.problem == "training-process-lost"
 
 
 def test_an_aborted_task_and_an_unknown_one_have_flares_own_codes(site):
@@ -157,7 +158,7 @@ def test_an_aborted_task_and_an_unknown_one_have_flares_own_codes(site):
 def test_a_reply_of_an_order_that_is_none_of_ours_says_so(site):
     executor, context, _ = site()
     got = reply(execute(executor, context, SCORING, TRAIN))
-    assert "sent no TrainOrder message" in got.problem
+    assert (got.problem, got.setting) == ("message-refused", "")
 
 
 @pytest.mark.parametrize(

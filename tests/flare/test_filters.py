@@ -13,9 +13,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare.filters import BLOCKED
 from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreReply, TrainReply
-from fedpeft.flare.outgoing import HEADERS, KNOWN, PROBLEM_LENGTH
+from fedpeft.flare.outgoing import HEADERS, KNOWN
 
 HELLO = Hello(version="1")
+CODE = "out-of-memory"
 SECRET = "Jane Doe, born 1970, adenocarcinoma"
 
 
@@ -98,10 +99,12 @@ TRAIN = [
     ("text as seconds", {"seconds": SECRET}, "as seconds"),
     ("endless attempts", {"attempts": 1000}, "1000 attempts"),
     ("text as samples", {"samples": SECRET}, "as samples"),
-    ("long problem", {"problem": "x" * (PROBLEM_LENGTH + 1), "samples": 0, "state": {}}, "a problem of"),
-    ("problem of two lines", {"problem": f"no\n{SECRET}", "samples": 0, "state": {}}, "must be one line"),
-    ("problem and tensors", {"problem": "no", "samples": 0, "metrics": dict.fromkeys(METRICS)}, "tensor 'layer.0"),
-    ("problem and metrics", {"problem": "no", "samples": 0, "state": {}}, "metrics of a reply that tells"),
+    ("problem in words", {"problem": SECRET, "samples": 0, "state": {}}, "the problem 'Jane Doe"),
+    ("problem with a line", {"problem": f"{CODE}\n{SECRET}", "samples": 0, "state": {}}, "the problem 'out-of-"),
+    ("problem of a value", {"problem": CODE, "setting": SECRET, "samples": 0, "state": {}}, "with setting 'Jane"),
+    ("setting alone", {"setting": "training.seed"}, "the problem ''"),
+    ("problem and tensors", {"problem": CODE, "samples": 0, "metrics": dict.fromkeys(METRICS)}, "tensor 'layer.0"),
+    ("problem and metrics", {"problem": CODE, "samples": 0, "state": {}}, "metrics of a reply that tells"),
 ]
 
 
@@ -155,8 +158,8 @@ HELLOS = [
     ("schema shape of text", {"schema": {KEYS[0]: [SECRET]}}, "no shape"),
     ("schema without tensors", {"state": {}, "schema": introduction().schema}, f"no {KEYS[0]}"),
     ("tensors without schema", {"schema": {}}, "tensor 'layer.0"),
-    ("long problem", {"problem": "x" * (PROBLEM_LENGTH + 1)}, "a problem of"),
-    ("problem and facts", {"problem": "no"}, "of a reply that tells of a problem"),
+    ("problem in words", {"problem": SECRET}, "the problem 'Jane Doe"),
+    ("problem and facts", {"problem": CODE}, "of a reply that tells of a problem"),
 ]
 
 
@@ -229,7 +232,7 @@ def test_nothing_but_the_message_travels_with_a_reply(site, what, spoil, told):
 
 
 def test_a_problem_passes_and_brings_nothing_along(site):
-    empty = {**_empty(TrainReply), "problem": "RuntimeError in its training code", "seconds": 3.0, "attempts": 2}
+    empty = {**_empty(TrainReply), "problem": CODE, "seconds": 3.0, "attempts": 2}
     assert site.train(**empty) == train_reply(**{**empty, "seconds": 0.0, "attempts": 2})
 
 

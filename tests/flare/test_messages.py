@@ -94,7 +94,7 @@ def changed(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         ({"state": changed("layer.0.output.down.bias", torch.ones(2, dtype=torch.long))}, "only floating-point"),
         ({"round": 2}, "answered for round 2 in round 1"),
         ({"samples": 10**9}, "reports 1000000000 training samples"),
-        ({"problem": "out of memory"}, "could not finish round 1: out of memory"),
+        ({"problem": "out-of-memory"}, "could not finish round 1: a batch does not fit"),
         ({"metrics": {**dict.fromkeys(METRICS, 0.5), "answer": "tumour"}}, "sent metrics"),
         ({"metrics": dict.fromkeys(METRICS, float("inf"))}, "must be a finite number"),
         ({"metrics": dict.fromkeys(METRICS, "tumour")}, "must be a finite number"),

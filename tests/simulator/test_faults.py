@@ -29,9 +29,9 @@ def history(run):
         ("shape", "site vqa-rad sent layer."),
         ("no tensors", "the adapter of site vqa-rad lacks layer."),
         ("empty", "site vqa-rad sent no"),
-        ("raise", "2 attempts failed, the last one so: RuntimeError in its training code"),
-        ("out of memory", "2 attempts failed, the last one so: OutOfMemoryError in its training code"),
-        ("kill", "2 attempts failed, the last one so: its training process was killed by signal 9"),
+        ("raise", "in 2 attempts: an error in its training code"),
+        ("out of memory", "in 2 attempts: a batch does not fit into its memory"),
+        ("kill", "in 2 attempts: its training process ended before it answered"),
     ],
 )
 def test_a_fault_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told):

@@ -42,7 +42,7 @@ def leave_an_heir(connection):
 
 
 def complain(connection, **more):
-    problem = {"full": "patient 7", "told": "a file", "traceback": "", "again": False}
+    problem = {"full": "patient 7", "code": "data-unusable", "setting": "", "traceback": "", "again": False}
     send(connection, {"problem": problem | more})
 
 

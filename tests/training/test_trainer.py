@@ -72,7 +72,7 @@ def test_a_lost_process_costs_one_attempt(trainer, tmp_path, deed):
     assert torch.equal(answer.state["a"], torch.ones(2))
     assert [LOST[deed] in problem.full for problem in reports] == [True]
     assert str(tmp_path) in reports[0].full
-    assert str(tmp_path) not in reports[0].told
+    assert reports[0].code == "training-process-lost"
 
 
 @pytest.mark.parametrize("deed", LOST)
@@ -80,8 +80,8 @@ def test_a_process_lost_twice_is_a_problem_with_a_reason(trainer, tmp_path, deed
     with pytest.raises(Failed) as failed:
         ask(trainer, tmp_path, deed, times=2)
     assert failed.value.attempts == 2
-    assert failed.value.problem.told.startswith("2 attempts failed, the last one so: its training process ")
-    assert LOST[deed] in failed.value.problem.told
+    assert failed.value.problem.code == "training-process-lost"
+    assert LOST[deed] in failed.value.problem.full
     assert ask(trainer, tmp_path).attempts == 1, "the next round must find a new process"
 
 
@@ -94,7 +94,7 @@ def test_a_process_that_died_between_two_rounds_is_replaced(trainer, tmp_path):
 def test_bad_input_is_not_tried_again(trainer, tmp_path):
     with pytest.raises(Failed) as failed:
         ask(trainer, tmp_path, "complain", times=9)
-    assert (failed.value.attempts, failed.value.problem.told) == (1, "a file")
+    assert (failed.value.attempts, failed.value.problem.code) == (1, "data-unusable")
     assert (tmp_path / "begun").read_text() == "x"
 
 
@@ -107,7 +107,7 @@ def test_a_module_that_is_not_there_is_told(tmp_path):
     trainer = Trainer({}, module="fedpeft.no_such_module")
     with pytest.raises(Failed) as failed:
         ask(trainer, tmp_path)
-    assert "ended with exit code 1" in failed.value.problem.told
+    assert "ended with exit code 1" in failed.value.problem.full
 
 
 def test_an_aborted_round_ends_its_process(trainer, tmp_path):

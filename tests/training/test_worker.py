@@ -77,14 +77,22 @@ def test_bad_settings_are_told_each_time_and_the_process_goes_on(sections, tmp_p
     bad["training"]["device"] = "tpu9"
     answers, alive = answers_of(opening(bad, tmp_path), *[{**HELLO, "folder": str(tmp_path)}] * 2)
     assert alive
-    assert ["training.device is 'tpu9'" in answer["problem"]["told"] for answer in answers] == [True, True]
+    assert ["training.device is 'tpu9'" in answer["problem"]["full"] for answer in answers] == [True, True]
+    assert [(answer["problem"]["code"], answer["problem"]["setting"]) for answer in answers] == [
+        ("setting-refused", "training.device")
+    ] * 2
     assert not answers[0]["problem"]["again"]
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("secret question"), MemoryError(), torch.OutOfMemoryError("CUDA out of memory")]
+    ("error", "code"),
+    [
+        (RuntimeError("secret question"), "training-failed"),
+        (MemoryError(), "out-of-memory"),
+        (torch.OutOfMemoryError("CUDA out of memory"), "out-of-memory"),
+    ],
 )
-def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, monkeypatch, error):
+def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, monkeypatch, error, code):
     monkeypatch.setattr("fedpeft.training.worker._print_to", lambda file: None)
 
     def fail(*_):
@@ -98,8 +106,7 @@ def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, 
     problem = answers[0]["problem"]
     assert len(answers) == 1
     assert problem["again"]
-    assert problem["told"].startswith(type(error).__name__)
-    assert "secret" not in problem["told"]
+    assert (problem["code"], problem["setting"]) == (code, "")
     assert "secret" in problem["traceback"] or not str(error).startswith("secret")
 
 
@@ -175,7 +182,7 @@ def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path
     with pytest.raises(Failed) as failed:
         ask(trainers(chosen, "slake"), {**HELLO, "folder": str(tmp_path)})
     assert "private" in failed.value.problem.full
-    assert failed.value.problem.told == "its data cannot be used; its own log says why."
+    assert (failed.value.problem.code, failed.value.problem.setting) == ("data-unusable", "")
     assert failed.value.attempts == 1
 
 

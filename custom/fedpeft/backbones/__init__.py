@@ -55,11 +55,19 @@ class BackboneSettings:
     def __post_init__(self) -> None:
         one_of("name", self.name, names())
         if self.source is not None and (not isinstance(self.source, str) or not self.source.strip()):
-            raise FedpeftError(f"source is {self.source!r}: give a folder or a hub name, or leave it out.")
+            raise FedpeftError(
+                f"source is {self.source!r}: give a folder or a hub name, or leave it out.", setting="source"
+            )
         if self.image_size is not None and not _positive(self.image_size):
-            raise FedpeftError(f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.")
+            raise FedpeftError(
+                f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.",
+                setting="image_size",
+            )
         if not _positive(self.text_length) or self.text_length < 3:
-            raise FedpeftError(f"text_length is {self.text_length!r}, it must be a whole number of tokens, 3 or more.")
+            raise FedpeftError(
+                f"text_length is {self.text_length!r}, it must be a whole number of tokens, 3 or more.",
+                setting="text_length",
+            )
 
 
 def build(settings: BackboneSettings) -> nn.Module:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones import BackboneSettings
 
 HUB_NAME = "dandelin/vilt-b32-mlm"
+UNUSABLE = "backbone-unusable"
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 
 Images = Sequence["Image.Image | np.ndarray"]
@@ -39,10 +40,16 @@ def build(settings: BackboneSettings) -> Vilt:
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
     if size % patch:
-        raise FedpeftError(f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.")
+        raise FedpeftError(
+            f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",
+            setting="backbone.image_size",
+        )
     longest = model.config.max_position_embeddings
     if settings.text_length > longest:
-        raise FedpeftError(f"text_length is {settings.text_length}, {source} reads at most {longest} tokens: lower it.")
+        raise FedpeftError(
+            f"text_length is {settings.text_length}, {source} reads at most {longest} tokens: lower it.",
+            setting="backbone.text_length",
+        )
     prepare = SquareImages(size) if tiny else ProportionalImages(size, patch)
     return Vilt(model, tokenizer, prepare, settings.text_length)
 
@@ -56,7 +63,8 @@ def _load(source: str) -> tuple[nn.Module, Any]:
         kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
         if kind != "vilt":
             raise FedpeftError(
-                f"{source} holds no ViLT (model_type in its config.json is {kind!r}): give a folder or hub name of one."
+                f"{source} holds no ViLT (model_type in its config.json is {kind!r}): give the folder or name of one.",
+                code=UNUSABLE,
             )
         with _quiet():
             model, report = ViltModel.from_pretrained(
@@ -70,18 +78,21 @@ def _load(source: str) -> tuple[nn.Module, Any]:
         first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise LocalError(
             f"ViLT cannot be loaded from the {where} {source!r} ({first}): download it once where there is a network "
-            f"and give that folder (config.json, model.safetensors, tokenizer files) as source."
+            f"and give that folder (config.json, model.safetensors, tokenizer files) as source.",
+            code=UNUSABLE,
         ) from error
     lacking = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
     if lacking:
         raise FedpeftError(
             f"The weights in {source!r} are no complete ViLT ({len(lacking)} tensors missing or of another shape, "
-            f"first {lacking[0]}): give the folder of a whole ViLT checkpoint."
+            f"first {lacking[0]}): give the folder of a whole ViLT checkpoint.",
+            code=UNUSABLE,
         )
     if len(tokenizer) > model.config.vocab_size:
         raise FedpeftError(
             f"The tokenizer in {source!r} has {len(tokenizer)} tokens, the model {model.config.vocab_size}: give a "
-            f"folder whose vocab.txt belongs to its model.safetensors."
+            f"folder whose vocab.txt belongs to its model.safetensors.",
+            code=UNUSABLE,
         )
     return model, tokenizer
 

@@ -6,3 +6,5 @@ from fedpeft.errors import LocalError
 
 class DataError(LocalError):
     """A folder, file, row or setting is wrong; the sentence names it and the remedy, never a question or an answer."""
+
+    usual_code = "data-unusable"

@@ -126,17 +126,23 @@ class DataSettings:
         require_known(self.dataset)
         if self.root is not None:
             if not isinstance(self.root, str | Path) or not str(self.root):
-                raise DataError(f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.")
+                raise DataError(
+                    f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.",
+                    setting="root",
+                )
             object.__setattr__(self, "root", Path(self.root).expanduser())
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
-            raise DataError(f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.")
+            raise DataError(
+                f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.",
+                setting="site",
+            )
         one_of("split", self.split, SPLITS)
         if not _is_whole(self.seed) or self.seed < 0:
-            raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.")
+            raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.", setting="seed")
         self._check_fractions()
         self._check_sizes()
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
-            raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).")
+            raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
 
     def _check_fractions(self) -> None:
@@ -145,11 +151,12 @@ class DataSettings:
             number = isinstance(value, int | float) and not isinstance(value, bool)
             if not number or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
                 least = "above 0" if name == "test_fraction" else "from 0"
-                raise DataError(f"{name}={value!r} must be a number {least} to below 1.")
+                raise DataError(f"{name}={value!r} must be a number {least} to below 1.", setting=name)
         if self.validation_fraction + self.test_fraction >= 1:
             raise DataError(
                 f"validation_fraction={self.validation_fraction} and test_fraction={self.test_fraction} leave nothing "
-                "to train on; their sum must be below 1."
+                "to train on; their sum must be below 1.",
+                setting="test_fraction",
             )
 
     def _check_sizes(self) -> None:
@@ -158,9 +165,11 @@ class DataSettings:
             if value is None:
                 continue
             if not _is_whole(value) or value < least:
-                raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.")
+                raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.", setting=name)
             if self.dataset != "phantom":
-                raise DataError(f"{name}={value} only applies to dataset='phantom'; remove it for {self.dataset!r}.")
+                raise DataError(
+                    f"{name}={value} only applies to dataset='phantom'; remove it for {self.dataset!r}.", setting=name
+                )
 
 
 def _is_whole(value: object) -> bool:

@@ -30,8 +30,8 @@ class SiteExecutor(Executor):
     """Trains one site's adapters and head on its own data, in a process of its own: that may die, this one must not.
 
     Settings are checked when a task arrives, not in this constructor: FLARE's simulator hangs on a component that fails
-    to construct. A problem is told in full in the site's own log and `problem.json`; the server learns of it without
-    any detail of the data.
+    to construct. A problem is told in full in the site's own log and `problem.json`; the server learns a code and the
+    name of a setting. Log lines fire no event: a job could list a component of FLARE's that sends such events on.
 
     Args:
         backbone: see `fedpeft.backbones.BackboneSettings`.
@@ -82,7 +82,7 @@ class SiteExecutor(Executor):
         try:
             message, line = task.work(model, ask, partial(_state_of, fl_ctx))
         except Aborted:
-            self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more")
+            self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             failed = error if isinstance(error, Failed) else Failed(Problem.of(error))
@@ -91,13 +91,13 @@ class SiteExecutor(Executor):
             message = task.excuse(model.current_round, failed)
         else:
             if line:
-                self.log_info(fl_ctx, line)
+                self.log_info(fl_ctx, line, fire_event=False)
         return write(message, model.current_round)
 
     def _log(self, text: str, problem: Problem, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
         told = f"site {site}: {text}" + f"\n{problem.traceback}" * bool(problem.traceback)
-        self.log_error(fl_ctx, told, fire_event=False)  # an event could be made to travel to the server
+        self.log_error(fl_ctx, told, fire_event=False)
 
 
 def _state_of(fl_ctx: FLContext, lineage: str) -> Path:

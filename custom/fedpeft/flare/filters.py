@@ -47,7 +47,7 @@ from fedpeft.settings import build
 
 OFF = "off"
 BOOK = "book.jsonl"
-BLOCKED = "its own filter blocked the reply; its log says what was in it."
+BLOCKED = "reply-blocked"
 ORDER = "fedpeft.order"
 TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (TrainOrder, TrainReply)}
 
@@ -144,7 +144,7 @@ class AdapterOnly(Filter):
             folder=memory.folder,
             book=lineages_folder(fl_ctx) / BOOK,
         )
-        self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}")
+        self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}", fire_event=False)
         return disclosure.reply.to_model(round=order.round)
 
     def _settings(self) -> PrivacySettings | None:

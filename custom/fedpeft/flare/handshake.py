@@ -9,6 +9,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import Introduction, check_introduction, check_state
+from fedpeft.privacy.problem_codes import sentence
 from fedpeft.training.settings import MethodSettings
 
 
@@ -39,7 +40,7 @@ def read(
             problems[site] = str(error)
             continue
         if introduction.problem:
-            problems[site] = f"site {site} cannot take part: {introduction.problem}"
+            problems[site] = f"site {site} cannot take part: {sentence(introduction.problem, introduction.setting)}"
         else:
             able[site] = introduction
     return able, problems

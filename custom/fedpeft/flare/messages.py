@@ -18,11 +18,13 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedpeft import backbones, data
 from fedpeft.errors import FedpeftError
+from fedpeft.privacy.problem_codes import sentence
 from fedpeft.settings import fits
 from fedpeft.training.worker_trainer import ATTEMPTS
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 FIELDS = "fedpeft"
+MESSAGE = "message-refused"
 ACCURACIES = ("overall", "open", "closed")
 METRICS = (*ACCURACIES, "loss", "loss_first")
 SPLITS = ("train", "validation", "test")
@@ -51,15 +53,20 @@ class _Message:
             got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
             raise FedpeftError(
                 f"{sender} sent no {cls.__name__} message with {sorted(declared)}, but {got}: "
-                f"install the same fedpeft version everywhere."
+                f"install the same fedpeft version everywhere.",
+                code=MESSAGE,
             )
         hints = get_type_hints(cls)
         for name, value in values.items():
             if not fits(value, hints[name]):
-                raise FedpeftError(f"{sender} sent {value!r:.60} as {name} of a {cls.__name__} message: wrong type.")
+                raise FedpeftError(
+                    f"{sender} sent {value!r:.60} as {name} of a {cls.__name__} message: wrong type.", code=MESSAGE
+                )
         if not cls.carries_state:
             if model.params:
-                raise FedpeftError(f"{sender} sent tensors in a {cls.__name__} message: {_some(sorted(model.params))}.")
+                raise FedpeftError(
+                    f"{sender} sent tensors in a {cls.__name__} message: {_some(sorted(model.params))}.", code=MESSAGE
+                )
             return cls(**values)
         return cls(**values, state=dict(model.params or {}))
 
@@ -95,7 +102,8 @@ class Introduction(_Message):
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, of which the site has its own state.
-        problem: why the site cannot take part, free of the site's data; empty when it can.
+        problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
+        setting: the name of the job's setting that the problem is about, if it is about one.
         state: the adapter that the site starts from, where the server asked for it.
     """
 
@@ -110,6 +118,7 @@ class Introduction(_Message):
     budget: int = 0
     finished: int = 0
     problem: str = ""
+    setting: str = ""
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -135,12 +144,20 @@ class ScoreOrder(_Message):
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreReply(_Message):
-    """Site to server: one score for each transformer layer that can be trained, or why there are none."""
+    """Site to server: one score for each transformer layer that can be trained, or why there are none.
+
+    Args:
+        round: as in `ScoreOrder`.
+        scores: one for each layer.
+        seconds: wall time of the local work.
+        problem, setting: as in `Introduction`.
+    """
 
     round: int
     scores: list[float]
     seconds: float
     problem: str
+    setting: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,7 +193,7 @@ class TrainReply(_Message):
         metrics: the names of `METRICS`, fractions, losses or None.
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
-        problem: why the round failed here, free of the site's data; empty when it did not.
+        problem, setting: why the round failed here, as in `Introduction`; empty when it did not.
         attempts: how often the site began the round; more than once where its training process was lost.
     """
 
@@ -187,6 +204,7 @@ class TrainReply(_Message):
     scores: list[float]
     seconds: float
     problem: str
+    setting: str = ""
     attempts: int = 1
     state: dict[str, torch.Tensor]
 
@@ -221,7 +239,10 @@ def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, sam
         FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
     """
     if reply.problem:
-        raise FedpeftError(f"site {site} could not finish round {round}: {reply.problem}")
+        attempts = f" in {ATTEMPTS} attempts" if reply.attempts == ATTEMPTS else ""
+        raise FedpeftError(
+            f"site {site} could not finish round {round}{attempts}: {sentence(reply.problem, reply.setting)}"
+        )
     if reply.round != round:
         raise FedpeftError(f"site {site} answered for round {reply.round} in round {round}.")
     if reply.samples != samples:

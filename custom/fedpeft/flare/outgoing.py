@@ -31,10 +31,10 @@ from fedpeft.flare.messages import (
     check_reply,
 )
 from fedpeft.flare.orders import Announced, Order
+from fedpeft.privacy.problem_codes import is_known
 from fedpeft.training.assignment import belongs, check_scores, layers_of
 from fedpeft.training.worker_trainer import ATTEMPTS
 
-PROBLEM_LENGTH = 600
 HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
 Reply = Introduction | ScoreReply | TrainReply
 KNOWN = {
@@ -49,10 +49,11 @@ KNOWN = {
         "budget",
         "finished",
         "problem",
+        "setting",
         "state",
     },
-    ScoreReply: {"round", "scores", "seconds", "problem"},
-    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "attempts", "state"},
+    ScoreReply: {"round", "scores", "seconds", "problem", "setting"},
+    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "setting", "attempts", "state"},
 }
 
 
@@ -94,7 +95,7 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: 
     Raises:
         FedpeftError: naming what is not allowed.
     """
-    if reply.problem:
+    if reply.problem or reply.setting:
         return _problem(reply, order)
     if isinstance(reply, Introduction):
         return _introduction(reply, order, announced, site, trained)
@@ -105,24 +106,25 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: 
     return _training(reply, order, announced, site)
 
 
-def refusal(kind: type[Reply], round: int, problem: str) -> FLModel:
+def refusal(kind: type[Reply], round: int, problem: str, setting: str = "") -> FLModel:
     """The reply that tells the server of a problem and of nothing else."""
+    why = {"problem": problem, "setting": setting}
     if kind is Introduction:
-        return Introduction(version=fedpeft.__version__, problem=problem).to_model(round=round)
+        return Introduction(version=fedpeft.__version__, **why).to_model(round=round)
     if kind is ScoreReply:
-        return ScoreReply(round=round, scores=[], seconds=0.0, problem=problem).to_model(round=round)
+        return ScoreReply(round=round, scores=[], seconds=0.0, **why).to_model(round=round)
     empty = dict.fromkeys(METRICS)
-    reply = TrainReply(round=round, samples=0, metrics=empty, scores=[], seconds=0.0, problem=problem, state={})
+    reply = TrainReply(round=round, samples=0, metrics=empty, scores=[], seconds=0.0, state={}, **why)
     return reply.to_model(round=round)
 
 
 def _problem(reply: Reply, order: Order) -> FLModel:
-    if len(reply.problem) > PROBLEM_LENGTH or not reply.problem.isprintable():
+    if not is_known(reply.problem, reply.setting):
         raise FedpeftError(
-            f"a problem of {len(reply.problem)} characters: it must be one line of at most {PROBLEM_LENGTH}."
+            f"the problem {reply.problem!r:.60} with setting {reply.setting!r:.60}, which are no declared ones."
         )
     number = 0 if isinstance(order, Hello) else order.round
-    told = refusal(type(reply), number, reply.problem)
+    told = refusal(type(reply), number, reply.problem, reply.setting)
     if isinstance(reply, TrainReply):
         told.meta[FIELDS]["attempts"] = _attempts(reply)
     expected = {**told.meta[FIELDS], "seconds": getattr(reply, "seconds", None)}

@@ -69,7 +69,7 @@ def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[Introduct
 
 
 def _no_introduction(_: int, failed: Failed) -> Introduction:
-    return Introduction(version=fedpeft.__version__, problem=failed.problem.told)
+    return Introduction(version=fedpeft.__version__, **_problem(failed))
 
 
 def _score(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[ScoreReply, str]:
@@ -82,7 +82,7 @@ def _score(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[ScoreReply, s
 
 
 def _no_scores(round: int, failed: Failed) -> ScoreReply:
-    return ScoreReply(round=round, scores=[], seconds=failed.seconds, problem=failed.problem.told)
+    return ScoreReply(round=round, scores=[], seconds=failed.seconds, **_problem(failed))
 
 
 def _train(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[TrainReply, str]:
@@ -112,10 +112,14 @@ def _no_training(round: int, failed: Failed) -> TrainReply:
         metrics=dict.fromkeys(METRICS),
         scores=[],
         seconds=failed.seconds,
-        problem=failed.problem.told,
+        **_problem(failed),
         attempts=failed.attempts,
         state={},
     )
+
+
+def _problem(failed: Failed) -> dict[str, str]:
+    return {"problem": failed.problem.code, "setting": failed.problem.setting}
 
 
 TASKS = {

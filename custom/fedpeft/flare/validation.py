@@ -9,6 +9,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import Introduction, ScoreReply, TrainOrder, TrainReply, check_reply
+from fedpeft.privacy.problem_codes import sentence
 from fedpeft.training.assignment import belongs, check_scores, layers_of
 
 
@@ -70,7 +71,8 @@ def read_scores(
                 raise FedpeftError(f"site {site} sent no scores in round {round}: look at its log.")
             reply = ScoreReply.from_model(replies[site], sender=f"site {site}")
             if reply.problem:
-                raise FedpeftError(f"site {site} could not score round {round}: {reply.problem}")
+                reason = sentence(reply.problem, reply.setting)
+                raise FedpeftError(f"site {site} could not score round {round}: {reason}")
             check_scores(reply.scores, len(layers_of(introduction.schema)), site)
             scores[site] = reply.scores
         except FedpeftError as error:

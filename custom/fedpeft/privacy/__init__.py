@@ -1,18 +1,29 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Differential privacy of what a site sends: clip it, add Gaussian noise, and know the (epsilon, delta) of it all."""
+"""What may leave a site, and in what form.
 
-from fedpeft.privacy.accountant import epsilon
-from fedpeft.privacy.clipping import clipped_scores, clipped_update
-from fedpeft.privacy.noise import gaussian
-from fedpeft.privacy.release import release_adapter, release_scores
-from fedpeft.privacy.settings import PrivacySettings
+problem_codes   what a site may say about a problem: a code and the name of a setting
+settings        PrivacySettings: how much of its data a site may give away
+clipping, noise, release    clip what it sends, and add Gaussian noise
+accountant      the (epsilon, delta) of all of it
+"""
 
-__all__ = [
-    "PrivacySettings",
-    "clipped_scores",
-    "clipped_update",
-    "epsilon",
-    "gaussian",
-    "release_adapter",
-    "release_scores",
-]
+import importlib
+
+# torch costs seconds, and a site's executor needs the codes at once: a name is imported when it is first used
+_HOME = {
+    "PrivacySettings": "settings",
+    "clipped_scores": "clipping",
+    "clipped_update": "clipping",
+    "epsilon": "accountant",
+    "gaussian": "noise",
+    "release_adapter": "release",
+    "release_scores": "release",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str):
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

@@ -21,7 +21,7 @@ from fedpeft.data.schema import DataSettings, Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.federation import site_data
 from fedpeft.seeds import derive
-from fedpeft.settings import build
+from fedpeft.settings import about, build
 from fedpeft.training import personal, site_state
 from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
 from fedpeft.training.batches import Batch, Batches
@@ -78,9 +78,11 @@ class Learner:
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
         self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
-        self.backbone = backbones.build(backbone)
+        with about("backbone"):
+            self.backbone = backbones.build(backbone)
         init_site = site if method.initialisation == "own" else ""
-        self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
+        with about("method.adapter_settings"):
+            self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
         generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
         self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
         self.backbone.to(self.device)
@@ -262,5 +264,6 @@ def _device(name: str) -> torch.device:
         return torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise FedpeftError(
-            f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'."
+            f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'.",
+            setting="training.device",
         ) from error

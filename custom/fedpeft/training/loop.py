@@ -52,7 +52,8 @@ def train_epochs(
             value = loss.item()
             if not math.isfinite(value):
                 raise FedpeftError(
-                    f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g})."
+                    f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
+                    code="training-diverged",
                 )
             optimizer.zero_grad(set_to_none=True)
             loss.backward()

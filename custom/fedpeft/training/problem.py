@@ -1,13 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What went wrong at a site: in full for its own log, and as much as the server may know."""
+"""What went wrong at a site: in full for its own log, and the code that the server learns."""
 
 from __future__ import annotations
 
 import traceback
 from dataclasses import dataclass
 
-from fedpeft.data.errors import DataError
-from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.problem_codes import CODES, SETTING, is_known
+from fedpeft.setting_names import declared_part
+
+MEMORY = ("MemoryError", "OutOfMemoryError")  # torch has one of its own, and torch is not needed here
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,33 +19,32 @@ class Problem:
 
     Args:
         full: everything, for the site's own log.
-        told: what the server may know; it names no file and no value of the site.
+        code: what the server learns, one of `problem_codes.CODES`.
+        setting: name of the job's setting that it is about, where the code's sentence has room for one.
         traceback: where it happened; empty where the sentence alone says what to do.
         again: whether another attempt in a new process may end better.
     """
 
     full: str
-    told: str
+    code: str
+    setting: str = ""
     traceback: str = ""
     again: bool = False
+
+    def __post_init__(self) -> None:
+        if not is_known(self.code, self.setting):
+            raise ValueError("a problem with a code or a setting that is not declared")
 
     @classmethod
     def of(cls, error: Exception) -> Problem:
         """The problem that an exception tells of; bad input stays bad, anything else is worth another attempt."""
         if isinstance(error, FedpeftError):
-            return cls(full=str(error), told=_told(error))
+            setting = declared_part(error.setting) if SETTING in CODES[error.code] else ""
+            return cls(full=str(error), code=error.code, setting=setting)
         name = type(error).__name__
         return cls(
             full=f"{name}: {error}",
-            told=f"{name} in its training code; its own log has the traceback.",
+            code="out-of-memory" if name in MEMORY else "training-failed",
             traceback="".join(traceback.format_exception(error)),
             again=True,
         )
-
-
-def _told(error: FedpeftError) -> str:
-    if isinstance(error, DataError):
-        return "its data cannot be used; its own log says why."
-    if isinstance(error, LocalError):
-        return "a file of its own cannot be used; its own log says why."
-    return str(error)

@@ -13,6 +13,7 @@ from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import replacing
 
 FILE = "received.safetensors"
+OUTDATED = "adapter-outdated"
 
 
 def complete(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
@@ -41,10 +42,12 @@ def _load(file: Path, version: int) -> dict[str, torch.Tensor]:
             if found != version:
                 raise FedpeftError(
                     f"the global adapter on this site's disk is version {found}, the server builds on {version}: "
-                    f"it will be sent whole in the next round."
+                    f"it will be sent whole in the next round.",
+                    code=OUTDATED,
                 )
             return {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise LocalError(
-            f"the global adapter on this site's disk cannot be read ({error}): it will be sent whole in the next round."
+            f"the global adapter on this site's disk cannot be read ({error}): it will be sent whole next time.",
+            code=OUTDATED,
         ) from error

@@ -6,7 +6,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -107,8 +107,7 @@ class Trainer:
             self._discard()
             if attempt < ATTEMPTS:
                 report(problem)
-        told = f"{ATTEMPTS} attempts failed, the last one so: {problem.told}"
-        raise Failed(replace(problem, told=told), attempts=ATTEMPTS, seconds=_seconds_since(began))
+        raise Failed(problem, attempts=ATTEMPTS, seconds=_seconds_since(began))
 
     def close(self) -> None:
         """End the training process for good; a request under way ends as aborted."""
@@ -149,10 +148,10 @@ class Trainer:
 
     def _lost(self, error: Exception) -> Problem:
         if isinstance(error, Lost):
-            told, more = f"its training process {error}", f"; what it printed is in {self._opening.get('log')}"
+            full = f"its training process {error}; what it printed is in {self._opening.get('log')}"
         else:
-            told, more = "its training process could not be started", f": {error}"
-        return Problem(full=told + more, told=f"{told}.", again=True)
+            full = f"its training process could not be started: {error}"
+        return Problem(full=full, code="training-process-lost", again=True)
 
 
 def _seconds_since(began: float) -> float:

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""All that a site may say about a problem: a code of this list and the name of a setting, never a value or a text.
+
+The site sends the code, the server prints the sentence. What the code stands for in full (values, paths, exception) is
+in the site's own log, in its `problem.json`, and in what `fedpeft doctor` prints there.
+"""
+
+from __future__ import annotations
+
+from fedpeft.setting_names import known
+
+SETTING = "{setting}"
+CODES = {
+    "setting-refused": "it cannot use the job's value of {setting}: correct the job; the site's log has the details.",
+    "setting-not-allowed": "its own file does not allow what the job sets in {setting}: change the job, or agree with "
+    "the site on another local/fedpeft.json.",
+    "job-refused": "it cannot do what the job asks; the site's log has the details.",
+    "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
+    "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
+    "to write it.",
+    "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
+    "data-unusable": "its data cannot be used; the site's log has the details.",
+    "data-too-few": "it holds less data than its own file requires of a job that it takes part in.",
+    "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
+    "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
+    "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
+    "adapter-outdated": "it lacks the adapter that this round builds on: it will be sent whole in the next round.",
+    "training-diverged": "its training diverged: lower training.learning_rate.",
+    "training-failed": "an error in its training code; the site's log has the traceback.",
+    "training-process-lost": "its training process ended before it answered, perhaps for lack of memory; the "
+    "site's log has the details.",
+    "out-of-memory": "a batch does not fit into its memory: lower training.batch_size.",
+    "reply-blocked": "its own filter blocked the reply; the site's log says what was in it.",
+}
+
+
+def is_known(code: object, setting: object) -> bool:
+    """Whether a problem is one of `CODES`, about a declared setting or none."""
+    return isinstance(code, str) and code in CODES and (setting == "" or known(setting))
+
+
+def sentence(code: object, setting: object = "") -> str:
+    """What the server prints of a site's problem; nothing of what it received is repeated unless it is known here.
+
+    Args:
+        code: as it arrived, of any type.
+        setting: likewise.
+    """
+    if not is_known(code, setting):
+        return "it sent an unknown problem code: install the same fedpeft version everywhere."
+    return CODES[code].replace(SETTING, setting or "a setting")
