@@ -67,6 +67,17 @@ def test_one_argument_gives_a_variant(tmp_path):
         ("data=", "is not of the form section.name=value"),
         ("flare.get_task_timeout=-1", "get_task_timeout is -1"),
         ("method.adapter_settings.houlsby=3", "the settings of 'houlsby' are 3"),
+        ("resume_from=../../etc", "resume_from is '../../etc', it must be 'latest', the lineage"),
+        ("resume_from=a/round-" + "9" * 5000, "it must be 'latest', the lineage"),
+        (".".join(["data"] * 5000) + "=1", "5000 levels deep: at most 20"),
+        ("data.root=" + "[" * 5000, "nested more than 20 levels deep"),
+        ("data.sites={a: &a [1], b: *a}", "aliases"),
+        ("data.sites={slake: &a {b: *a}}", "aliases"),
+        ("data.root=2026-01-01", "is of the kind date, which JSON lacks; put it in quotes"),
+        ("data.sites={1: {}}", "the name 1 is not text, put it in quotes"),
+        ("training.learning_rate=.inf", "inf is not a finite number"),
+        ("training.rounds=" + "9" * 5000, "has a value that cannot be used"),
+        ("training.rounds=!!python/object:os.system {}", "could not determine a constructor"),
     ],
 )
 def test_a_wrong_setting_is_told_before_anything_runs(override, told):

@@ -32,6 +32,13 @@ def test_the_reason_of_a_failed_run_is_told(tmp_path):
         verify(written(tmp_path, status="failed", reason="below the quorum"))
 
 
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"status": "completed"}', "[" * 100_000])
+def test_a_damaged_manifest_is_named(tmp_path, text):
+    (tmp_path / MANIFEST).write_text(text)
+    with pytest.raises(FedpeftError, match=r"manifest\.json is no manifest .*: download the result again\."):
+        verify(tmp_path)
+
+
 @pytest.mark.parametrize("deed", [lambda file: file.unlink(), lambda file: file.write_text("[]")])
 def test_a_missing_or_changed_file_is_named(tmp_path, deed):
     run = written(tmp_path)

@@ -21,6 +21,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedpeftError as error:
         print(f"fedpeft: {error}", file=sys.stderr)
         return 1
+    except OSError as error:
+        print(
+            f"fedpeft: {error.filename or 'a file'} cannot be used ({error.strerror or error}): check the path, its "
+            f"permissions and the room on its disk.",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt:
         print("fedpeft: interrupted; finished rounds are kept.", file=sys.stderr)
         return 130
@@ -71,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
     verify.set_defaults(command=_verify)
 
     report = commands.add_parser("report", help="tables, picture and page of a run")
-    report.add_argument("run", type=Path, help="folder with history.json")
+    report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
     report.set_defaults(command=_report)
     return parser
@@ -124,7 +131,7 @@ def _doctor(chosen: argparse.Namespace) -> None:
 
 
 def _status(chosen: argparse.Namespace) -> None:
-    from fedpeft.status import follow, read_progress, run_folder
+    from fedpeft.status import follow, read_progress, run_folder, wait_for_run
 
     if chosen.startup_kit:
         from fedpeft.flare.job_session import JobSession
@@ -132,7 +139,7 @@ def _status(chosen: argparse.Namespace) -> None:
         with JobSession(chosen.startup_kit, chosen.run) as session:
             follow(session.progress, until_end=chosen.follow)
     else:
-        folder = run_folder(Path(chosen.run))
+        folder = (wait_for_run if chosen.follow else run_folder)(Path(chosen.run))
         follow(lambda: read_progress(folder), until_end=chosen.follow)
 
 
@@ -149,10 +156,12 @@ def _verify(chosen: argparse.Namespace) -> None:
 
 def _report(chosen: argparse.Namespace) -> None:
     from fedpeft.report import render, show
+    from fedpeft.status import run_folder
 
-    out = chosen.out or chosen.run / "report"
-    render(chosen.run, out)
-    show(chosen.run, metrics=("overall", "open", "closed"))
+    run = chosen.run.parent if chosen.run.is_file() else run_folder(chosen.run)
+    out = chosen.out or run / "report"
+    render(run, out)
+    show(run, metrics=("overall", "open", "closed"))
     print(f"report   {out}")
 
 

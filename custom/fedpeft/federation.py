@@ -3,12 +3,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least
+
+LATEST = "latest"
+_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +45,27 @@ class FederationSettings:
             at_least(name, getattr(self, name), 1)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")
+        if self.resume_from:
+            checkpoint_of(self.resume_from)
 
     @property
     def needed(self) -> int:
         """Valid replies that a round needs."""
         return self.quorum or len(self.sites)
+
+
+def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
+    """The lineage and the round that `resume_from` names; the round is None for the newest.
+
+    Raises:
+        FedpeftError: it is neither `latest` nor a plain name: it becomes a path on the server.
+    """
+    if match := _CHECKPOINT.fullmatch(resume_from):
+        return match[1], match[2] and int(match[2])
+    raise FedpeftError(
+        f"resume_from is {resume_from!r:.80}, it must be 'latest', the lineage that a manifest names, or "
+        f"<lineage>/round-<number>."
+    )
 
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:

@@ -4,16 +4,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, build, suggestion
+from fedpeft.yaml_values import MOST_LEVELS, parse
 
 RECIPES = "jobs.yml"
 SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
@@ -41,15 +39,6 @@ class FlareSettings:
     def __post_init__(self) -> None:
         for field in fields(self):
             at_least(field.name, getattr(self, field.name), 0, exclusive=True)
-
-
-class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-4 as a number, as people write it; YAML 1.1 wants 1.0e-4."""
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
 
 
 def recipes(configs: Path) -> dict[str, list[str]]:
@@ -188,11 +177,13 @@ def _parse_override(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     names = SHORT.get(path.strip(), path.strip()).split(".")
     if not equals or len(names) < 2 or not all(names):
-        raise FedpeftError(f"--set {text!r} is not of the form section.name=value, e.g. method.adapter=compacter.")
+        raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.adapter=compacter.")
+    if len(names) > MOST_LEVELS:
+        raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MOST_LEVELS}.")
     try:
-        nested: Any = yaml.load(value, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise FedpeftError(f"--set {text!r}: the value is no YAML ({error}).") from error
+        nested: Any = parse(value)
+    except ValueError as error:
+        raise FedpeftError(f"--set {text!r:.80} has a value that cannot be used ({error}): correct it.") from error
     for name in reversed(names):
         nested = {name: nested}
     return nested
@@ -208,13 +199,15 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_yaml(file: Path) -> dict[str, Any]:
     try:
-        content = yaml.load(file.read_text(), Loader=_Loader)
+        content = parse(file.read_text())
     except FileNotFoundError as error:
         raise FedpeftError(
             f"there is no {file}: run in a clone of the repository, or name its app_configs folder."
         ) from error
-    except yaml.YAMLError as error:
-        raise FedpeftError(f"{file} is no YAML: {error}.") from error
+    except OSError as error:
+        raise FedpeftError(f"{file} cannot be read ({error.strerror}): check its permissions.") from error
+    except ValueError as error:
+        raise FedpeftError(f"{file} cannot be used ({error}): correct it.") from error
     if not isinstance(content, dict):
         raise FedpeftError(f"{file} must hold sections, it holds {type(content).__name__}.")
     return content

@@ -21,7 +21,7 @@ def verify(run: Path) -> dict[str, Any]:
     """
     if not (run / MANIFEST).is_file():
         raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not come to its end, the server's log says why.")
-    manifest = json.loads((run / MANIFEST).read_text())
+    manifest = _read(run / MANIFEST)
     if manifest["status"] != "completed":
         raise FedpeftError(f"{manifest.get('reason', 'no reason given')}\nFinished rounds: {manifest['rounds']}.")
     for name, digest in manifest["files"].items():
@@ -29,3 +29,13 @@ def verify(run: Path) -> dict[str, Any]:
         if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
             raise FedpeftError(f"{file} is missing or not what the server wrote: download the result again.")
     return manifest
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        manifest = json.loads(file.read_text())
+        if isinstance(manifest["status"], str) and isinstance(manifest["files"], dict) and "rounds" in manifest:
+            return manifest
+        raise TypeError("fields of another type")
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        raise FedpeftError(f"{file} is no manifest ({error!r:.80}): download the result again.") from error

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -201,9 +202,37 @@ def longer_vocabulary(folder):
         vocabulary.write("zebra\n")
 
 
+class Bomb:
+    """Unpickled, it leaves a file behind."""
+
+    def __reduce__(self):
+        return Path.touch, (Path("exploded"),)
+
+
+def pickled(folder, name="pytorch_model.bin"):
+    copy_tiny(folder)
+    (folder / "model.safetensors").unlink()
+    torch.save({"weights": Bomb()}, folder / name)
+
+
+def pickled_shards(folder):
+    pickled(folder, "shard.bin")
+    weight_map = {"embeddings.cls_token": "shard.bin"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def pickled_by_configuration(folder):
+    pickled(folder, "adapter_model.bin")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
+
+
 @pytest.mark.parametrize(
     ("damage", "told"),
     [
+        (pickled, "a pickle, pytorch_model.bin, which can run code and is never read (use_safetensors=True)"),
+        (pickled_shards, "its model.safetensors.index.json names 'shard.bin'"),
+        (pickled_by_configuration, "its config.json names 'adapter_model.bin'"),
         (lambda folder: None, "hub name or folder"),
         (no_config, "config.json"),
         (no_weights, "model.safetensors"),
@@ -216,6 +245,7 @@ def longer_vocabulary(folder):
 )
 def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
     folder = tmp_path / "backbone"
     damage(folder)
     with pytest.raises(FedpeftError) as caught:
@@ -225,6 +255,8 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, mon
     assert str(folder) in sentence
     assert "\n" not in sentence
     assert "give" in sentence
+    assert "weights_only" not in sentence
+    assert not Path("exploded").exists()
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,9 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1: not valid JSON"),
         ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: the key 'question' is missing"),
         ("manifest.jsonl", ["[1]"], r"line 1: it is not a JSON object"),
+        ("manifest.jsonl", ['{"image": ' + "[" * 100_000], r"line 1: nested too deeply"),
+        ("manifest.jsonl", ['{"split": ' + "[" * 900 + "]" * 900 + "}"], r"line 1: nested too deeply"),
+        ("manifest.jsonl", ['{"image": ' + "9" * 5000 + "}"], r"too long a number"),
         ("notes.txt", ["x"], r"neither 'manifest\.csv' nor 'manifest\.jsonl'; put"),
     ],
 )

@@ -2,6 +2,7 @@
 """The page's table of faults: each is brought about, and what the code says is what the page says."""
 
 import re
+import shutil
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -17,6 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft import data
+from fedpeft.backbones.vilt import TINY_FOLDER
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor, handshake
@@ -114,6 +116,16 @@ def _(here):
     composed("federation.quorum=6")
 
 
+@case("a checkpoint that is no plain name")
+def _(here):
+    composed("resume_from=../../etc")
+
+
+@case("YAML that explodes")
+def _(here):
+    composed("data.sites={slake: &a {b: *a}}")
+
+
 @case("an undefined FLARE variable")
 def _(here):
     build(TrainingSettings, {"rounds": None}, section="training")
@@ -155,6 +167,15 @@ def _(here):
 def _(here):
     sections = here.sections(f"backbone.source={here.folder / 'nowhere'}")
     Learner.from_sections(sections, site="slake", folder=here.folder)
+
+
+@case("weights that are a pickle, told to the site")
+def _(here):
+    shutil.copytree(TINY_FOLDER, here.folder / "backbone")
+    (here.folder / "backbone" / "model.safetensors").rename(here.folder / "backbone" / "pytorch_model.bin")
+    Learner.from_sections(
+        here.sections(f"backbone.source={here.folder / 'backbone'}"), site="slake", folder=here.folder
+    )
 
 
 @case("another version")

@@ -257,6 +257,13 @@ def test_backbone_in_a_folder(remove, expected, tmp_path, tiny_source):
     assert re.match(expected, told(backbone.folder(tmp_path)))
 
 
+def test_backbone_whose_weights_are_a_pickle(tmp_path, tiny_source):
+    for file in Path(tiny_source).iterdir():
+        name = "pytorch_model.bin" if file.name == "model.safetensors" else file.name
+        (tmp_path / name).write_bytes(file.read_bytes())
+    assert re.match("fail: .*a pickle, pytorch_model.bin, .*use_safetensors=True", told(backbone.folder(tmp_path)))
+
+
 def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

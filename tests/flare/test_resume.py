@@ -92,7 +92,7 @@ def test_a_site_without_its_state_is_named(run):
         ({"resume_from": "latest", "rounds": 2}, "training.rounds is 2, it was 4"),
         ({"resume_from": "latest", "method": PIA}, "method.aggregation is 'pia', it was 'fedavg'"),
         ({"resume_from": "other-20260101-000000-abcdef"}, "there is no checkpoint of test for resume_from=other"),
-        ({"resume_from": "../../etc"}, "resume_from is '../../etc', it must be 'latest', a folder's name"),
+        ({"resume_from": "../../etc"}, "resume_from is '../../etc', it must be 'latest', the lineage"),
     ],
 )
 def test_what_cannot_be_resumed_is_one_sentence(run, changes, told):

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from fedpeft import cli
 from fedpeft.errors import FedpeftError
-from fedpeft.status import Progress, follow, show
+from fedpeft.status import Progress, follow, run_folder, show, wait_for_run
 from fedpeft.status.show import duration, figures
 
 RUNNING = Progress(job="small", round=2, rounds=4, accuracy=0.5, seconds=8.0, pace=8.0, ago=3.0)
@@ -87,3 +87,25 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["status"]) == 1
     assert "simulator_workspace is no folder" in capsys.readouterr().err
+
+
+def test_follow_waits_for_a_run_that_is_about_to_begin(tmp_path):
+    run = tmp_path / "ws" / "server" / "simulate_job" / "fedpeft"
+    pauses = []
+
+    def begin_at_the_third_look():
+        pauses.append(1)
+        if len(pauses) == 2:
+            run.mkdir(parents=True)
+            (run / "history.json").write_text("{}")
+
+    console = Console(file=io.StringIO())
+    assert wait_for_run(tmp_path / "ws", console=console, pause=begin_at_the_third_look) == run
+    assert console.file.getvalue().split("\n") == [f"waiting for a run in {tmp_path / 'ws'}; Ctrl-C ends this", ""]
+
+
+def test_the_earlier_runs_of_a_workspace_are_named(tmp_path):
+    for name in ("20260101-120000-small", "20260102-120000-small"):
+        (tmp_path / name / "server" / "simulate_job" / "fedpeft").mkdir(parents=True)
+    with pytest.raises(FedpeftError, match=r"holds 2 earlier runs, the newest is .*/20260102-120000-small: name one"):
+        run_folder(tmp_path)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from fedpeft.backbones import weights
 from fedpeft.errors import FedpeftError, LocalError
 
 if TYPE_CHECKING:
@@ -60,22 +61,31 @@ def _load(source: str) -> tuple[nn.Module, Any]:
     from transformers.models.vilt.modeling_vilt import ViltModel
 
     try:
-        kind = PreTrainedConfig.get_config_dict(source)[0].get("model_type")
+        config = PreTrainedConfig.get_config_dict(source)[0]
+        kind = config.get("model_type")
         if kind != "vilt":
             raise FedpeftError(
                 f"{source} holds no ViLT (model_type in its config.json is {kind!r}): give the folder or name of one.",
                 code=UNUSABLE,
             )
+        if Path(source).is_dir():
+            weights.check_folder(Path(source), config)
         with _quiet():
             model, report = ViltModel.from_pretrained(
-                source, dtype=torch.float32, output_loading_info=True, ignore_mismatched_sizes=True
+                source,
+                dtype=torch.float32,
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
             )
         tokenizer = BertTokenizerFast.from_pretrained(source)
     except FedpeftError:
         raise
     except Exception as error:  # the hub, safetensors, tokenizers and torch each raise their own kinds
         where = "folder" if Path(source).exists() else "hub name or folder"
-        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        if "use_safetensors" in first and isinstance(error, OSError):  # transformers recommends the pickle
+            first = f"it has no {weights.WEIGHTS}; {weights.REMEDY}"
         raise LocalError(
             f"ViLT cannot be loaded from the {where} {source!r} ({first}): download it once where there is a network "
             f"and give that folder (config.json, model.safetensors, tokenizer files) as source.",

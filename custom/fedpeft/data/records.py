@@ -17,6 +17,8 @@ from typing import Any
 
 from fedpeft.data.errors import DataError
 
+_MOST_LEVELS = 20
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -54,9 +56,11 @@ def reading(row: Row) -> Iterator[None]:
 def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Records of a JSON list; each must have the keys."""
     try:
-        records = json.loads(_read(path))
+        records = _parsed(_read(path))
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON ({error.msg}, line {error.lineno}); download it again.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is nested too deeply, or has too long a number; download it again.") from error
     if not isinstance(records, list):
         raise DataError(f"{path} is not a JSON list of records; put the publisher's file there.")
     rows = [Row(f"{path}, record {number}", record) for number, record in enumerate(records, 1)]
@@ -70,9 +74,13 @@ def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
         if not line.strip():
             continue
         try:
-            rows.append(Row(f"{path}, line {number}", json.loads(line)))
+            rows.append(Row(f"{path}, line {number}", _parsed(line)))
         except json.JSONDecodeError as error:
             raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); correct that line.") from error
+        except (ValueError, RecursionError) as error:
+            raise DataError(
+                f"{path}, line {number}: nested too deeply, or with too long a number; correct that line."
+            ) from error
     return _checked(path, rows, keys)
 
 
@@ -112,6 +120,18 @@ def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False) -
         values = dict(zip(fields, parts, strict=False))
         rows.append(Row(where, {**values, "alternatives": [part for part in parts[len(fields) :] if part]}))
     return _checked(path, rows, fields)
+
+
+def _parsed(text: str) -> Any:
+    """The value of a JSON text that is nested no deeper than a record needs."""
+    value = json.loads(text)
+    level = [value]
+    for _ in range(_MOST_LEVELS):
+        inside = [one for one in level if isinstance(one, (dict, list))]
+        level = [inner for one in inside for inner in (one.values() if isinstance(one, dict) else one)]
+    if level:
+        raise ValueError("nested too deeply")
+    return value
 
 
 def _read(path: Path) -> str:

@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones import BackboneSettings, weights
 from fedpeft.backbones.vilt import HUB_NAME, TINY_FOLDER
 from fedpeft.doctor.case import Case
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.settings import build
 
-CONFIG, WEIGHTS = "config.json", ("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin")
+CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")
 USUAL = {"tiny-vilt": str(TINY_FOLDER), "vilt": HUB_NAME}
 
@@ -29,13 +29,18 @@ def check(case: Case) -> Iterator[Finding]:
 
 def folder(path: Path) -> Finding:
     """A local folder in the hub's layout."""
-    missing = [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not any((path / k).is_file() for k in kinds)]
-    if missing:
-        return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
+    present = [file.name for file in path.iterdir()]
     try:
-        kind = json.loads((path / CONFIG).read_text())["model_type"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        config = json.loads((path / CONFIG).read_text()) if CONFIG in present else {"model_type": None}
+        kind = config["model_type"]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
+    try:
+        weights.check_folder(path, config)
+    except ValueError as error:
+        return failed(f"{path} cannot be used: {error}.")
+    if missing := [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not set(kinds) & set(present)]:
+        return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
 

@@ -22,11 +22,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import LATEST, checkpoint_of
 from fedpeft.files import drop, replacing
 
-LATEST = "latest"
 ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
-_WANTED = re.compile(r"([a-z0-9][a-z0-9_-]*)(?:/round-(\d+))?")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +90,9 @@ def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:
         own = re.compile(re.escape(_plain(job)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
         rounds = [path for path in lineages.glob("*/round-*") if own.fullmatch(path.parent.name)]
         rounds.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
-    elif match := _WANTED.fullmatch(wanted):
-        lineage, number = match.groups()
-        rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{int(number):05d}"))
     else:
-        raise FedpeftError(
-            f"resume_from is {wanted!r:.80}, it must be 'latest', a folder's name under {lineages} on the server, or "
-            f"<that name>/round-<number>."
-        )
+        lineage, number = checkpoint_of(wanted)
+        rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{number:05d}"))
     if not rounds:
         raise FedpeftError(
             f"there is no checkpoint of {job} for resume_from={wanted} under {lineages} on the server: submit the job "

@@ -3,7 +3,7 @@
 
 from fedpeft.status.follow import follow
 from fedpeft.status.progress import Progress, read_progress
-from fedpeft.status.runs import run_folder
+from fedpeft.status.runs import run_folder, wait_for_run
 from fedpeft.status.show import show
 
-__all__ = ["Progress", "follow", "read_progress", "run_folder", "show"]
+__all__ = ["Progress", "follow", "read_progress", "run_folder", "show", "wait_for_run"]

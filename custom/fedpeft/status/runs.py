@@ -3,7 +3,11 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from pathlib import Path
+
+from rich.console import Console
 
 from fedpeft.errors import FedpeftError
 from fedpeft.status.progress import HISTORY, MANIFEST
@@ -30,4 +34,29 @@ def run_folder(named: Path) -> Path:
             return named / place
     if (named / "local" / "resources.json").is_file():
         return named / SIMULATED
+    if earlier := [path for path in sorted(named.iterdir()) if (path / SIMULATED).is_dir()]:
+        raise FedpeftError(f"{named} holds {len(earlier)} earlier runs, the newest is {earlier[-1]}: name one of them.")
     raise FedpeftError(f"{named} holds no run, neither {HISTORY} nor {MANIFEST}: name a run's folder or workspace.")
+
+
+def wait_for_run(
+    named: Path, *, console: Console | None = None, pause: Callable[[], None] = lambda: time.sleep(1)
+) -> Path:
+    """The run's folder, once there is one.
+
+    Args:
+        named: as in `run_folder`.
+        console: where to say that nothing is there yet.
+        pause: between two looks.
+    """
+    waiting = False
+    while True:
+        try:
+            return run_folder(named)
+        except FedpeftError:
+            if not waiting:
+                (console or Console()).print(
+                    f"waiting for a run in {named}; Ctrl-C ends this", markup=False, soft_wrap=True
+                )
+            waiting = True
+            pause()

@@ -1,0 +1,62 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""YAML that holds what JSON can hold: plain values, no aliases, no deep nesting."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import yaml
+
+MOST_LEVELS = 20
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML that reads 1e-4 as a number, as people write it (YAML 1.1 wants 1.0e-4), and refuses what can explode."""
+
+    level = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise ValueError("aliases (*name) are not allowed, write the value again")
+        self.level += 1
+        if self.level > MOST_LEVELS:
+            raise ValueError(f"it is nested more than {MOST_LEVELS} levels deep")
+        node = super().compose_node(parent, index)
+        self.level -= 1
+        return node
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)
+
+
+def parse(text: str) -> Any:
+    """The value of a YAML text: None, text, numbers, lists and objects whose names are text.
+
+    Raises:
+        ValueError: in one line, what is wrong with it.
+    """
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "not readable"
+        mark = getattr(error, "problem_mark", None)
+        raise ValueError(problem + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")) from error
+    _check(value)
+    return value
+
+
+def _check(value: Any) -> None:
+    if isinstance(value, dict):
+        for name in value:
+            if not isinstance(name, str):
+                raise ValueError(f"the name {name!r:.40} is not text, put it in quotes")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{value} is not a finite number")
+    elif not isinstance(value, (list, str, int, float, type(None))):
+        raise ValueError(f"{value!s:.40} is of the kind {type(value).__name__}, which JSON lacks; put it in quotes")
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check(inner)

@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The command line ends in one sentence, and takes a workspace wherever it takes a run."""
+
+import json
+
+import pytest
+
+from fedpeft import cli
+
+SITE = {"overall": 0.5, "open": None, "closed": 0.5, "loss": 1.0, "samples": 4}
+HISTORY = {
+    "job": "small",
+    "method": "FedPIA",
+    "procedural": True,
+    "source": "phantom",
+    "rounds": [{"round": 1, "sites": {"slake": SITE}}],
+}
+
+
+@pytest.mark.parametrize(
+    "named", ["ws", "ws/server/simulate_job/fedpeft", "ws/server/simulate_job/fedpeft/history.json"]
+)
+def test_report_takes_a_workspace_a_run_or_its_history(named, tmp_path):
+    run = tmp_path / "ws" / "server" / "simulate_job" / "fedpeft"
+    run.mkdir(parents=True)
+    (run / "history.json").write_text(json.dumps(HISTORY))
+    assert cli.main(["report", str(tmp_path / named)]) == 0
+    assert (run / "report" / "report.html").is_file()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["report", "{file}/nothing"],
+        ["jobs", "small", "--configs", "{file}/configs"],
+        ["jobs", "--configs", "{configs}", "--out", "{file}/out"],
+        ["verify", "{file}"],
+        ["status", "{file}"],
+    ],
+)
+def test_a_file_where_a_folder_should_be_is_one_sentence(arguments, tmp_path, capsys, request):
+    (tmp_path / "file").touch()
+    places = {"file": tmp_path / "file", "configs": request.config.rootpath / "app_configs"}
+    assert cli.main([argument.format(**places) for argument in arguments]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("fedpeft: ")
+    assert said.endswith(".\n")
+    assert str(tmp_path / "file") in said
+    assert said.count("\n") == 1
