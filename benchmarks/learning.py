@@ -59,6 +59,8 @@ METHODS: dict[str, list[str]] = {
     "fedpia, largest site as reference": [*PIA, "method.pia.integration=merge", "method.pia.reference=largest"],
     "fedpia, server only": [*PIA, "method.pia.client=false"],
     "fedpia, client only": [*PIA, "method.pia.integration=merge", "method.pia.server=false"],
+    "fedpia, aligned at the site": [*PIA, "method.pia.integration=merge", "method.pia.aligned_at=site"],
+    "fedpia, no client PIA, aligned at the site": [*PIA, "method.pia.client=false", "method.pia.aligned_at=site"],
     "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
     "full": ["method.trains=all", "method.aggregation=fedavg"],
     "pooled": ALONE,

@@ -15,6 +15,7 @@ from fedpeft.settings import build
     ("name", "value", "told"),
     [
         ("support", "neurons", "samples, mean, weights"),
+        ("aligned_at", "home", "server, site"),
         ("output_axis", "both", "fixed, matched"),
         ("solver", None, "exact, sinkhorn, identity"),
         ("server", None, "True and False"),

@@ -32,6 +32,7 @@ _HOME = {
     "integrate": "integration",
     "barycenter": "integration",
     "align_global": "personal",
+    "align_upload": "personal",
     "start_merged": "personal",
     "finish_round": "personal",
 }

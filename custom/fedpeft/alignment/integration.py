@@ -145,7 +145,7 @@ def _integrate_adapter(
     widths = {site: neurons.width(tensors) for site, tensors in clients.items()}
     width = neurons.width(previous) if previous else max(widths.values())
     peers = {site: n for (site, w), n in zip(widths.items(), counts, strict=True) if w == width}
-    if not settings.server:
+    if not settings.aligns_on_server:
         for site, own in widths.items():
             if own != width:
                 raise FedpeftError(
@@ -156,7 +156,7 @@ def _integrate_adapter(
     if peers:
         shares = fedavg_weights(list(peers.values()), settings)
         average = {name: weighted_mean((clients[site][name] for site in peers), shares) for name in names} | shared
-    if not settings.server:
+    if not settings.aligns_on_server:
         figures = {site: Figures(weight=share) for site, share in zip(peers, shares, strict=True)}
         return {name: average[name] for name in names}, figures
 

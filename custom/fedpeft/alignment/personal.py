@@ -5,13 +5,15 @@
     integration="frozen_global"    align_global; train the own adapter with the aligned one frozen beside it, the output
                                    being the mean of both branches; finish_round
     integration="merge"            align_global; start_merged; train that; it is sent and kept as it comes out
+    aligned_at="site"              align_upload: what is sent, not what is kept, takes the order of the received adapter
 
 Source: Saha et al., FedPIA, "Client-level PIA" and Figure 2.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +29,7 @@ from fedpeft.alignment.wire import State, copy, places
 from fedpeft.errors import FedpeftError
 
 Activations = Mapping[str, Tensor]
+Supports = Callable[[str, tuple[Tensors, Tensors], Neurons], tuple[Tensor, Tensor]]
 
 
 class RoundEnd(NamedTuple):
@@ -69,20 +72,45 @@ def align_global(
     check_tensors(global_state, GLOBAL)
     check_tensors(own_state, owner)
     check_alike(own_state, owner, global_state, GLOBAL)
-    aligned = copy(global_state)
-    figures: dict[str, dict[str, Figures]] = {}
-    for place, names in places(own_state).items():
+    supports = partial(_activations, activations, (GLOBAL, owner)) if settings.compares_activations else None
+    aligned, figures = _align(global_state, own_state, places(own_state), settings, supports)
+    return aligned, report_of({place: {site: figure} for place, figure in figures.items()})
+
+
+@torch.no_grad()
+def align_upload(
+    trained: State, received: State, settings: PIASettings | None = None, *, site: str = "here"
+) -> dict[str, Tensor]:
+    """The trained adapter with its neurons in the order of the received global one, so that the server only averages.
+
+    Neurons are compared by their incoming weights, as on the server: the result depends on the two adapters alone, and
+    not on the order in which the site keeps its neurons.
+
+    Args:
+        trained: the adapter about to be sent, wire form; may lack whole places.
+        received: the global adapter that the round started from, of the same width.
+        settings: `solver`, `regularization` and `output_axis` are used.
+        site: name for errors.
+
+    Raises:
+        FedpeftError: adapters that do not fit together, another width, NaN; naming the key.
+    """
+    settings = settings or PIASettings()
+    owner = f"site {site}"
+    check_tensors(trained, owner)
+    check_tensors(received, GLOBAL)
+    check_alike(trained, owner, received, GLOBAL)
+    for place, names in places(trained).items():
         neurons = neurons_of(names)
         if neurons is None:
             continue
-        received, own = neurons.gather(global_state, names), neurons.gather(own_state, names)
-        seen = None
-        if settings.compares_activations:
-            seen = _activations(activations, place, (received, own), (GLOBAL, owner), neurons)
-        moved = align_adapter(received, own, neurons, settings, activations=seen)
-        aligned |= {names[name]: moved.tensors[name].to(global_state[names[name]].dtype) for name in moved.changed}
-        figures[place] = {site: Figures(before=moved.before, after=moved.after, moved=moved.moved)}
-    return aligned, report_of(figures)
+        width, expected = (neurons.width(neurons.gather(state, names)) for state in (trained, received))
+        if width != expected:
+            raise FedpeftError(
+                f"{owner} has {width} neurons in {place}, the global adapter {expected}: aligned_at='site' needs one "
+                f"width everywhere, use aligned_at='server'."
+            )
+    return _align(trained, received, places(trained), settings)[0]
 
 
 @torch.no_grad()
@@ -115,11 +143,40 @@ def finish_round(trained: State, frozen: State, settings: PIASettings | None = N
     return RoundEnd(upload=result, own=result)
 
 
+def _align(
+    moving: State,
+    fixed: State,
+    where: Mapping[str, Mapping[str, str]],
+    settings: PIASettings,
+    supports: Supports | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Figures]]:
+    """One adapter with its neurons in the order of another's, and how far they went, by place.
+
+    Args:
+        moving: the adapter to align.
+        fixed: the adapter whose order it takes.
+        where: the places to align: place -> tensor name -> key; the others stay as they are.
+        settings: as in `align_adapter`.
+        supports: from a place, both adapters there and their neurons to what these are compared by; None: weights.
+    """
+    aligned, figures = copy(moving), {}
+    for place, names in where.items():
+        neurons = neurons_of(names)
+        if neurons is None:
+            continue
+        pair = neurons.gather(moving, names), neurons.gather(fixed, names)
+        seen = supports(place, pair, neurons) if supports else None
+        moved = align_adapter(*pair, neurons, settings, activations=seen)
+        aligned |= {names[name]: moved.tensors[name].to(moving[names[name]].dtype) for name in moved.changed}
+        figures[place] = Figures(before=moved.before, after=moved.after, moved=moved.moved)
+    return aligned, figures
+
+
 def _activations(
     activations: Sequence[Activations] | None,
+    owners: tuple[str, str],
     place: str,
     adapters: tuple[Tensors, Tensors],
-    owners: tuple[str, str],
     neurons: Neurons,
 ) -> tuple[Tensor, Tensor]:
     """Both adapters' activations at one place, (m, r) and (m, r'), once they have been checked."""

@@ -18,6 +18,7 @@ CHOICES = {
     "support": ("samples", "mean", "weights"),
     "integration": ("frozen_global", "merge"),
     "upload": ("integrated", "local"),
+    "aligned_at": ("server", "site"),
 }
 
 
@@ -51,6 +52,11 @@ class PIASettings:
             scalar for each neuron), or incoming `weights` (ablation). The server, which has no data, uses weights.
         integration: at a site, keep the aligned global adapter as a `frozen_global` second branch (the paper), or
             `merge` it into the trained one before training.
+        aligned_at: where adapters are aligned before they are averaged. `server` (the paper): by the server, to the
+            round's `reference`. `site`: every site puts the neurons of its trained adapter in the order of the global
+            adapter that it received, comparing incoming weights as the server would, and the server only forms the
+            weighted mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and
+            `normalize` have no effect, because they need the distances between sites. Needs one width everywhere.
         upload: send and keep the `integrated` adapter (the paper), or the `local`ly trained one alone. One and the same
             under `merge`, where the trained adapter is the integrated one.
 
@@ -72,6 +78,7 @@ class PIASettings:
     regularization: float = 0.05
     support: str = "samples"
     integration: str = "frozen_global"
+    aligned_at: str = "server"
     upload: str = "integrated"
 
     def __post_init__(self) -> None:
@@ -88,6 +95,18 @@ class PIASettings:
             raise FedpeftError(
                 "regularization is 0, it must be above 0; for transport without entropy: solver='exact'."
             )
+        if self.aligned_at == "site" and not self.server:
+            raise FedpeftError("aligned_at is 'site', but server=False asks for no alignment: leave one of them out.")
+
+    @property
+    def aligns_on_server(self) -> bool:
+        """Whether the server moves neurons, for which it must see every site's adapter."""
+        return self.server and self.aligned_at == "server"
+
+    @property
+    def aligns_before_upload(self) -> bool:
+        """Whether a site puts its trained adapter in the order of the global one before it is sent."""
+        return self.server and self.aligned_at == "site"
 
     @property
     def needs_activations(self) -> bool:

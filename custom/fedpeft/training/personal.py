@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from fedpeft.alignment.personal import align_global, finish_round, start_merged
+from fedpeft.alignment.personal import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.training.body import AdapterBody, Body
 
@@ -21,6 +21,8 @@ def start(
 ) -> Finish:
     """Load what a round starts from and return how it ends.
 
+    With `aligned_at="site"` what is uploaded, and only that, takes the order of the received adapter.
+
     Without client PIA, in the first round and at a site that has no adapter yet, the received adapter replaces the own.
 
     Args:
@@ -33,6 +35,21 @@ def start(
     Returns:
         a function from the trained adapter to (what is uploaded, what the site keeps as its own).
     """
+    finish = _start(body, own, received, settings, probe)
+    if settings is None or not settings.aligns_before_upload:
+        return finish
+
+    def finish_aligned(trained: State) -> tuple[State, State]:
+        upload, kept = finish(trained)
+        return align_upload(upload, received, settings), kept
+
+    return finish_aligned
+
+
+def _start(
+    body: Body, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
+) -> Finish:
+    """`start`, with the neurons of what is uploaded in the site's own order."""
     if own is None or settings is None or not settings.client or not isinstance(body, AdapterBody):
         body.load(received)
         if isinstance(body, AdapterBody):

@@ -73,6 +73,7 @@ class MethodSettings:
 
     def _check_unequal_widths(self) -> None:
         aligned = self.pia.get("server", True) and self.pia.get("client", True) and self.pia.get("solver") != "identity"
+        aligned = aligned and self.pia.get("aligned_at") != "site"
         if self.aggregation != "pia" or not aligned:
             raise FedpeftError(
                 "unequal widths (site_adapter_settings) need alignment both at the server and at the sites."
