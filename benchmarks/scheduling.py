@@ -113,7 +113,7 @@ def solver_table(cases: list[Instance]) -> dict[str, float]:
     rows: list[tuple[str, dict[str, Any]]] = [(name, {"solver": name}) for name in HEURISTICS]
     rows += [
         ("exact", {"solver": "exact"}),
-        ("exact, linear programmes", {"solver": "exact", "method": "linear_programme"}),
+        ("exact, linear programs", {"solver": "exact", "method": "linear_program"}),
     ]
     if cases[0].full:
         rows.append(("exact, full", {"solver": "exact", "full": True}))

@@ -5,17 +5,25 @@
 from the moment that PEFT is imported, whichever of the two comes first.
 """
 
+from typing import Any
+
 import wrapt
+
+from fedpeft import lazy
 
 __version__ = "0.1.0"
 
 wrapt.register_post_import_hook("fedpeft.adapters.registration:register_all", "peft")
 
+# torch and PEFT cost seconds: only a program that loads an adapter imports them
+_HOME = {"load_adapter": "adapters.folder"}
 
-def __getattr__(name: str):
-    # torch and PEFT cost seconds: whoever never loads an adapter never pays for them
-    if name == "load_adapter":
-        from fedpeft.adapters.folder import load_adapter
+__all__ = list(_HOME)
 
-        return load_adapter
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

@@ -20,7 +20,7 @@ def test_supported_points_are_those_of_full_enumeration(seed):
     scores, budgets = small(seed)
     points = hull(enumerated(scores, budgets))
     assert_same(exact_front(scores, budgets), points)
-    assert_same(schedule(scores, budgets, solver="exact", method="linear_programme"), points)
+    assert_same(schedule(scores, budgets, solver="exact", method="linear_program"), points)
 
 
 @pytest.mark.parametrize("seed", range(30))
@@ -44,15 +44,15 @@ def test_odd_instances_are_those_of_full_enumeration(name):
 
 @pytest.mark.parametrize(("clients", "layers"), [(10, 12), (6, 32), (25, 8)])
 @pytest.mark.parametrize("unequal", [False, True])
-def test_shortest_paths_and_linear_programmes_agree(clients, layers, unequal):
+def test_shortest_paths_and_linear_programs_agree(clients, layers, unequal):
     scores, budgets = realistic(clients, layers, seed=clients)
     if unequal:
         budgets = np.random.default_rng(1).integers(0, layers + 1, clients)
     paths = exact_front(scores, budgets)
-    programmes = schedule(scores, budgets, solver="exact", method="linear_programme")
+    programs = schedule(scores, budgets, solver="exact", method="linear_program")
     assert len(paths) > 3
-    assert paths.variance == pytest.approx(programmes.variance)
-    assert paths.importance == pytest.approx(programmes.importance, rel=1e-9)
+    assert paths.variance == pytest.approx(programs.variance)
+    assert paths.importance == pytest.approx(programs.importance, rel=1e-9)
 
 
 def test_hull_runs_from_the_best_balanced_to_the_most_important():

@@ -3,6 +3,8 @@
 
 import numpy as np
 import pytest
+from matplotlib import pyplot
+from matplotlib.figure import Figure
 from pymoo.indicators.hv import HV
 
 from fedpeft.errors import FedpeftError
@@ -99,3 +101,26 @@ def test_front_cannot_be_changed_by_assignment():
     result = schedule(np.ones((2, 3)), [1, 1], solver="exact")
     with pytest.raises(AttributeError):
         result.evaluations = 0
+
+
+def test_a_front_is_described_in_one_line_without_its_masks():
+    scores = np.random.default_rng(0).random((10, 12))
+    result = schedule(scores, 4, solver="exact")
+    text = repr(result)
+    assert text.startswith(f"Front({len(result)} assignments of 10 clients to 12 layers, importance ")
+    assert len(text) < 150
+    assert "\n" not in text
+    assert "array" not in text
+
+
+def test_a_front_draws_itself_on_the_axes_of_the_caller():
+    axes = Figure().subplots()
+    assert FOUR.plot(axes, label="exact") is axes
+    assert axes.lines[0].get_xydata().tolist() == [[1, 0], [5, 1], [8, 4], [9, 9]]
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("importance", "variance")
+    assert axes.lines[0].get_label() == "exact"
+
+
+def test_a_front_makes_a_figure_of_its_own(monkeypatch):
+    monkeypatch.setattr(pyplot, "subplots", lambda: (None, Figure().subplots()))
+    assert len(FOUR.plot().lines) == 1

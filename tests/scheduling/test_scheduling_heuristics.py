@@ -7,6 +7,7 @@ from instances import HEURISTICS, ODD, SOLVERS, realistic
 
 from fedpeft.errors import FedpeftError
 from fedpeft.scheduling import exact_front, hypervolume, nadir, schedule
+from fedpeft.scheduling.front import Archive
 from fedpeft.scheduling.population import path, redraw_client, swap_layer
 from fedpeft.scheduling.problem import balanced, greedy, problem
 
@@ -99,6 +100,21 @@ def test_searching_longer_finds_more(solver):
         hypervolume(schedule(scores, budgets, solver=solver, start="ends", iterations=n), reference) for n in (1, 20)
     )
     assert long > short
+
+
+@pytest.mark.parametrize("temperature", [50.0, 100.0])
+def test_annealing_accepts_what_is_worse_with_exp_of_gain_over_temperature(temperature, monkeypatch):
+    evaluated = []
+    evaluate = Archive.evaluate
+    monkeypatch.setattr(Archive, "evaluate", lambda self, masks: evaluated.append(masks) or evaluate(self, masks))
+    # one client, one of two layers: the only neighbor of the better layer is the worse one, at equal variance
+    settings = {"population": 4000, "iterations": 2, "initial_temperature": temperature}
+    schedule([[0.01, 0.0]], [1], solver="annealing", **settings)
+    start, _, second = evaluated
+    assert start[:, 0, 0].all()
+    accepted = second[:, 0, 0].mean()  # only a chain that went to the worse layer has the better one as its neighbor
+    gain = -2 * np.linspace(1, 0, 4000) * 0.01
+    assert accepted == pytest.approx(np.exp(gain / (1e-4 * temperature)).mean(), abs=0.03)
 
 
 def test_path_runs_from_greedy_to_balanced():

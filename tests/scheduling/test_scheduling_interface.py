@@ -34,11 +34,13 @@ def test_every_solver_of_the_list_is_there():
         ({"budgets": [1, 1.5, 1]}, "client 1 has a budget of 1.5 layers"),
         ({"budgets": [1, np.nan, 1]}, "client 1 has a budget of nan layers"),
         ({"budgets": [1, 1]}, r"budgets have the shape \(2,\)"),
-        ({"budgets": 2}, r"budgets have the shape \(\)"),
+        ({"budgets": [[1, 1, 1]]}, r"budgets have the shape \(1, 3\)"),
+        ({"budgets": 5}, "client 0 has a budget of 5 layers"),
+        ({"budgets": 1.5}, "client 0 has a budget of 1.5 layers"),
         ({"scores": SCORES[0]}, r"scores have the shape \(4,\)"),
         ({"scores": np.empty((0, 4)), "budgets": []}, r"scores have the shape \(0, 4\)"),
-        ({"scores": [[1, 2], [3]]}, "scores are no array of numbers"),
-        ({"scores": "high"}, "scores are no array of numbers"),
+        ({"scores": [[1, 2], [3]]}, "scores are .*must be an array of numbers"),
+        ({"scores": "high"}, "scores are 'high', they must be an array of numbers"),
         ({"clients": ["a"]}, "clients has 1 names for the 3 rows"),
         ({"solver": "nsga3"}, "solver 'nsga3' is unknown: choose one of nsga2, mopso"),
         ({"seed": -1}, "seed is -1"),
@@ -51,6 +53,13 @@ def test_bad_input_is_refused_in_one_sentence(arguments, message):
     with pytest.raises(FedpeftError, match=message) as error:
         schedule(**{"scores": SCORES, "budgets": [1, 1, 1]} | arguments)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("solver", SOLVERS)
+def test_one_budget_serves_all_clients(solver):
+    scores = np.random.default_rng(0).random((5, 6))
+    one, each = schedule(scores, 2, solver=solver), schedule(scores, [2] * 5, solver=solver)
+    assert one.masks.tobytes() == each.masks.tobytes()
 
 
 def test_a_taken_name_is_refused():

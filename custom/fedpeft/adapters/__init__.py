@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Ways of training few parameters, as PEFT tuners, and the form in which they travel."""
 
-import importlib
+from typing import Any
 
+from fedpeft import lazy
 from fedpeft.adapters.registration import METHODS
 
 # torch and PEFT cost seconds: a name is imported when it is first used
@@ -24,7 +25,9 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

@@ -18,7 +18,9 @@ Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of 
     merged = barycenter([site_a, site_b, site_c], gamma=0.1)    # adapters of any width
 """
 
-import importlib
+from typing import Any
+
+from fedpeft import lazy
 
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {
@@ -40,7 +42,9 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

@@ -15,7 +15,9 @@ memory_budget   how many layers fit into a device (Algorithm 46)
 scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float64, sums to 1
 """
 
-import importlib
+from typing import Any
+
+from fedpeft import lazy
 
 # torch costs seconds: a name is imported when it is first used
 _HOME = {
@@ -33,7 +35,9 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

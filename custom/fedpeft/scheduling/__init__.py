@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which layers shall each client train: importance against an even use of the layers (F3OCUS, the server's half).
+"""Which layers each client trains: importance against an even use of the layers (F3OCUS, the server's half).
 
     problem           the problem, checked; the assignments that every solver can start from
     front             the Pareto front: what it keeps, its hypervolume, how to choose from it
     solvers           the solvers by name, and ``schedule``
     nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorised over the population
-    exact             the exact front, by shortest paths (paths) or HiGHS (linear_programme)
+    exact             the exact front, by shortest paths (paths) or HiGHS (linear_program)
 
 Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One round of the server:
 
@@ -13,7 +13,9 @@ Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One rou
     mask = choose(front, weight_importance=1.0, weight_diversity=1.0)      # (N, L) bool
 """
 
-import importlib
+from typing import Any
+
+from fedpeft import lazy
 
 # scipy and pymoo cost most of a second: a name is imported when it is first used
 _HOME = {
@@ -31,7 +33,9 @@ _HOME = {
 __all__ = list(_HOME)
 
 
-def __getattr__(name: str):
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

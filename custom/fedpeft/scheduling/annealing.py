@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Simulated annealing: many chains at once, each with its own opinion of what importance is worth."""
+"""Simulated annealing: many chains at once, each with its own weights of the two objectives."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ class AnnealingSettings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: AnnealingSettings) -> Front:
-    """Walk, each chain to a neighbour that dominates, or with the probability
+    """Move each chain to a neighbor that is better, or, where the neighbor is worse, with the probability
 
         exp(gain / T),      gain = 2 w_p (importance gained) + 2 (1 - w_p) (variance lost)
 
     both as shares of their spans over the first front, w_p from 1 for the first chain to 0 for the last. Algorithm 25
     has the opposite sign, so that it prefers what is worse, and no unit: sums of scores differ by about 1, and at
-    temperatures from 100 to 36, where 20 iterations end, all would be accepted. A neighbour differs in one layer of
+    temperatures from 100 to 36, where 20 iterations end, all would be accepted. A neighbor differs in one layer of
     one client (Algorithm 41); Algorithm 21 draws all layers of that client anew.
 
     Source: F3OCUS, Algorithms 19-26, where a single chain walks 20 steps.
@@ -60,16 +60,16 @@ def search(task: Problem, rng: np.random.Generator, settings: AnnealingSettings)
     weight = np.linspace(1, 0, settings.population)
     temperature = settings.initial_temperature
     for _ in range(settings.iterations):
-        neighbour = swap_layer(task, current, rng)
-        new_importance, new_variance = archive.evaluate(neighbour)
+        neighbor = swap_layer(task, current, rng)
+        new_importance, new_variance = archive.evaluate(neighbor)
         dominates = (new_importance >= importance) & (new_variance <= variance)
         gain = (
             2 * weight * (new_importance - importance) / spans[0]
             + 2 * (1 - weight) * (variance - new_variance) / spans[1]
         )
-        lucky = rng.random(len(gain)) < np.exp(2 * np.minimum(gain, 0) / (BASIS_POINT * temperature))
-        accepted = dominates | (lucky & (temperature > settings.final_temperature)) | (gain > 0)
-        current = np.where(accepted[:, None, None], neighbour, current)
+        drawn = rng.random(len(gain)) < np.exp(np.minimum(gain, 0) / (BASIS_POINT * temperature))
+        accepted = dominates | (drawn & (temperature > settings.final_temperature)) | (gain > 0)
+        current = np.where(accepted[:, None, None], neighbor, current)
         importance = np.where(accepted, new_importance, importance)
         variance = np.where(accepted, new_variance, variance)
         temperature *= settings.cooling

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ant colonies: layers drawn by importance and by the trails of earlier ants, a colony for each part of the front."""
+"""Ant colonies: layers drawn by importance and pheromone, one colony for each part of the front."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class AntColonySettings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: AntColonySettings) -> Front:
-    """Send ants; a client's layers are drawn one by one in proportion to
+    """Draw assignments; a client's layers are drawn one by one in proportion to
 
         pheromone[colony, i, l]^alpha * score[i, l]^beta
 
@@ -67,7 +67,7 @@ def search(task: Problem, rng: np.random.Generator, settings: AntColonySettings)
 
     archive.evaluate(walk() if settings.start == "random" else first_population(task, settings, rng))
     for _ in range(settings.iterations):
-        # the archive runs from balanced to important; with fewer assignments than colonies neighbours share one
+        # the archive runs from balanced to important; with fewer assignments than colonies, neighbors share one
         parts = np.arange(settings.colonies) * len(archive.masks) // settings.colonies
         pheromone *= 1 - settings.evaporation
         pheromone += settings.deposit * np.add.reduceat(archive.masks, parts, axis=0, dtype=np.float64)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Artificial bee colony: half of the bees work at a source of their own, half at the best ones known."""
+"""Artificial bee colony: half of the bees search near an assignment of their own, half near the archive's."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ class BeeColonySettings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: BeeColonySettings) -> Front:
-    """Fly out.
+    """Search around the sources of the bees and around the archive.
 
-    Employed bees try a neighbour of their source and keep it where it dominates (Algorithm 39); a bee whose source is
-    exhausted flies as a scout to a random one instead (Algorithm 38). Onlookers try neighbours of the archive's
+    Employed bees try a neighbor of their source and keep it where it dominates (Algorithm 39); a bee whose source is
+    exhausted flies as a scout to a random one instead (Algorithm 38). Onlookers try neighbors of the archive's
     assignments, which are all equally fit. (Algorithm 37 flies from a source with a probability in proportion to
     importance minus deviation, which prefers one end of the front and may be negative.)
 
@@ -48,14 +48,14 @@ def search(task: Problem, rng: np.random.Generator, settings: BeeColonySettings)
     onlookers = settings.population - len(source)
     for _ in range(settings.iterations):
         exhausted = trials >= settings.limit
-        found = swap_layer(task, source, rng)
-        found[exhausted] = draw(task, int(exhausted.sum()), rng)
-        new_importance, new_variance = archive.evaluate(found)
+        candidates = swap_layer(task, source, rng)
+        candidates[exhausted] = draw(task, int(exhausted.sum()), rng)
+        new_importance, new_variance = archive.evaluate(candidates)
         equal = (new_importance == importance) & (new_variance == variance)
         dominates = (new_importance >= importance) & (new_variance <= variance) & ~equal
         taken = dominates | exhausted
         trials = np.where(taken, 0, trials + 1)
-        source = np.where(taken[:, None, None], found, source)
+        source = np.where(taken[:, None, None], candidates, source)
         importance, variance = np.where(taken, new_importance, importance), np.where(taken, new_variance, variance)
         known = archive.masks[rng.integers(len(archive.masks), size=onlookers)]
         archive.evaluate(swap_layer(task, known, rng))

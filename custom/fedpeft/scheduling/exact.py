@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The exact front: supported assignments by shortest paths or linear programmes, the others by integer programmes."""
+"""The exact front: supported assignments by shortest paths or linear programs, the others by integer programs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from fedpeft.errors import FedpeftError
 from fedpeft.scheduling.front import Archive, Front
-from fedpeft.scheduling.linear_programme import Programme
+from fedpeft.scheduling.linear_program import LinearProgram
 from fedpeft.scheduling.paths import supported
 from fedpeft.scheduling.problem import Problem, problem
 from fedpeft.settings import one_of
@@ -23,9 +23,9 @@ class ExactSettings:
 
     Args:
         full: add the unsupported assignments: those that no weighting of the two objectives makes the best. Each costs
-            an integer programme: seconds for 10 clients, out of reach for 100 clients and 32 layers.
-        method: how the supported ones are found, with one and the same result: ``paths``, or ``linear_programme``
-            (HiGHS), which is slower and has no code of our own to trust.
+            an integer program: seconds for 10 clients, out of reach for 100 clients and 32 layers.
+        method: how the supported ones are found, with one and the same result: ``paths``, or ``linear_program``
+            (HiGHS), which is slower and checks the first.
     """
 
     full: bool = False
@@ -34,15 +34,15 @@ class ExactSettings:
     def __post_init__(self) -> None:
         if not isinstance(self.full, bool):
             raise FedpeftError(f"full is {self.full!r}, allowed are True and False.")
-        one_of("method", self.method, ("paths", "linear_programme"))
+        one_of("method", self.method, ("paths", "linear_program"))
 
 
-def exact_front(scores: np.ndarray, budgets: np.ndarray, full: bool = False) -> Front:
+def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = False) -> Front:
     """The exact front: vertices of its convex hull, with ``full`` every point.
 
     Args:
         scores: (N, L) importance of layer l at client i.
-        budgets: (N,) layers that each client trains.
+        budgets: (N,) layers that each client trains, or one number for all.
         full: add the points inside the hull.
 
     Raises:
@@ -52,10 +52,10 @@ def exact_front(scores: np.ndarray, budgets: np.ndarray, full: bool = False) -> 
 
 
 def search(task: Problem, rng: np.random.Generator, settings: ExactSettings) -> Front:
-    """Solve exactly; nothing is drawn from ``rng``."""
+    """Find the exact front; nothing is drawn from ``rng``."""
     archive = Archive(task)
-    found = supported(task) if settings.method == "paths" else _dichotomy(task)
-    archive.evaluate(np.stack(list(found)))
+    masks = supported(task) if settings.method == "paths" else _dichotomy(task)
+    archive.evaluate(np.stack(list(masks)))
     hull = _vertices(archive.front(), task.resolution)
     if not settings.full:
         return hull
@@ -66,11 +66,11 @@ def search(task: Problem, rng: np.random.Generator, settings: ExactSettings) -> 
 
 
 def _dichotomy(task: Problem) -> Iterator[np.ndarray]:
-    """Supported assignments by linear programmes: between two known ones, the best for the slope that joins them."""
-    programme = Programme(task)
+    """Supported assignments by linear programs: between two known ones, the best for the slope that joins them."""
+    program = LinearProgram(task)
     gap = task.resolution
     heaviest = 2 * float(np.abs(task.scores).sum()) or 1.0  # one square less outweighs all importance
-    ends = [_point(task, programme.weighted(price)) for price in (0.0, heaviest)]
+    ends = [_point(task, program.weighted(price)) for price in (0.0, heaviest)]
     yield from (chosen for chosen, _, _ in ends)
     open_pairs = [tuple(ends)]
     while open_pairs:
@@ -78,24 +78,24 @@ def _dichotomy(task: Problem) -> Iterator[np.ndarray]:
         if upper[2] - lower[2] <= 2:  # squares have one parity: nothing lies between
             continue
         price = (upper[1] - lower[1]) / (upper[2] - lower[2])
-        between = _point(task, programme.weighted(price))
+        between = _point(task, program.weighted(price))
         if between[1] - price * between[2] > upper[1] - price * upper[2] + gap:
             yield between[0]
             open_pairs += [(upper, between), (between, lower)]
 
 
 def _unsupported(task: Problem, hull: Front) -> Iterator[np.ndarray]:
-    """Between each two neighbours on the hull, every assignment that gains importance on the lower one."""
-    programme = Programme(task)
+    """Between each two neighbors on the hull, every assignment that gains importance on the lower one."""
+    program = LinearProgram(task)
     points = [_point(task, mask) for mask in hull.masks]
     for lower, upper in pairwise(points):
         squares = upper[2] - 2  # all have one parity
         if squares <= lower[2]:
             continue
         price = (upper[1] - lower[1]) / (upper[2] - lower[2])
-        bounds = programme.undecided(price, slack=price * (squares - lower[2]))
+        bounds = program.undecided(price, slack=price * (squares - lower[2]))
         while squares > lower[2]:
-            between = _point(task, programme.within(squares, bounds))
+            between = _point(task, program.within(squares, bounds))
             if between[1] <= lower[1] + task.resolution:
                 break
             yield between[0]

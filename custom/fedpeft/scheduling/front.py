@@ -1,18 +1,22 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The Pareto front: what no other assignment beats in both importance and variance, and how to choose from it."""
+"""The Pareto front: assignments that no other beats in both importance and variance; how to choose from it."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedpeft.errors import FedpeftError
 from fedpeft.scheduling.problem import Problem, evaluate
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+
+@dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Front:
     """Assignments none of which dominates another, from the most balanced to the most important.
 
@@ -30,6 +34,32 @@ class Front:
 
     def __len__(self) -> int:
         return len(self.masks)
+
+    def __repr__(self) -> str:
+        count, clients, layers = self.masks.shape
+        spans = [f"{values[0]:.4g} to {values[-1]:.4g}" for values in (self.importance, self.variance)]
+        return (
+            f"Front({count} assignments of {clients} clients to {layers} layers, importance {spans[0]}, "
+            f"variance {spans[1]}, {self.evaluations} evaluations)"
+        )
+
+    def plot(self, axes: Axes | None = None, **style: Any) -> Axes:
+        """Draw the front, importance against variance; every point is one assignment.
+
+        Args:
+            axes: where to draw; a new figure of pyplot's when not given.
+            style: of matplotlib's `Axes.plot`, for instance `label="nsga2"`.
+
+        Returns:
+            The axes.
+        """
+        if axes is None:
+            from matplotlib import pyplot
+
+            axes = pyplot.subplots()[1]
+        axes.plot(self.importance, self.variance, **{"marker": "o", "drawstyle": "steps-pre", "linewidth": 0.8} | style)
+        axes.set(xlabel="importance", ylabel="variance")
+        return axes
 
 
 class Archive:
@@ -68,7 +98,7 @@ def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: f
     Args:
         importance: (P,), larger is better.
         variance: (P,), smaller is better.
-        resolution: gains in importance up to this are none.
+        resolution: a gain in importance up to this counts as none.
     """
     order = np.lexsort((-importance, variance))
     highest = np.maximum.accumulate(importance[order])
@@ -88,7 +118,7 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
     Both objectives are first scaled to [0, 1] over the front; of equally good assignments the most balanced is chosen.
 
     Args:
-        front: what a solver found.
+        front: of a solver.
         weight_importance: at least 0.
         weight_diversity: at least 0; (1, 0) is every client's best layers, (0, 1) the most even use of the layers.
 
@@ -115,7 +145,7 @@ def hypervolume(front: Front, reference: tuple[float, float]) -> float:
     """Area that the front dominates, up to a reference point.
 
     Args:
-        front: what a solver found.
+        front: of a solver.
         reference: (importance, variance); what does not surpass it in both counts nothing.
     """
     gain = np.maximum(front.importance - reference[0], 0)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""MOPSO: particles that fly over memberships, drawn to their own best and to the front."""
+"""MOPSO: particle swarm over memberships, pulled to each particle's own best and to the front."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class MOPSOSettings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> Front:
-    """Fly.
+    """Move the particles.
 
         v <- inertia v + cognitive r1 (own best - x) + social r2 (leader - x)
         x <- for every client the b_i largest of x + v

@@ -37,7 +37,7 @@ class NSGA2Settings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> Front:
-    """Breed assignments, keep what dominates and what is far from others.
+    """Cross and mutate assignments; keep those that dominate and those far from others.
 
     Source: Deb et al., A fast and elitist multiobjective genetic algorithm (2002); F3OCUS, Algorithms 2-11.
     """
@@ -47,7 +47,7 @@ def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> 
         sampling=_FirstPopulation(task, settings),
         crossover=_UnionCrossover(task),
         mutation=_RedrawClient(task, settings.mutation),
-        eliminate_duplicates=False,  # else a generation evaluates as many as it finds new
+        eliminate_duplicates=False,  # else the number of evaluations varies
     )
     # pymoo counts the first population as a generation
     stop = ("n_gen", settings.iterations + 1)
@@ -56,7 +56,7 @@ def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> 
 
 
 class _Assignments(Objectives):
-    """What pymoo minimises: -importance and variance of assignments, each one row of N * L booleans."""
+    """What pymoo minimizes: -importance and variance of assignments, each one row of N * L booleans."""
 
     def __init__(self, archive: Archive) -> None:
         super().__init__(n_var=archive.task.scores.size, n_obj=2, xl=0, xu=1, vtype=bool)

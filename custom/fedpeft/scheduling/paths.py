@@ -3,13 +3,13 @@
 
 Assignments are flows from clients over layers to a sink whose arcs cost more with every client, so an assignment is
 optimal for ``importance - lambda * sum_l n_l^2`` as long as no chain of exchanges improves it: client i gives up layer
-a for c, client j gives up c for …, until somebody takes up b. Such a chain lowers n_a by one, raises n_b by one, leaves
+a for c, client j gives up c for …, until one takes up b. Such a chain lowers n_a by one, raises n_b by one, leaves
 every other count alone, and so changes sum_l n_l^2 by -2 (n_a - n_b - 1). The chain that loses least importance for
 each unit of that gives the next lambda at which the optimum changes, and the optimum it changes to: the walk meets
 every vertex of the convex hull of the front, and no lambda has to be guessed.
 
 Source: the successive shortest path method for flows of convex cost, Ahuja, Magnanti and Orlin, Network Flows (1993),
-chapters 9 and 14. Tests compare it with the linear programme of ``linear_programme.py`` and with enumeration.
+chapters 9 and 14. Tests compare it with the linear program of ``linear_program.py`` and with enumeration.
 """
 
 from __future__ import annotations

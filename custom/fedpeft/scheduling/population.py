@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the five heuristics share: how many assignments for how long, where they start, and small moves."""
+"""What the five heuristics share: settings, first population, and small moves."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 from fedpeft.settings import one_of
 
-SWEEPS = 2  # of best answers; a third gains little
+SWEEPS = 2  # of best responses; a third gains little
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,7 @@ class PopulationSettings:
     """Settings of all heuristics; each evaluates population * (iterations + 1) assignments.
 
     Args:
-        population: assignments that are looked at together; at least 2.
+        population: assignments evaluated together; at least 2.
         iterations: at least 1.
         start: ``random`` draws the first population by the scores (the paper); ``ends`` puts the importance-greedy and
             the balanced assignment into it; ``path`` fills it with assignments on the way from the one to the other.
@@ -40,7 +40,7 @@ class PopulationSettings:
 
 
 def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:
-    """Refuse what is no finite (whole) number from low to high."""
+    """Refuse what is not a finite (whole) number from low to high."""
     kind = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
@@ -64,11 +64,11 @@ def draw(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def path(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Assignments (count, N, L) from greedy to balanced: client by client the best answer to what the others train.
+    """Assignments (count, N, L) from greedy to balanced: client by client the best response to what the others train.
 
-    Assignment p maximises ``importance - price_p * sum_l n_l^2``, one client at a time in random order. The prices
+    Assignment p maximizes ``importance - price_p * sum_l n_l^2``, one client at a time in random order. The prices
     rise from 0 (greedy) over those at which one client of the greedy assignment would exchange one layer for another,
-    to one that leaves importance no say (balanced).
+    to one that outweighs all importance (balanced).
     """
     clients, layers = task.scores.shape
     prices = np.concatenate([[0.0], _exchange_prices(task, count - 2), [2 * np.abs(task.scores).sum() + 1]])
@@ -115,6 +115,6 @@ def _exchange_prices(task: Problem, count: int) -> np.ndarray:
     chosen = greedy(task)
     counts = chosen.sum(axis=0)
     relief = 2 * (counts[:, None] - counts[None, :] - 1)
-    client, given, taken = np.nonzero(chosen[:, :, None] & ~chosen[:, None, :] & (relief > 0))
-    prices = (task.scores[client, given] - task.scores[client, taken]) / relief[given, taken]
+    client, dropped, added = np.nonzero(chosen[:, :, None] & ~chosen[:, None, :] & (relief > 0))
+    prices = (task.scores[client, dropped] - task.scores[client, added]) / relief[dropped, added]
     return np.quantile(prices, np.linspace(0, 1, count)) if len(prices) else np.zeros(count)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which layers shall each client train: the problem that every solver solves, and its two extreme assignments."""
+"""The problem that every solver solves: which layers each client trains; and its two extreme assignments."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from fedpeft.errors import FedpeftError
 class Problem:
     """Choose m in {0, 1}^(N, L) with row sums b_i.
 
-        maximise  importance = sum_il m_il S_il
-        minimise  variance = 1/L sum_l (n_l - mean n)^2,      n_l = sum_i m_il
+        maximize  importance = sum_il m_il S_il
+        minimize  variance = 1/L sum_l (n_l - mean n)^2,      n_l = sum_i m_il
 
-    Build it with ``problem``, which checks what it is given.
+    Build it with ``problem``, which checks scores and budgets.
 
     Args:
         scores: (N, L) float64, importance of layer l at client i.
@@ -46,12 +46,12 @@ class Problem:
         return share / share.sum(axis=1, keepdims=True)
 
 
-def problem(scores: np.ndarray, budgets: np.ndarray, *, clients: Sequence[str] | None = None) -> Problem:
+def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[str] | None = None) -> Problem:
     """Check scores and budgets.
 
     Args:
         scores: (N, L) importance of layer l at client i; any finite numbers.
-        budgets: (N,) whole numbers from 0 to L.
+        budgets: (N,) whole numbers from 0 to L, or one for all clients.
         clients: (N,) names, by which errors call the clients.
 
     Raises:
@@ -62,9 +62,12 @@ def problem(scores: np.ndarray, budgets: np.ndarray, *, clients: Sequence[str] |
         raise FedpeftError(
             f"scores have the shape {scores.shape}, they must be (clients, layers), at least one of each."
         )
+    if budgets.ndim == 0:
+        budgets = np.full(len(scores), budgets)
     if budgets.shape != scores.shape[:1]:
         raise FedpeftError(
-            f"budgets have the shape {budgets.shape}, they must be one number for each of the {len(scores)} clients."
+            f"budgets have the shape {budgets.shape}, they must be one number for each of the {len(scores)} clients, "
+            f"or one for all."
         )
     if clients is not None and len(clients) != len(scores):
         raise FedpeftError(f"clients has {len(clients)} names for the {len(scores)} rows of scores: name each row.")
@@ -74,8 +77,8 @@ def problem(scores: np.ndarray, budgets: np.ndarray, *, clients: Sequence[str] |
         if not np.isfinite(row).all():
             layer = int(np.flatnonzero(~np.isfinite(row))[0])
             raise FedpeftError(
-                f"{client} scores layer {layer} with {row[layer]}, which is no finite number: leave the client out of "
-                f"this round, or find out why its gradients are not finite."
+                f"{client} scores layer {layer} with {row[layer]}, which is not a finite number: leave the client out "
+                f"of this round, or find out why its gradients are not finite."
             )
         if budget != np.floor(budget) or not 0 <= budget <= layers:
             raise FedpeftError(
@@ -128,4 +131,6 @@ def _numbers(name: str, values: np.ndarray) -> np.ndarray:
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):
-        raise FedpeftError(f"{name} are no array of numbers, each row of one length: {values!r:.60}.") from None
+        raise FedpeftError(
+            f"{name} are {values!r:.60}, they must be an array of numbers, with rows of one length."
+        ) from None

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One interface to all solvers: which there are, and ``schedule``, which runs one."""
+"""The solvers by name, and ``schedule``, which runs one."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def names() -> tuple[str, ...]:
 
 
 def solver_settings(solver: str, **settings: Any) -> Any:
-    """The checked settings of a solver, with the paper's values where none is given.
+    """The checked settings of a solver, with the paper's values as defaults.
 
     Raises:
         FedpeftError: unknown solver or setting, or a value that is not allowed.
@@ -54,7 +54,7 @@ def solver_settings(solver: str, **settings: Any) -> Any:
 
 def schedule(
     scores: np.ndarray,
-    budgets: np.ndarray,
+    budgets: np.ndarray | int,
     solver: str = "nsga2",
     seed: int = 0,
     *,
@@ -65,7 +65,7 @@ def schedule(
 
     Args:
         scores: (N, L) importance of layer l at client i; ``fedpeft.importance`` gives rows that sum to 1.
-        budgets: (N,) layers that each client trains, from 0 to L; every budget is used up.
+        budgets: (N,) layers that each client trains, from 0 to L, or one number for all; every budget is used up.
         solver: one of ``names()``.
         seed: of all randomness; the same seed gives the same front.
         clients: (N,) names, by which errors call the clients.

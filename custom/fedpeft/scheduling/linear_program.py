@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The same front by HiGHS: a linear programme for supported assignments, an integer programme for all others.
+"""The same front by HiGHS: a linear program for supported assignments, an integer program for all others.
 
-    maximise  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
+    maximize  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
     where     sum_l m_il = b_i,    sum_i m_il = sum_k y_lk,    0 <= m, y <= 1
 
 y_lk is the k-th client on layer l; the first costs lambda, the second 3 lambda, … so that n_l clients cost
-lambda n_l^2. The matrix is that of a network, hence an optimal vertex is integral without being asked to.
+lambda n_l^2. The matrix is that of a network, hence every optimal vertex is integral.
 
 Source: F3OCUS, SPEC section 4.
 """
@@ -22,7 +22,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.scheduling.problem import Problem
 
 
-class Programme:
+class LinearProgram:
     """Objectives and constraints of one problem, built once for all values of lambda."""
 
     def __init__(self, task: Problem) -> None:
