@@ -3,9 +3,12 @@
 
 import pytest
 import torch
-from samples import generator, state
+from peft import get_peft_model, get_peft_model_state_dict
+from samples import adapter, generator, state
+from torch import nn
 
-from fedpeft.alignment import PIASettings, integrate
+from fedpeft import adapters
+from fedpeft.alignment import Bottleneck, PIASettings, align_global, barycenter, integrate
 from fedpeft.errors import FedpeftError
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
@@ -66,7 +69,7 @@ BAD = {
 @pytest.mark.parametrize("server", [True, False])
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_adapter_is_refused_by_site_and_key(name, server):
-    kind, spoil, told = BAD[name]
+    kind, spoil, parts = BAD[name]
     good = state(kind, generator(1))
     with pytest.raises(FedpeftError) as caught:
         integrate(
@@ -77,16 +80,16 @@ def test_a_bad_adapter_is_refused_by_site_and_key(name, server):
             previous=good,
         )
     message = str(caught.value)
-    assert all(part in message for part in told), message
+    assert all(part in message for part in parts), message
     assert message.count(". ") == 0
 
 
 @pytest.mark.parametrize("name", ["nan", "other stream", "two widths", "missing tensor", "no rule"])
 def test_it_is_refused_without_a_global_adapter_to_compare_with(name):
-    kind, spoil, told = BAD[name]
+    kind, spoil, parts = BAD[name]
     with pytest.raises(FedpeftError) as caught:
         integrate([state(kind, generator(1)), spoil(state(kind, generator(2)))], [1, 1], sites=["slake", "rad"])
-    assert all(part in str(caught.value) for part in told)
+    assert all(part in str(caught.value) for part in parts)
 
 
 def test_large_finite_values_are_not_taken_for_infinity():
@@ -108,20 +111,89 @@ def test_plain_fedavg_of_unequal_widths_is_refused_with_the_remedy():
 
 
 @pytest.mark.parametrize(
-    ("number", "counts", "names", "told"),
+    ("number", "counts", "names", "message"),
     [
         (2, [1, 0], ["a", "b"], "site b counts 0"),
         (2, [1, float("nan")], ["a", "b"], "site b counts nan"),
         (2, [1], ["a", "b"], "2 adapters, 1 counts"),
-        (2, [1, 1], ["a", "a"], "1 different site names"),
+        (2, [1, 1], ["a", "a"], "1 different names"),
         (0, [], [], "at least one site"),
     ],
 )
-def test_counts_and_names_must_fit(number, counts, names, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_counts_and_names_must_fit(number, counts, names, message):
+    with pytest.raises(FedpeftError, match=message):
         integrate([state("houlsby", generator(k)) for k in range(number)], counts, sites=names)
 
 
 def test_a_round_without_tensors_is_refused():
     with pytest.raises(FedpeftError, match="nothing to average"):
         integrate([{}, {}], [1, 1])
+
+
+def test_the_state_dict_of_peft_is_refused_with_the_function_to_use():
+    tower = nn.ModuleDict({"blocks": nn.ModuleList([nn.Linear(8, 8)])})
+    config = adapters.config("pfeiffer", target_modules={"output": "blocks.{layer}"}, reduction_factor=2)
+    model = get_peft_model(tower, config)
+    states = [get_peft_model_state_dict(model)] * 2
+    message = r"which is not a wire key: make states with fedpeft\.adapters\.adapter_state\(model\)"
+    with pytest.raises(FedpeftError, match=rf"^states\[0\] has 'base_model\.model\..*{message}"):
+        integrate(states, [1, 1])
+    with pytest.raises(FedpeftError, match=message):
+        align_global(adapters.adapter_state(model), states[0], settings=PIASettings(support="weights"))
+    integrate([adapters.adapter_state(model)] * 2, [1, 1])
+
+
+@pytest.mark.parametrize("gamma", [10, 100])
+def test_weights_that_leave_an_adapter_of_zeros_are_refused(gamma):
+    states = [state("houlsby", generator(k)) for k in range(3)]
+    integrate(states, [1, 1, 1], PIASettings(gamma=gamma))
+    with pytest.raises(
+        FedpeftError, match=rf"normalize=False with gamma={gamma} leaves a share of .* or normalize=True"
+    ):
+        integrate(states, [1, 1, 1], PIASettings(gamma=gamma, normalize=False))
+
+
+def plain(**changes):
+    tensors = adapter("houlsby", generator(1))
+    fields = ("down.weight", "down.bias", "up.weight", "up.bias")
+    return Bottleneck(**dict(zip(Bottleneck._fields, (tensors[name] for name in fields), strict=True)) | changes)
+
+
+GOOD = plain()
+NARROW = plain(down=GOOD.down[:12], down_bias=GOOD.down_bias[:12], up=GOOD.up[:, :12])
+PASS = r"pass Bottleneck\(down, down_bias, up, up_bias\)"
+
+
+@pytest.mark.parametrize(
+    ("bad", "settings", "message"),
+    [
+        ((GOOD.down, GOOD.up), {}, rf"^adapters\[1\] is a tuple of 2: {PASS}"),
+        (GOOD.down, {}, rf"^adapters\[1\] is a Tensor: {PASS}"),
+        (plain(up=None), {}, r"^adapters\[1\] has None for down or up"),
+        (plain(down=GOOD.down.numpy()), {}, r"^adapters\[1\] has down\.weight as numpy\.ndarray: pass torch tensors"),
+        (plain(down=GOOD.down.int()), {}, r"^adapters\[1\] has down\.weight as torch\.int32: only floating-point"),
+        (plain(down=GOOD.down[:, :31]), {}, r"^adapters\[1\] has down\.weight with shape \(16, 31\), another adapter"),
+        (plain(down=GOOD.down * float("nan")), {}, r"^adapters\[1\] has NaN or infinity in down\.weight"),
+        (plain(up=GOOD.up[:, :12]), {}, r"^adapters\[1\] has 16 neurons in down\.weight but 12 in up\.weight"),
+        (
+            {"down": GOOD.down, "up": GOOD.up},
+            {},
+            r"^adapters\[1\] has the tensors down, up: .* down\.weight, up\.w",
+        ),
+        (GOOD, {"gama": 0.1}, r"^barycenter has no setting 'gama': did you mean 'gamma'"),
+        (GOOD, {"gamma": -1}, r"gamma is -1"),
+        (GOOD, {"weights": [1]}, r"^weights has 1 numbers for 2 adapters"),
+        (GOOD, {"weights": [1, 0]}, r"^adapters\[1\] has the weight 0"),
+        (NARROW, {"server": False}, r"^adapters\[1\] has 12 neurons, the global adapter 16"),
+    ],
+)
+def test_barycenter_names_what_to_pass(bad, settings, message):
+    with pytest.raises(FedpeftError, match=message) as caught:
+        barycenter([GOOD, bad], **settings)
+    assert "site" not in str(caught.value)
+    assert "layer." not in str(caught.value)
+
+
+def test_barycenter_of_nothing_is_refused():
+    with pytest.raises(FedpeftError, match="barycenter got no adapters"):
+        barycenter([])

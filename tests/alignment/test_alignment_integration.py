@@ -81,7 +81,7 @@ def test_without_server_pia_it_is_plain_fedavg(kind):
     merged, report = integrate(states, COUNTS, PIASettings(server=False, gamma=5.0, normalize=False))
     for key, expected in mean(states, COUNTS).items():
         torch.testing.assert_close(merged[key].double(), expected, rtol=0, atol=1e-6)
-    assert report["transport"] == {"site-1": None, "site-2": None, "site-3": None}
+    assert report["transport"] == {"states[0]": None, "states[1]": None, "states[2]": None}
 
 
 @pytest.mark.parametrize("weighting", ["samples", "uniform"])
@@ -149,8 +149,8 @@ def test_two_equal_sites_in_unrelated_orders_meet_in_the_order_of_the_largest_on
     fedavg, blurred = integrate(states, [1, 1], PIASettings(reference="fedavg"))
     largest, met = integrate(states, [1, 1], PIASettings(reference="largest"))
     assert largest_difference("houlsby", largest, states[0]) < apart < largest_difference("houlsby", fedavg, states[0])
-    assert met["sites"]["site-1"]["moved"] == 0
-    assert blurred["sites"]["site-2"]["moved"] < met["sites"]["site-2"]["moved"]
+    assert met["sites"]["states[0]"]["moved"] == 0
+    assert blurred["sites"]["states[1]"]["moved"] < met["sites"]["states[1]"]["moved"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -240,9 +240,9 @@ def test_the_result_shares_no_memory_and_no_gradient_with_its_inputs():
 
 
 def test_tensors_without_neurons_are_averaged_as_they_stand():
-    states = [{"prompt.tokens": torch.full((5, 8), float(k)), "layer.3.norm.weight": torch.ones(8) * k} for k in (1, 3)]
+    states = [{"shared.prompt": torch.full((5, 8), float(k)), "layer.3.norm.weight": torch.ones(8) * k} for k in (1, 3)]
     merged, report = integrate(states, [3, 1], PIASettings(gamma=2.0))
-    assert torch.equal(merged["prompt.tokens"], torch.full((5, 8), 1.5))
+    assert torch.equal(merged["shared.prompt"], torch.full((5, 8), 1.5))
     assert torch.equal(merged["layer.3.norm.weight"], torch.full((8,), 1.5))
     assert report == {"transport": {}, "sites": {}, "places": {}}
 

@@ -12,7 +12,7 @@ from fedpeft.settings import build
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "allowed"),
     [
         ("support", "neurons", "samples, mean, weights"),
         ("aligned_at", "home", "server, site"),
@@ -27,8 +27,8 @@ from fedpeft.settings import build
         ("regularization", 0, "above 0"),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(name, value, told):
-    with pytest.raises(FedpeftError, match=f"{name} is .*{told}") as caught:
+def test_a_wrong_value_is_refused_by_name(name, value, allowed):
+    with pytest.raises(FedpeftError, match=f"{name} is .*{allowed}") as caught:
         PIASettings(**{name: value})
     assert repr(value) in str(caught.value)
 
@@ -64,5 +64,5 @@ def test_every_public_name_resolves_whatever_was_imported_before():
 
 def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, fedpeft.alignment; print([m for m in ('torch', 'scipy', 'ot', 'numpy') if m in sys.modules])"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.strip() == "[]"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

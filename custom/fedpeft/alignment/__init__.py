@@ -2,11 +2,12 @@
 """Permutation and integration of adapters (FedPIA): bring neurons into one order, then average what corresponds.
 
     settings      PIASettings: every choice, its default, and why
-    transport     which neuron plays the part of which: costs and optimal transport plans
-    neurons       where the neurons of each kind of adapter lie in its tensors; Compacter made plain
+    transport     which neuron corresponds to which: costs and optimal transport plans
+    neurons       where the neurons of each kind of adapter lie in its tensors; Compacter as a plain bottleneck
     permutation   from a plan to aligned weights, and what happens to the function where widths differ
     averaging     the one weighted sum that FedAvg and PIA share, and its weights
-    integration   the server: integrate a round, or a few adapters by hand
+    integration   the server: integrate a round
+    single        the barycenter of a few adapters, by hand
     personal      a site: align the received adapter to the own one, merge the two, finish the round
     checks        refuse what cannot be averaged, naming site and key
     wire, report  states in wire form; what alignment did, for JSON
@@ -32,7 +33,7 @@ _HOME = {
     "register": "neurons",
     "materialize": "neurons",
     "integrate": "integration",
-    "barycenter": "integration",
+    "barycenter": "single",
     "align_global": "personal",
     "align_upload": "personal",
     "start_merged": "personal",

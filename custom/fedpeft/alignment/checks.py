@@ -10,21 +10,21 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, neurons_of
-from fedpeft.alignment.wire import State, places
+from fedpeft.alignment.wire import State, in_wire_form, places
 from fedpeft.errors import FedpeftError
 
 GLOBAL = "the global adapter"
 
 
 def check_round(
-    states: Sequence[State], counts: Sequence[float], sites: Sequence[str], previous: State | None
+    states: Sequence[State], counts: Sequence[float], owners: Sequence[str], previous: State | None
 ) -> dict[str, Tensor]:
     """Refuse a round of the server whose adapters do not fit together.
 
     Args:
         states: one adapter in wire form for each site.
         counts: training samples of each site.
-        sites: their names.
+        owners: whose they are, as errors call them, e.g. `site slake`.
         previous: the global adapter so far, or None.
 
     Returns:
@@ -33,39 +33,47 @@ def check_round(
     Raises:
         FedpeftError: naming the site, and the key where one is at fault.
     """
-    if not states or not len(states) == len(counts) == len(sites) == len(set(sites)):
+    if not states or not len(states) == len(counts) == len(owners) == len(set(owners)):
         raise FedpeftError(
-            f"{len(states)} adapters, {len(counts)} counts and {len(set(sites))} different site names were given: "
-            f"give one of each for every site, and at least one site."
+            f"there are {len(states)} adapters, {len(counts)} counts and {len(set(owners))} different names: give one "
+            f"of each for every site, and at least one site."
         )
     model = dict(previous or {})
     check_tensors(model, GLOBAL)
-    for site, count, state in zip(sites, counts, states, strict=True):
-        owner = f"site {site}"
+    for owner, count, state in zip(owners, counts, states, strict=True):
         if not (math.isfinite(count) and count > 0):
             raise FedpeftError(f"{owner} counts {count} training samples: it must be a finite number above 0.")
         check_tensors(state, owner)
-        check_alike(state, owner, model, GLOBAL if previous else "another site", complete=bool(previous))
+        check_alike(state, owner, model, GLOBAL if previous else "another adapter", complete=bool(previous))
         model = model | {key: tensor for key, tensor in state.items() if key not in model}
     if not model:
-        raise FedpeftError("no site sent a tensor: there is nothing to average.")
+        raise FedpeftError("no adapter has a tensor, so there is nothing to average: give at least one.")
     return model
 
 
-def check_tensors(state: State, owner: str) -> None:
-    """Refuse what is not a finite floating-point tensor.
+def check_tensors(state: State, owner: str, *, wire: bool = True) -> None:
+    """Refuse what is not a finite floating-point tensor under a wire key.
 
     Args:
         state: wire form.
         owner: whose it is, as the error calls it, e.g. `site slake`.
+        wire: whether keys must be in wire form.
 
     Raises:
         FedpeftError: naming owner and key.
     """
     for key, tensor in state.items():
-        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
-            kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise FedpeftError(f"{owner} has {key} as {kind}: only floating-point tensors can be averaged.")
+        if wire and not in_wire_form(key):
+            raise FedpeftError(
+                f"{owner} has {key!r}, which is not a wire key: make states with "
+                f"fedpeft.adapters.adapter_state(model), not with PEFT's get_peft_model_state_dict."
+            )
+        if not isinstance(tensor, Tensor):
+            raise FedpeftError(
+                f"{owner} has {key} as {_type_name(tensor)}: pass torch tensors, for instance torch.as_tensor(...)."
+            )
+        if not tensor.is_floating_point():
+            raise FedpeftError(f"{owner} has {key} as {tensor.dtype}: only floating-point tensors can be averaged.")
         # A finite sum proves finite elements, ten times faster than looking at each; another may be mere overflow.
         total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
         if not torch.isfinite(total) and not torch.isfinite(tensor).all():
@@ -104,6 +112,11 @@ def check_alike(state: State, owner: str, model: State, model_owner: str, *, com
                     f"{owner} has {key} with shape {tuple(state[key].shape)}, {model_owner} has it with "
                     f"{tuple(model[key].shape)}: nothing but an adapter's number of neurons may differ."
                 )
+
+
+def _type_name(value: object) -> str:
+    kind = type(value)
+    return kind.__name__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__name__}"
 
 
 def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Neurons, owner: str) -> None:

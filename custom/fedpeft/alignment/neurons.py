@@ -36,7 +36,7 @@ class Neurons:
 
     Args:
         kind: its name.
-        needs: tensors by which the kind is recognised.
+        needs: tensors by which the kind is recognized.
         incoming: axes of the hidden neurons in what they read with (`down` and its bias).
         outgoing: axes of the hidden neurons in what they write with (`up`).
         outputs: axes of the d output neurons, permuted only under `output_axis="matched"`.

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""From a plan to aligned weights: the adapter of one place, its neurons moved to where the reference has their like.
+"""From a plan to aligned weights: the neurons of one adapter, moved to the index of their match in the reference.
 
     down~ = diag(1/beta) P^T down      b_down~ = diag(1/beta) P^T b_down      b_up~ = b_up
     up~ = up diag(1/alpha) P           mass="preserved"
     up~ = up P diag(1/beta)            mass="paper"
 
-With equal widths and uniform masses P is a permutation, both lines for `up` are one, and the adapter computes what it
-computed. With unequal widths they differ by the ratio of the widths. Let a client with 2 neurons meet a reference with
-4: each neuron is split in two, and both parts read with its whole incoming row. The paper's form also lets both write
-with its whole column, so the adapter's effect doubles; where 4 neurons meet 2, it is halved. `preserved` divides the
+With equal widths and uniform masses P is a permutation, both lines for `up` are equal, and the adapter's function
+stays. With unequal widths they differ by the ratio of the widths. Take a client with 2 neurons and a reference with 4:
+each neuron is split in two, and both parts read with its whole incoming row. The paper's form also lets both write
+with its whole column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the
 column among the parts, which add up to the neuron again, and adds up the columns of neurons that fall together. The
 function stays whenever those that fall together are duplicates; `preserved` is therefore the default.
 """
@@ -28,7 +28,7 @@ from fedpeft.alignment.transport import match, permutation_of
 
 @dataclass(frozen=True, kw_only=True)
 class Aligned:
-    """An aligned adapter and how far its neurons had to go.
+    """An aligned adapter and how far its neurons moved.
 
     Args:
         tensors: the adapter, by tensor name.

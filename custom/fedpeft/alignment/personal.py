@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Client-level PIA: align the received global adapter to the site's own, and integrate the two.
 
-    first round, or client=False   the received adapter replaces the own, there is nothing to do here
+    first round, or client=False   the received adapter replaces the own one: nothing to align
     integration="frozen_global"    align_global; train the own adapter with the aligned one frozen beside it, the output
                                    being the mean of both branches; finish_round
     integration="merge"            align_global; start_merged; train that; it is sent and kept as it comes out
@@ -49,7 +49,7 @@ def align_global(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """The received global adapter with its neurons in the order of the site's own.
 
-    It computes what it did, unless widths differ, neurons are blurred (`sinkhorn`) or outputs are `matched`.
+    Its function stays, unless widths differ, neurons are blurred (`sinkhorn`) or outputs are `matched`.
 
     Args:
         global_state: the received adapter in wire form.
@@ -180,22 +180,22 @@ def _activations(
     neurons: Neurons,
 ) -> tuple[Tensor, Tensor]:
     """Both adapters' activations at one place, (m, r) and (m, r'), once they have been checked."""
-    found = []
-    for of, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
-        if place not in of:
+    checked = []
+    for by_place, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
+        if place not in by_place:
             raise FedpeftError(
                 f"{owner} has no activations for {place}: run a batch through both adapters, or use support='weights'."
             )
         width = neurons.width(tensors) * neurons.blocks(tensors)
-        shape = tuple(of[place].shape)
+        shape = tuple(by_place[place].shape)
         if len(shape) != 2 or shape[1] != width or shape[0] == 0:
             raise FedpeftError(f"{owner} has activations of shape {shape} in {place}: they must be (m, {width}).")
-        if not torch.isfinite(of[place]).all():
+        if not torch.isfinite(by_place[place]).all():
             raise FedpeftError(f"{owner} has NaN or infinity in its activations in {place}: its training diverged.")
-        found.append(of[place].detach())
-    if len(found[0]) != len(found[1]):
+        checked.append(by_place[place].detach())
+    if len(checked[0]) != len(checked[1]):
         raise FedpeftError(
-            f"{owners[0]} has activations of {len(found[0])} samples in {place}, {owners[1]} of {len(found[1])}: "
+            f"{owners[0]} has activations of {len(checked[0])} samples in {place}, {owners[1]} of {len(checked[1])}: "
             f"run the same batch through both."
         )
-    return found[0], found[1]
+    return checked[0], checked[1]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Every choice that permutation and integration of adapters (PIA) leaves open, with the defaults of this project."""
+"""Settings of permutation and integration of adapters (PIA), and their defaults."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ class PIASettings:
         client: align and integrate at the sites; False lets the received adapter replace the site's own ("without
             client PIA"). With both False this is FedAvg.
         reference: what the server aligns the sites to. `fedavg` (the paper) is their mean as they stand, in which every
-            site finds itself in its own order; it serves sites that started from one adapter. `largest` is the adapter
-            of the site with the most samples (the first of several); it serves sites in unrelated orders, whose mean
+            site keeps its own order; for sites that started from one adapter. `largest` is the adapter
+            of the site with the most samples (the first of several); for sites in unrelated orders, whose mean
             blurs every neuron and holds each site, most of all one of two, to the order it already has.
         gamma: how fast the weight exp(-gamma D_k) of a site falls with the Frobenius distance D_k of its aligned
             adapter from the reference; at least 0. The paper gives no value; 0 is plain averaging of aligned adapters.
@@ -44,7 +44,7 @@ class PIASettings:
         output_axis: `fixed`, because the d outputs of an adapter lie on the residual stream; `matched` is the paper's
             literal form, which also permutes them, by the rows of `up`, and so changes the adapter's function.
         mass: where widths differ, whether a neuron that is split among several keeps its total effect (`preserved`) or
-            has it repeated in each (`paper`). One and the same for equal widths; see `permutation.py`.
+            has it repeated in each (`paper`). Equal for equal widths; see `permutation.py`.
         solver: `exact` optimal transport, entropic `sinkhorn`, or `identity` (nothing moves: the control experiment
             that separates integrating from permuting).
         regularization: Sinkhorn's entropy as a share of the mean cost, hence free of scale; above 0.
@@ -57,8 +57,8 @@ class PIASettings:
             adapter that it received, comparing incoming weights as the server would, and the server only forms the
             weighted mean. It then needs no single adapter, which a secure sum can hide; `reference`, `gamma` and
             `normalize` have no effect, because they need the distances between sites. Needs one width everywhere.
-        upload: send and keep the `integrated` adapter (the paper), or the `local`ly trained one alone. One and the same
-            under `merge`, where the trained adapter is the integrated one.
+        upload: send and keep the `integrated` adapter (the paper), or the `local`ly trained one alone. Equal under
+            `merge`, where the trained adapter is the integrated one.
 
     Raises:
         FedpeftError: a value is not allowed; the sentence names argument, value and what is.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Optimal transport between the neurons of two adapters: which neuron of one plays the part of which of the other."""
+"""Optimal transport between the neurons of two adapters: which neuron of one corresponds to which of the other."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def transport_plan(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> Tensor:
-    """The plan that carries a client's neurons onto the reference's at the least cost.
+    """The plan that maps a client's neurons to the reference's at the least cost.
 
         C[i,j] = || x_i - y_j ||_2        P = argmin <P, C>   subject to   P 1 = alpha,  P^T 1 = beta
 
@@ -94,8 +94,8 @@ def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
     and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
     """
     x, y = client.double(), reference.double()
-    centre = y.mean(dim=0)
-    x, y = x - centre, y - centre
+    center = y.mean(dim=0)
+    x, y = x - center, y - center
     squared = torch.addmm(y.square().sum(dim=1), x, y.T, alpha=-2).add_(x.square().sum(dim=1, keepdim=True))
     return squared.clamp_(min=0).sqrt_()
 
@@ -170,7 +170,7 @@ def _emd(alpha: Tensor, beta: Tensor, cost: Tensor) -> Tensor:
 
 
 def _sinkhorn(alpha: Tensor, beta: Tensor, cost: Tensor, regularization: float) -> Tensor:
-    with np.errstate(all="ignore"):  # too little entropy underflows; the masses then tell
+    with np.errstate(all="ignore"):  # too little entropy underflows; the masses are checked below
         plan = _pot().sinkhorn(
             alpha.numpy(),
             beta.numpy(),

@@ -11,16 +11,22 @@ from torch import Tensor
 
 State = Mapping[str, Tensor]
 _ADAPTER_KEY = re.compile(r"(layer\.\d+\.[^.]+)\.(.+)")
+_OTHER_KEY = re.compile(r"(shared|backbone)\..+")  # between layers; parameters of the backbone itself
 
 
 def places(keys: Iterable[str]) -> dict[str, dict[str, str]]:
     """Group keys by adapter: place `layer.<l>.<site>` -> tensor name -> key; any other key is a place of its own."""
     grouped: dict[str, dict[str, str]] = {}
     for key in keys:
-        found = _ADAPTER_KEY.fullmatch(key)
-        place, name = found.groups() if found else (key, key)
+        match = _ADAPTER_KEY.fullmatch(key)
+        place, name = match.groups() if match else (key, key)
         grouped.setdefault(place, {})[name] = key
     return grouped
+
+
+def in_wire_form(key: str) -> bool:
+    """Whether a key reads `layer.<l>.<slot>.<tensor>`, `shared.<tensor>` or `backbone.<parameter>`."""
+    return bool(_ADAPTER_KEY.fullmatch(key) or _OTHER_KEY.fullmatch(key))
 
 
 def computable(tensor: Tensor) -> Tensor:
