@@ -7,9 +7,14 @@ A third site has a kit, too, and is never started.
 from types import SimpleNamespace
 
 import pytest
-from kits import ABSENT, LEAD, SITES, free_port, provision, session, started, wait_until
+from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
 
 from fedpeft.jobs import write_job
+
+
+def pytest_collection_modifyitems(items):
+    """The console's tests last: they shut the federation down."""
+    items.sort(key=lambda item: item.path.name == "test_console.py")
 
 
 @pytest.fixture(scope="session")
@@ -27,6 +32,7 @@ def federation(tmp_path_factory):
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT))
     with started(*(kits / name for name in ("server", *SITES))):
         lead = session(kits / LEAD)
-        wait_until(lambda: {client.name for client in lead.get_connected_client_list()} == set(SITES))
-        yield SimpleNamespace(kits=kits, lead=lead, port=port)
-        lead.close()
+        federation = SimpleNamespace(kits=kits, lead=lead, port=port)
+        wait_until(lambda: connected(federation) == set(SITES))
+        yield federation
+        federation.lead.close()

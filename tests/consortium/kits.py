@@ -61,12 +61,22 @@ def started(*kits: Path) -> Iterator[None]:
     """The participants of these kits, started as their readme says, and ended whatever happens."""
     try:
         for kit in kits:
-            with (kit / "console.txt").open("w") as console:
-                start = kit / "startup" / "start.sh"
-                subprocess.run([start], check=True, stdout=console, stderr=console, env=ENVIRONMENT)
+            start(kit)
         yield
     finally:
         end(int(file.read_text()) for kit in kits for file in kit.glob("*pid.fl"))
+
+
+def start(kit: Path) -> None:
+    """Start a participant as its readme says."""
+    with (kit / "console.txt").open("w") as console:
+        script = kit / "startup" / "start.sh"
+        subprocess.run([script], check=True, stdout=console, stderr=console, env=ENVIRONMENT)
+
+
+def connected(federation) -> set[str]:
+    """Names of the sites that the server knows."""
+    return {client.name for client in federation.lead.get_connected_client_list()}
 
 
 def session(kit: Path, *, seconds: float = 60) -> Session:

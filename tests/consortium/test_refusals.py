@@ -8,7 +8,7 @@ import ssl
 from pathlib import Path
 
 import pytest
-from kits import ABSENT, LEAD, MEMBER, SITES, provision, session, started, wait_until
+from kits import ABSENT, LEAD, MEMBER, SITES, connected, provision, session, started, wait_until
 from nvflare.fuel.flare_api.api_spec import NoConnection
 
 pytestmark = pytest.mark.consortium
@@ -43,10 +43,6 @@ def run(federation, job, folder):
     left = Path(federation.lead.download_job_result(job, str(folder)))
     site = federation.kits / SITES[0] / job / "log.txt"
     return status, left, site.read_text() if site.exists() else ""
-
-
-def connected(federation):
-    return {client.name for client in federation.lead.get_connected_client_list()}
 
 
 def answer(federation, kit=None):

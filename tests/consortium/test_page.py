@@ -1,0 +1,98 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""docs/consortium.md followed to the letter by two hospitals with tables of their own ends in a finished job.
+
+Each block of "From nothing to a finished job" is run or written as it stands, on one machine: only folders, port and
+the server's name are others, and what the page shows for north is done for south as well.
+"""
+
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+import pytest
+import yaml
+from kits import ENVIRONMENT, ROOT, free_port, processes_below, wait_until
+
+from fedpeft.processes import end
+
+pytestmark = pytest.mark.consortium
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACE = re.compile(r"# (\S+\.yml)(?:, (.*))?\n")
+PAGE, DATA = (ROOT / "docs" / name for name in ("consortium.md", "data.md"))
+
+
+@pytest.fixture
+def machine(tmp_path):
+    """A folder with a clone's configuration in `clone`; whatever is started below it is ended."""
+    for name in ("app_configs", "provisioning"):
+        shutil.copytree(ROOT / name, tmp_path / "clone" / name)
+    (tmp_path / "srv" / "vqa").mkdir(parents=True)
+    yield tmp_path
+    end(int(file.read_text()) for file in (tmp_path / "srv").glob("*/*pid.fl"))
+
+
+def steps(*, folder, port):
+    """The blocks of the page, with this machine's values."""
+    ours = {"/srv/": f"{folder}/srv/", "/srv\n": f"{folder}/srv\n", "8002": str(port), "fl.example.org": "localhost"}
+    page = PAGE.read_text().partition("## From nothing to a finished job")[2].partition("\n## ")[0]
+    for language, text in BLOCK.findall(page):
+        if "git clone" in text:
+            continue
+        for theirs, own in ours.items():
+            text = text.replace(theirs, own)
+        yield language, text
+
+
+def run(folder, text):
+    """A block of commands as one person types them, after the one before."""
+    with tempfile.TemporaryFile("w+") as screen:  # no pipe: what start.sh leaves running would hold it open
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", text],
+            cwd=folder / "clone",
+            env={**ENVIRONMENT, "HOME": str(folder)},
+            stdin=subprocess.DEVNULL,
+            stdout=screen,
+            stderr=screen,
+            check=False,
+        )
+        screen.seek(0)
+        printed = screen.read()
+    assert done.returncode == 0, f"{text}\n{printed}"
+    return printed
+
+
+def write(folder, text):
+    """Write a YAML block where its first line says: anew, at the end, or instead of the same keys."""
+    place, how = PLACE.match(text).groups()
+    file, content = folder / "clone" / place, text.partition("\n")[2]
+    if how == "one more line":
+        content = file.read_text() + content
+    elif how:
+        described = {**yaml.safe_load(file.read_text()), **yaml.safe_load(content)}
+        next(b for b in described["builders"] if "storage" in b.get("args", {}))["args"]["storage"] = str(
+            folder / "kept"
+        )
+        content = yaml.safe_dump(described)
+    file.write_text(content)
+
+
+def test_two_hospitals_follow_the_page(machine):
+    example = re.search(r"```python\n(.*?)```", DATA.read_text(), re.DOTALL)[1]
+    subprocess.run([sys.executable, "-c", example], cwd=machine / "srv" / "vqa", check=True)
+    job, printed = "JOB_ID", ""
+    for language, text in steps(folder=machine, port=free_port()):
+        if language == "yaml":
+            write(machine, text)
+            continue
+        hospitals = ("north", "south") if "/srv/north/startup" in text else ("north",)
+        for name in hospitals:
+            printed = run(machine, text.replace("north", name).replace("JOB_ID", job))
+        if "nvflare job submit" in text:
+            job = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)[0]
+        if "fedpeft verify" in text:
+            assert "complete 2 rounds" in printed
+            assert "north" in printed
+            assert "south" in printed
+    wait_until(lambda: not processes_below(machine / "srv"))
