@@ -69,8 +69,10 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._tokens[job] = {client.name: token for token, client in participants.items()}
         elif event_type in (EventType.JOB_COMPLETED, EventType.JOB_ABORTED):
+            job = get_event_job_id(fl_ctx)
             with self._lock:
-                self._tokens.pop(get_event_job_id(fl_ctx), None)
+                self._tokens.pop(job, None)
+                self._left = {part: left for part, left in self._left.items() if part[0] != job}
         elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:  # before FLARE misses the job at the site
             self._look(engine)
 
