@@ -1,0 +1,80 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Adapters as whole numbers modulo 2^64: their sum is exact, and a uniform mask hides every one of them completely.
+
+    encode    e = n round(2^32 x) mod 2^64        n: the site's weight, a whole number
+    decode    sum_k n_k x_k / sum_k n_k
+
+Rounding costs at most 2^-33 in each number, whatever the number of sites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+
+from fedpeft.errors import FedpeftError
+
+FRACTION_BITS = 32
+State = Mapping[str, torch.Tensor]
+Numbers = dict[str, np.ndarray]
+
+
+def encode(state: State, weight: int, sites: int) -> Numbers:
+    """A site's weighted tensors as uint64 arrays of the same shapes.
+
+    Args:
+        state: floating-point tensors of any dtype.
+        weight: n_k, at least 1.
+        sites: K, at least 1, how many such encodings are added: each stays below 2^62 / K, so that the sum cannot wrap.
+
+    Raises:
+        FedpeftError: a number is NaN, infinite or too large for this weight and this many sites; its key is named.
+    """
+    most = 2**62 / (sites * weight)
+    numbers = {}
+    for key, tensor in state.items():
+        scaled = np.rint(tensor.detach().to("cpu", torch.float64).numpy() * 2.0**FRACTION_BITS)
+        if not (np.abs(scaled) <= most).all():  # NaN compares false
+            raise FedpeftError(
+                f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
+                f"site's training diverged, or use method.pia.weighting='uniform'."
+            )
+        numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
+    return numbers
+
+
+def wrapped_sum(states: Sequence[State]) -> Numbers:
+    """The sum modulo 2^64 of int64 tensors as they travel; all have the same keys and shapes."""
+    first, *others = states
+    totals = {key: from_wire(tensor).copy() for key, tensor in first.items()}
+    for state in others:
+        for key, total in totals.items():
+            total += from_wire(state[key])
+    return totals
+
+
+def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
+    """The weighted mean that a sum of encodings stands for.
+
+    Args:
+        totals: uint64 arrays.
+        weight: the sum of all n_k.
+        dtypes: of the result, by key.
+    """
+    divisor = 2.0**FRACTION_BITS * weight
+    return {
+        key: torch.from_numpy(np.asarray(total.view(np.int64).astype(np.float64) / divisor)).to(dtypes[key])
+        for key, total in totals.items()
+    }
+
+
+def to_wire(numbers: np.ndarray) -> torch.Tensor:
+    """A uint64 array as the int64 tensor with the same bits, which every version of torch can send."""
+    return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64))
+
+
+def from_wire(tensor: torch.Tensor) -> np.ndarray:
+    """The uint64 array with the bits of an int64 tensor."""
+    return tensor.detach().cpu().contiguous().numpy().view(np.uint64)

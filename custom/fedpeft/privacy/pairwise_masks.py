@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Masks that two sites share and that cancel in the sum: what each site sends is uniform to anybody else.
+
+    masked_i = e_i + sum_{j > i} m_ij - sum_{j < i} m_ij   (mod 2^64)        m_ij = ChaCha20(k_ij)
+    k_ij = HKDF-SHA256(X25519(secret_i, public_j), salt = context)
+
+A key pair serves one upload: the same mask on two uploads would show their difference. The context says everything that
+the sites must agree on; where two sites see different contexts, their masks do not cancel, and nothing is revealed.
+
+Source: Bonawitz et al., Practical Secure Aggregation, CCS 2017, without the recovery of sites that drop out.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey, X25519PublicKey
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.fixed_point import to_wire
+
+LABEL = b"fedpeft pairwise mask 1"
+KEY_BYTES = 32
+
+
+def new_secret() -> bytes:
+    """An X25519 private key from the operating system's generator."""
+    return X25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_key(secret: bytes) -> bytes:
+    """The public key that belongs to a private one."""
+    return X25519PrivateKey.from_private_bytes(secret).public_key().public_bytes_raw()
+
+
+def context_of(
+    *, job: str, round: int, keys: Mapping[str, bytes], shapes: Mapping[str, list[int]], received: str
+) -> bytes:
+    """A digest of what all sites of a sum must agree on, or else their masks do not cancel.
+
+    Args:
+        job: the job's lineage.
+        round: counted from 1.
+        keys: public key of every site of the sum, by name.
+        shapes: of the tensors to be summed, by wire key.
+        received: digest of the global adapter that the round starts from: with different ones, a server could make all
+            updates but one vanish, and read that one off the sum.
+    """
+    facts = {
+        "job": job,
+        "round": round,
+        "keys": {site: key.hex() for site, key in keys.items()},
+        "shapes": {key: list(shape) for key, shape in shapes.items()},
+        "received": received,
+    }
+    return hashlib.sha256(LABEL + json.dumps(facts, sort_keys=True).encode()).digest()
+
+
+def masked(
+    numbers: Mapping[str, np.ndarray], *, site: str, secret: bytes, keys: Mapping[str, bytes], context: bytes
+) -> dict[str, torch.Tensor]:
+    """A site's encoded tensors under its masks, as int64 tensors of the same shapes.
+
+    Args:
+        numbers: uint64 arrays by wire key.
+        site: whose they are.
+        secret: its private key, to be used this once.
+        keys: public key of every site of the sum, its own among them.
+        context: of `context_of`.
+
+    Raises:
+        FedpeftError: a site's public key is not one; it is named.
+    """
+    totals = {key: numbers[key].copy() for key in sorted(numbers)}
+    for peer in sorted(keys.keys() - {site}):
+        stream = _stream(secret, site, peer, keys[peer], context)
+        for total in totals.values():
+            mask = np.frombuffer(stream.update(bytes(total.nbytes)), dtype="<u8").reshape(total.shape)
+            if site < peer:
+                total += mask
+            else:
+                total -= mask
+    return {key: to_wire(totals[key]) for key in numbers}
+
+
+def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
+    try:
+        shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(key))
+    except ValueError as error:
+        raise FedpeftError(
+            f"the public key of site {peer} is none of X25519 ({error}): start the job again."
+        ) from error
+    info = LABEL + json.dumps(sorted((site, peer))).encode()
+    seed = HKDF(SHA256(), length=KEY_BYTES, salt=context, info=info).derive(shared)
+    return Cipher(algorithms.ChaCha20(seed, bytes(16)), mode=None).encryptor()

@@ -1,0 +1,143 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A sum of adapters of which the server sees the sum alone: what a site does in a round, and what the server does.
+
+    before the round   offer    a one-time public key, signed, sent with the message before
+    in the round       upload   check everybody's key, encode, mask, and forget the private key
+    server             mean     add up, decode
+
+The members of the sum are fixed: a server that could leave one out of a second sum would see the difference. So there
+is no sum without every member, and a round in which one is missing is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import replacing
+from fedpeft.privacy import fixed_point
+from fedpeft.privacy.pairwise_masks import context_of, masked, new_secret, public_key
+from fedpeft.privacy.signed_keys import Kit, SignedKey, signed, verified
+
+FILE = "secure_sum.json"
+LEAST_MEMBERS = 3
+State = Mapping[str, torch.Tensor]
+
+
+def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
+    """A new key pair for one upload: the private key stays in `folder`, in place of any earlier one.
+
+    Args:
+        folder: where the site's state of this job lies.
+        kit: signs the public key; None: in the simulator.
+        job: the job's lineage.
+        round: the round that the key is for.
+        site: whose it is.
+    """
+    secret = new_secret()
+    with replacing(folder / FILE) as draft, open(draft, "w", opener=_private) as file:
+        json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
+    return signed(public_key(secret), kit, job=job, round=round, site=site)
+
+
+def upload(
+    trained: State,
+    folder: Path,
+    kit: Kit | None,
+    *,
+    job: str,
+    round: int,
+    site: str,
+    weight: int,
+    offered: Mapping[str, SignedKey],
+    members: Sequence[str] | None,
+    received: State,
+) -> dict[str, torch.Tensor]:
+    """What a site sends in place of its adapter: int64 tensors that tell nothing without those of all other members.
+
+    Args:
+        trained: the adapter.
+        folder, kit, job, round, site: as in `offer`.
+        weight: of the site in the mean, a whole number.
+        offered: the key of every member, as the server passed it on.
+        members: the sites of the sum, by the site's own file; None: in the simulator, whoever is offered.
+        received: the global adapter that the round started from.
+
+    Raises:
+        FedpeftError: members, keys or numbers that do not hold; nothing may leave then.
+    """
+    _check_members(offered, site=site, members=members)
+    keys = {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
+    secret = _take(folder / FILE, job=job, round=round)
+    if keys[site] != public_key(secret):
+        raise FedpeftError(f"the server passes on another key of site {site} than it offered for round {round}.")
+    if len(set(keys.values())) != len(keys):
+        raise FedpeftError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
+    shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
+    context = context_of(job=job, round=round, keys=keys, shapes=shapes, received=digest(received))
+    numbers = fixed_point.encode(trained, weight, len(keys))
+    return masked(numbers, site=site, secret=secret, keys=keys, context=context)
+
+
+def mean(
+    uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, torch.Tensor]:
+    """The weighted mean of the members' adapters, from what all of them sent.
+
+    Args:
+        uploads: one for each member, of the same keys and shapes.
+        weights: n_k of each, in the same order.
+        dtypes: of the global adapter, by key.
+    """
+    return fixed_point.decode(fixed_point.wrapped_sum(uploads), sum(weights), dtypes)
+
+
+def digest(state: State) -> str:
+    """SHA-256 over keys, dtypes, shapes and bytes of a state."""
+    total = hashlib.sha256()
+    for key in sorted(state):
+        tensor = state[key].detach().cpu().contiguous()
+        total.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:
+    if members is not None and set(offered) != set(members):
+        missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
+        raise FedpeftError(
+            f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
+            f"group of sites would let it see differences between sums."
+        )
+    if site not in offered or len(offered) < LEAST_MEMBERS:
+        raise FedpeftError(
+            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {LEAST_MEMBERS} sites, "
+            f"because of two each learns the other's adapter."
+        )
+
+
+def _take(file: Path, *, job: str, round: int) -> bytes:
+    """The private key that was offered for this round; it is gone afterwards, whatever comes of it."""
+    try:
+        kept = json.loads(file.read_text())
+        os.unlink(file)
+    except (OSError, ValueError) as error:
+        raise FedpeftError(
+            f"this site has no unused key for round {round} ({type(error).__name__}): a key serves one upload only, "
+            f"start the job again with federation.resume_from."
+        ) from error
+    if (kept["job"], kept["round"]) != (job, round):
+        raise FedpeftError(
+            f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
+        )
+    return bytes.fromhex(kept["secret"])
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
