@@ -118,7 +118,7 @@ def main() -> None:
     """Read the command line and print both parts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--drift-only", action="store_true", help="without training")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -30,3 +30,9 @@ class LocalError(FedpeftError):
     """One about what a site has on its disk."""
 
     usual_code = "state-unusable"
+
+
+class SecureSumError(FedpeftError):
+    """One about a secure sum that this site does not take part in."""
+
+    usual_code = "secure-sum-refused"

@@ -78,6 +78,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.federation import FederationSettings, site_data
     from fedpeft.settings import one_of
     from fedpeft.training.assignment import ScheduleSettings
+    from fedpeft.training.secure_round import check_secure_sum
     from fedpeft.training.settings import MethodSettings, TrainingSettings
 
     unknown = sorted(set(sections) - set(SECTIONS))
@@ -87,7 +88,8 @@ def check(sections: Mapping[str, Any]) -> None:
     method = build(MethodSettings, sections.get("method"), section="method")
     build(PIASettings, method.pia, section="method.pia")
     build(TrainingSettings, sections.get("training"), section="training")
-    build(ScheduleSettings, sections.get("schedule"), section="schedule")
+    schedule = build(ScheduleSettings, sections.get("schedule"), section="schedule")
+    check_secure_sum(method, schedule, federation)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
     for name in (method.adapter, *method.adapter_settings):

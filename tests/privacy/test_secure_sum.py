@@ -175,7 +175,7 @@ def replaced(chosen, kits, deed):
     """What a server passes on in place of the key of paris."""
     own = chosen.offered["paris"]
     if deed == "unsigned":
-        return {**own, "signature": "", "certificate": ""}
+        return {**own, "signature": [], "certificate": []}
     if deed == "of the server's own making":
         return {**own, "public": Round(chosen.folder / "x", None).offered["paris"]["public"]}
     if deed == "of another authority":
@@ -189,7 +189,7 @@ def replaced(chosen, kits, deed):
     if deed == "of another job":
         return chosen.offer("paris", job="small-0")
     assert deed == "malformed"
-    return {**own, "public": own["public"][:-2]}
+    return {**own, "public": [own["public"][0][:-2]]}
 
 
 DEEDS = {

@@ -42,6 +42,7 @@ from fedpeft.settings import build
 from fedpeft.training.aggregation import State
 from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, layers_of
 from fedpeft.training.export import export_adapter
+from fedpeft.training.secure_round import check_secure_sum
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 ADAPTER = "adapter"
@@ -95,6 +96,7 @@ class FederationController(ModelController):
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
+            check_secure_sum(self._method, self._schedule, self._federation)
             threading.Thread(target=_import_peft, daemon=True).start()
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job)
@@ -134,7 +136,7 @@ class FederationController(ModelController):
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
         federation = self._federation
         finished = before.round if before else 0
-        fresh = self._schedule.active and self._method.exchanges and not before
+        fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
         wanted = federation.sites[0] if fresh else None
         orders = {
             site: Hello(
@@ -185,6 +187,7 @@ class FederationController(ModelController):
         if current.state:
             aggregator.start_from(current.state)
         scores: dict[str, list[float]] = dict(before.scores) if before else {}
+        sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites = schedule.participants(number, list(introductions), seed=seed)
@@ -204,7 +207,7 @@ class FederationController(ModelController):
                     schedule,
                     seed=derive(seed, "schedule", number),
                 )
-            orders = {site: self._order(number, site, current, assignment) for site in sites}
+            orders = {site: self._order(number, site, current, assignment, sum_keys) for site in sites}
             timeout = self._federation.round_timeout
             models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
             replies = self._ask(TRAIN, models, timeout=timeout, needed=needed)
@@ -215,6 +218,7 @@ class FederationController(ModelController):
             if len(accepted) < needed:
                 raise FedpeftError(_shortage(f"round {number}", len(accepted), needed, rejected))
             scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
+            sum_keys = {site: reply.sum_key for site, reply in accepted.items()} if sum_keys else {}
             report: dict[str, Any] = {}
             if exchanges:
                 state, report = self._integrate(aggregator, accepted)
@@ -227,7 +231,14 @@ class FederationController(ModelController):
             self.info(record.progress(number, rounds))
         return current.state if self._method.exchanges else {}
 
-    def _order(self, number: int, site: str, current: Distribution, assignment: Assignment | None) -> TrainOrder:
+    def _order(
+        self,
+        number: int,
+        site: str,
+        current: Distribution,
+        assignment: Assignment | None,
+        sum_keys: dict[str, dict[str, list[str]]],
+    ) -> TrainOrder:
         return TrainOrder(
             lineage=self._lineage,
             round=number,
@@ -235,6 +246,7 @@ class FederationController(ModelController):
             version=current.version if assignment else 0,
             layers=assignment.layers[site] if assignment else None,
             scored=self._schedule.active and self._schedule.scoring == "with_reply",
+            sum_keys=sum_keys,
             state=current.payload(site) if assignment else current.state,
         )
 

@@ -19,6 +19,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from fedpeft.errors import FedpeftError
 from fedpeft.files import replacing, write_json
 from fedpeft.flare.ledger import enter
 from fedpeft.flare.messages import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
@@ -61,6 +62,11 @@ def disclose(
         FedpeftError: why nothing may leave.
     """
     trained = isinstance(reply, TrainReply)
+    if trained and reply.sum_key:
+        raise FedpeftError(
+            "an adapter under the masks of a secure sum cannot be clipped or noised: switch off method.secure_sum, or "
+            "privacy in the site's privacy.json."
+        )
     kind = "train" if trained else "score"
     digest = _digest(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"

@@ -54,6 +54,7 @@ class SiteExecutor(Executor):
         super().__init__()
         sections = {"backbone": backbone, "method": method, "training": training, "data": data, "schedule": schedule}
         self._trainer = Trainer(sections, module=self.worker)
+        self._method = method
         threading.Thread(target=_import_tensors, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -68,6 +69,7 @@ class SiteExecutor(Executor):
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
         from fedpeft.flare.site_tasks import TASKS, read, write
+        from fedpeft.flare.sum_member import SumMember
 
         # another component that calls this one would send the reply past the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
@@ -80,7 +82,8 @@ class SiteExecutor(Executor):
             report=lambda problem: self._log(f"{problem.full}; trying again in a new process", problem, fl_ctx),
         )
         try:
-            message, line = task.work(model, ask, partial(_state_of, fl_ctx))
+            member_of = partial(SumMember.of, fl_ctx, self._method, ())
+            message, line = task.work(model, ask, partial(_state_of, fl_ctx), member_of)
         except Aborted:
             self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
             return make_reply(ReturnCode.TASK_ABORTED)

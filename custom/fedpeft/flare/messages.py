@@ -104,6 +104,7 @@ class Introduction(_Message):
         finished: the last round, up to the one that the server named, of which the site has its own state.
         problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
+        sum_key: the site's public key for the first secure sum, see `fedpeft.privacy.signed_keys`.
         state: the adapter that the site starts from, where the server asked for it.
     """
 
@@ -119,6 +120,7 @@ class Introduction(_Message):
     finished: int = 0
     problem: str = ""
     setting: str = ""
+    sum_key: dict[str, list[str]] = field(default_factory=dict)
     state: dict[str, torch.Tensor] = field(default_factory=dict)
 
 
@@ -170,6 +172,7 @@ class TrainOrder(_Message):
         base, version: as in `ScoreOrder`.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
+        sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
         state: the tensors that changed since `base`; empty with base 0: go on from your own.
     """
 
@@ -180,6 +183,7 @@ class TrainOrder(_Message):
     version: int
     layers: list[int] | None
     scored: bool
+    sum_keys: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     state: dict[str, torch.Tensor]
 
 
@@ -194,6 +198,7 @@ class TrainReply(_Message):
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem, setting: why the round failed here, as in `Introduction`; empty when it did not.
+        sum_key: the site's public key for the next round's secure sum.
         attempts: how often the site began the round; more than once where its training process was lost.
     """
 
@@ -206,6 +211,7 @@ class TrainReply(_Message):
     problem: str
     setting: str = ""
     attempts: int = 1
+    sum_key: dict[str, list[str]] = field(default_factory=dict)
     state: dict[str, torch.Tensor]
 
 
@@ -232,7 +238,9 @@ def check_introduction(introduction: Introduction, *, site: str) -> None:
             raise FedpeftError(f"site {site} announces {key!r:.60} with shape {shape!r:.40}, which is no shape.")
 
 
-def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, samples: int) -> None:
+def check_reply(
+    reply: TrainReply, *, site: str, round: int, schema: Schema, samples: int, masked: bool = False
+) -> None:
     """Accept a reply only if it is what the site announced, and finite.
 
     Raises:
@@ -252,17 +260,22 @@ def check_reply(reply: TrainReply, *, site: str, round: int, schema: Schema, sam
     if not 1 <= reply.attempts <= ATTEMPTS:
         raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
     _check_metrics(reply.metrics, site)
-    check_state(reply.state, site=site, schema=schema)
+    check_state(reply.state, site=site, schema=schema, masked=masked)
 
 
-def check_state(state: Mapping[str, Any], *, site: str, schema: Schema) -> None:
-    """Exactly the announced keys, shapes and a finite floating dtype, or FedpeftError naming site and key."""
+def check_state(state: Mapping[str, Any], *, site: str, schema: Schema, masked: bool = False) -> None:
+    """Exactly the announced keys, shapes and a finite floating dtype, or FedpeftError naming site and key.
+
+    Masked tensors are int64, and every value of theirs is as likely as any other.
+    """
     missing, extra = sorted(set(schema) - set(state)), sorted(set(state) - set(schema))
     if missing or extra:
         what = f"lacks {_some(missing)}" if missing else f"has unannounced keys {_some(extra)}"
         raise FedpeftError(f"the adapter of site {site} {what}: it must send exactly the tensors of its schema.")
     for key, tensor in state.items():
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+        if masked and getattr(tensor, "dtype", None) != torch.int64:
+            raise FedpeftError(f"site {site} sent {key} without a mask in a secure sum: this round is lost.")
+        if not isinstance(tensor, torch.Tensor) or not (masked or tensor.is_floating_point()):
             kind = getattr(tensor, "dtype", type(tensor).__name__)
             raise FedpeftError(f"site {site} sent {key} as {kind}: only floating-point tensors are accepted.")
         if list(tensor.shape) != list(schema[key]):

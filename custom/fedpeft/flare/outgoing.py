@@ -32,6 +32,7 @@ from fedpeft.flare.messages import (
 )
 from fedpeft.flare.orders import Announced, Order
 from fedpeft.privacy.problem_codes import is_known
+from fedpeft.privacy.signed_keys import read as read_key
 from fedpeft.training.assignment import belongs, check_scores, layers_of
 from fedpeft.training.worker_trainer import ATTEMPTS
 
@@ -50,10 +51,22 @@ KNOWN = {
         "finished",
         "problem",
         "setting",
+        "sum_key",
         "state",
     },
     ScoreReply: {"round", "scores", "seconds", "problem", "setting"},
-    TrainReply: {"round", "samples", "metrics", "scores", "seconds", "problem", "setting", "attempts", "state"},
+    TrainReply: {
+        "round",
+        "samples",
+        "metrics",
+        "scores",
+        "seconds",
+        "problem",
+        "setting",
+        "attempts",
+        "sum_key",
+        "state",
+    },
 }
 
 
@@ -155,6 +168,7 @@ def _introduction(reply: Introduction, order: Hello, announced: Announced | None
         raise FedpeftError("a second introduction with another schema or another number of training samples.")
     if not 0 <= reply.finished <= order.finished:
         raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
+    _sum_key(reply.sum_key, site)
     sent = _copies(reply.state) if order.initial else {}
     return dataclasses.replace(reply, state=sent).to_model(round=0)
 
@@ -171,8 +185,11 @@ def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: 
     assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, order.layers)}
     _only("tensor", reply.state, assigned)
     _only("metric", reply.metrics, METRICS)
-    _tensors(reply.state, assigned, announced.dtypes)
-    check_reply(reply, site=site, round=order.round, schema=assigned, samples=announced.samples)
+    masked = bool(order.sum_keys)
+    dtypes = dict.fromkeys(assigned, str(torch.int64)) if masked else announced.dtypes
+    _tensors(reply.state, assigned, dtypes, masked=masked)
+    _sum_key(reply.sum_key, site)
+    check_reply(reply, site=site, round=order.round, schema=assigned, samples=announced.samples, masked=masked)
     check_scores(reply.scores, len(layers_of(announced.shapes)) if order.scored else 0, site)
     sent = TrainReply(
         round=reply.round,
@@ -182,6 +199,7 @@ def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: 
         seconds=_seconds(reply),
         problem="",
         attempts=reply.attempts,
+        sum_key=reply.sum_key,
         state=_copies(reply.state),
     )
     return sent.to_model(round=reply.round)
@@ -192,12 +210,14 @@ def _only(what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
         raise FedpeftError(f"{what} {name!r:.120}, which nobody asked for.")
 
 
-def _tensors(state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: Mapping[str, str]) -> None:
+def _tensors(
+    state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: Mapping[str, str], *, masked: bool = False
+) -> None:
     for key, shape in shapes.items():
         if key not in state:
             raise FedpeftError(f"no {key}, which was announced or asked for.")
         tensor = state[key]
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or not tensor.is_floating_point():
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_floating_point() == masked:
             raise FedpeftError(
                 f"{key} as {type(tensor).__name__}, it must be a dense tensor of floating-point numbers."
             )
@@ -212,6 +232,11 @@ def _tensors(state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: 
 def _copies(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of their own, without the rest of the memory that a view belongs to and without attributes."""
     return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in state.items()}
+
+
+def _sum_key(offered: Mapping[str, list[str]], site: str) -> None:
+    if offered:
+        read_key(offered, site=site)
 
 
 def _counts(**counts: int) -> None:

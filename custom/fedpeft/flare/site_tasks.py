@@ -24,12 +24,14 @@ from fedpeft.flare.messages import (
     TrainOrder,
     TrainReply,
 )
+from fedpeft.flare.sum_member import SumMember
 from fedpeft.training import worker
 from fedpeft.training.received import complete
 from fedpeft.training.worker_trainer import Answer, Failed
 
 Ask = Callable[..., Answer]
 FolderOf = Callable[[str], Path]
+MemberOf = Callable[[], SumMember]
 Reply = Introduction | ScoreReply | TrainReply
 
 
@@ -38,12 +40,12 @@ class SiteTask:
     """One kind of task.
 
     Args:
-        work: from the server's message, a function that asks the learner, and one that knows the folder of a lineage
-            to a reply and a line about it for the site's log.
+        work: from the server's message, a function that asks the learner, one that knows the folder of a lineage and
+            one that knows the site's part in secure sums to a reply and a line about it for the site's log.
         excuse: from the round and what went wrong to a reply that says so.
     """
 
-    work: Callable[[FLModel, Ask, FolderOf], tuple[Reply, str]]
+    work: Callable[[FLModel, Ask, FolderOf, MemberOf], tuple[Reply, str]]
     excuse: Callable[[int, Failed], Reply]
 
 
@@ -57,22 +59,24 @@ def write(reply: Reply, round: int) -> Shareable:
     return FLModelUtils.to_shareable(reply.to_model(round=round))
 
 
-def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[Introduction, str]:
-    hello = Hello.from_model(model)
+def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[Introduction, str]:
+    hello, member = Hello.from_model(model), member_of()
     folder = folder_of(hello.lineage)
     request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = ask({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
     line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
-    return Introduction(version=fedpeft.__version__, **values, state=answer.state), line * bool(unanswerable)
+    key = member.offer(folder, job=hello.lineage, round=hello.finished + 1)
+    introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
+    return introduction, line * bool(unanswerable)
 
 
 def _no_introduction(_: int, failed: Failed) -> Introduction:
     return Introduction(version=fedpeft.__version__, **_problem(failed))
 
 
-def _score(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[ScoreReply, str]:
+def _score(model: FLModel, ask: Ask, folder_of: FolderOf, _: MemberOf) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
     folder = folder_of(order.lineage)
     state = complete(folder, order.state, base=order.base, version=order.version)
@@ -85,22 +89,24 @@ def _no_scores(round: int, failed: Failed) -> ScoreReply:
     return ScoreReply(round=round, scores=[], seconds=failed.seconds, **_problem(failed))
 
 
-def _train(model: FLModel, ask: Ask, folder_of: FolderOf) -> tuple[TrainReply, str]:
-    order = TrainOrder.from_model(model)
+def _train(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[TrainReply, str]:
+    order, member = TrainOrder.from_model(model), member_of()
     folder = folder_of(order.lineage)
     state = complete(folder, order.state, base=order.base, version=order.version)
     request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
     answer = ask({**request, "folder": str(folder)}, state)
-    measured = answer.values["metrics"]
+    measured, samples = answer.values["metrics"], answer.values["samples"]
+    sent = member.upload(answer.state, folder, order, samples=samples, received=state)
     reply = TrainReply(
         round=order.round,
-        samples=answer.values["samples"],
+        samples=samples,
         metrics={name: measured.get(name) for name in METRICS},
         scores=answer.values["scores"],
         seconds=answer.seconds,
         problem="",
         attempts=answer.attempts,
-        state=answer.state,
+        sum_key=member.offer(folder, job=order.lineage, round=order.round + 1),
+        state=sent,
     )
     return reply, f"round {order.round}: training loss {measured['loss']:.3f}"
 

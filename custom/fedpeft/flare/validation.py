@@ -46,6 +46,7 @@ def read_training(
                 round=order.round,
                 schema={key: shape for key, shape in announced.items() if belongs(key, order.layers)},
                 samples=introductions[site].samples["train"],
+                masked=bool(order.sum_keys),
             )
             check_scores(reply.scores, len(layers_of(announced)) if order.scored else 0, site)
             accepted[site] = reply

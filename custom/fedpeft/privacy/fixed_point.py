@@ -39,7 +39,8 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
         if not (np.abs(scaled) <= most).all():  # NaN compares false
             raise FedpeftError(
                 f"{key} has a number that a secure sum of {sites} sites cannot hold with a weight of {weight}: the "
-                f"site's training diverged, or use method.pia.weighting='uniform'."
+                f"site's training diverged, or use method.pia.weighting='uniform'.",
+                code="training-diverged",
             )
         numbers[key] = (scaled.astype(np.int64) * np.int64(weight)).view(np.uint64)
     return numbers

@@ -23,7 +23,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import SecureSumError
 from fedpeft.privacy.fixed_point import to_wire
 
 LABEL = b"fedpeft pairwise mask 1"
@@ -76,7 +76,7 @@ def masked(
         context: of `context_of`.
 
     Raises:
-        FedpeftError: a site's public key is not one; it is named.
+        SecureSumError: a site's public key is not one; it is named.
     """
     totals = {key: numbers[key].copy() for key in sorted(numbers)}
     for peer in sorted(keys.keys() - {site}):
@@ -94,7 +94,7 @@ def _stream(secret: bytes, site: str, peer: str, key: bytes, context: bytes):
     try:
         shared = X25519PrivateKey.from_private_bytes(secret).exchange(X25519PublicKey.from_public_bytes(key))
     except ValueError as error:
-        raise FedpeftError(
+        raise SecureSumError(
             f"the public key of site {peer} is none of X25519 ({error}): start the job again."
         ) from error
     info = LABEL + json.dumps(sorted((site, peer))).encode()

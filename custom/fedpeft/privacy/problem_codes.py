@@ -30,6 +30,7 @@ CODES = {
     "training-process-lost": "its training process ended before it answered, perhaps for lack of memory; the "
     "site's log has the details.",
     "out-of-memory": "a batch does not fit into its memory: lower training.batch_size.",
+    "secure-sum-refused": "it does not take part in the secure sum as the server proposes it; the site's log says why.",
     "reply-blocked": "its own filter blocked the reply; the site's log says what was in it.",
 }
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import torch
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import SecureSumError
 from fedpeft.files import replacing
 from fedpeft.privacy import fixed_point
 from fedpeft.privacy.pairwise_masks import context_of, masked, new_secret, public_key
@@ -70,15 +70,15 @@ def upload(
         received: the global adapter that the round started from.
 
     Raises:
-        FedpeftError: members, keys or numbers that do not hold; nothing may leave then.
+        SecureSumError: members, keys or numbers that do not hold; nothing may leave then.
     """
     _check_members(offered, site=site, members=members)
     keys = {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
     secret = _take(folder / FILE, job=job, round=round)
     if keys[site] != public_key(secret):
-        raise FedpeftError(f"the server passes on another key of site {site} than it offered for round {round}.")
+        raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
     if len(set(keys.values())) != len(keys):
-        raise FedpeftError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
+        raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
     shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
     context = context_of(job=job, round=round, keys=keys, shapes=shapes, received=digest(received))
     numbers = fixed_point.encode(trained, weight, len(keys))
@@ -111,12 +111,12 @@ def digest(state: State) -> str:
 def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:
     if members is not None and set(offered) != set(members):
         missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
-        raise FedpeftError(
+        raise SecureSumError(
             f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
             f"group of sites would let it see differences between sums."
         )
     if site not in offered or len(offered) < LEAST_MEMBERS:
-        raise FedpeftError(
+        raise SecureSumError(
             f"the server wants a sum of {sorted(offered)}: it needs this site and at least {LEAST_MEMBERS} sites, "
             f"because of two each learns the other's adapter."
         )
@@ -128,12 +128,12 @@ def _take(file: Path, *, job: str, round: int) -> bytes:
         kept = json.loads(file.read_text())
         os.unlink(file)
     except (OSError, ValueError) as error:
-        raise FedpeftError(
+        raise SecureSumError(
             f"this site has no unused key for round {round} ({type(error).__name__}): a key serves one upload only, "
             f"start the job again with federation.resume_from."
         ) from error
     if (kept["job"], kept["round"]) != (job, round):
-        raise FedpeftError(
+        raise SecureSumError(
             f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
         )
     return bytes.fromhex(kept["secret"])

@@ -17,16 +17,16 @@ from cryptography import x509
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import load_pem_private_key
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509.oid import NameOID
 
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import SecureSumError
 
 LABEL = "fedpeft secure sum key 1"
 PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
 FIELDS = ("public", "certificate", "signature")
-LONGEST = 16_384  # characters of a field; a certificate of FLARE's has about 1,300
-SignedKey = dict[str, str]
+LINE, MOST_LINES = 128, 64  # a certificate of FLARE's has about 1,700 hexadecimal digits
+SignedKey = dict[str, list[str]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Kit:
     """What a site proves itself with, and whom it believes: from `startup/` of its kit."""
 
     key: rsa.RSAPrivateKey
-    certificate: str
+    certificate: x509.Certificate
     root: x509.Certificate
 
     @classmethod
@@ -42,32 +42,32 @@ class Kit:
         """Read client.key, client.crt and rootCA.pem.
 
         Raises:
-            FedpeftError: one of them is missing or cannot be read.
+            SecureSumError: one of them is missing or cannot be read.
         """
         try:
             key = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
-            certificate = (startup / "client.crt").read_text()
-            x509.load_pem_x509_certificate(certificate.encode())
+            certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
             root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
         except (OSError, ValueError, TypeError) as error:
-            raise FedpeftError(
+            raise SecureSumError(
                 f"the site's certificate cannot be read from {startup} ({error}): a secure sum needs the start-up kit."
             ) from error
         if not isinstance(key, rsa.RSAPrivateKey):
-            raise FedpeftError(f"{startup / 'client.key'} is no RSA key: provision the kit with FLARE's CertBuilder.")
+            raise SecureSumError(f"{startup / 'client.key'} is no RSA key: provision the kit with FLARE's CertBuilder.")
         return cls(key, certificate, root)
 
 
 def signed(public: bytes, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
-    """A public key as it travels; unsigned without a kit, as in the simulator."""
-    if kit is None:
-        return {"public": public.hex(), "certificate": "", "signature": ""}
-    statement = _statement(public.hex(), job, round, site)
-    signature = kit.key.sign(statement, PADDING, SHA256())
-    return {"public": public.hex(), "certificate": kit.certificate, "signature": signature.hex()}
+    """A public key as it travels, in lines of hexadecimal digits; unsigned without a kit, as in the simulator."""
+    values = {"public": public, "certificate": b"", "signature": b""}
+    if kit is not None:
+        values["certificate"] = kit.certificate.public_bytes(Encoding.DER)
+        values["signature"] = kit.key.sign(_statement(public, job, round, site), PADDING, SHA256())
+    digits = {name: value.hex() for name, value in values.items()}
+    return {name: [text[at : at + LINE] for at in range(0, len(text), LINE)] for name, text in digits.items()}
 
 
-def verified(offered: Mapping[str, str], kit: Kit | None, *, job: str, round: int, site: str) -> bytes:
+def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> bytes:
     """The public key of a site, once it is certain that this site offered it for this round of this job.
 
     Args:
@@ -76,55 +76,60 @@ def verified(offered: Mapping[str, str], kit: Kit | None, *, job: str, round: in
         job, round, site: what the signature must be about.
 
     Raises:
-        FedpeftError: naming the site and what is wrong with its key.
+        SecureSumError: naming the site and what is wrong with its key.
     """
-    check_form(offered, site=site)
-    public = bytes.fromhex(offered["public"])
+    public, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
     if kit is None:
         return public
-    certificate = _certificate(offered["certificate"], kit.root, site)
+    key = _key_of(certificate, kit.root, site)
     try:
-        statement = _statement(offered["public"], job, round, site)
-        certificate.public_key().verify(bytes.fromhex(offered["signature"]), statement, PADDING, SHA256())
+        key.verify(signature, _statement(public, job, round, site), PADDING, SHA256())
     except InvalidSignature as error:
-        raise FedpeftError(
+        raise SecureSumError(
             f"the key of site {site} is not signed by it for round {round} of this job: do not trust this server."
         ) from error
     return public
 
 
-def check_form(offered: Mapping[str, str], *, site: str) -> None:
-    """Refuse anything but the three fields, each a text of bounded length, the key of 32 bytes."""
-    wrong = FedpeftError(f"the key of site {site} is malformed: install the same fedpeft version everywhere.")
-    if not isinstance(offered, Mapping) or set(offered) != set(FIELDS):
-        raise wrong
-    if not all(isinstance(text, str) and len(text) <= LONGEST and text.isascii() for text in offered.values()):
-        raise wrong
+def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
+    """The three fields of a key as it travels, each of bounded length, the public key of 32 bytes.
+
+    Raises:
+        SecureSumError: it is anything else.
+    """
     try:
-        key, _ = (bytes.fromhex(offered[name]) for name in ("public", "signature"))
-    except ValueError as error:
-        raise wrong from error
-    if len(key) != 32 or key.hex() != offered["public"]:
-        raise wrong
+        if set(offered) != set(FIELDS) or any(len(lines) > MOST_LINES for lines in offered.values()):
+            raise ValueError
+        values = {name: bytes.fromhex("".join(lines)) for name, lines in offered.items()}
+        if len(values["public"]) != 32 or any(len(line) > LINE for lines in offered.values() for line in lines):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SecureSumError(
+            f"the key of site {site} is malformed: install the same fedpeft version everywhere."
+        ) from error
+    return values
 
 
-def _certificate(text: str, root: x509.Certificate, site: str) -> x509.Certificate:
-    """A site's certificate, once it is certain that the consortium's authority issued it to a site of this name."""
+def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicKey:
+    """The key of a certificate, once it is certain that the consortium's authority issued it to this site."""
     try:
-        certificate = x509.load_pem_x509_certificate(text.encode())
+        certificate = x509.load_der_x509_certificate(encoded)
         certificate.verify_directly_issued_by(root)
         names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
         roles = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise FedpeftError(
+        raise SecureSumError(
             f"the certificate of site {site} was not issued by this consortium's authority: do not trust this server."
         ) from error
-    if names != [site] or roles or not isinstance(certificate.public_key(), rsa.RSAPublicKey):
-        raise FedpeftError(f"the certificate of site {site} belongs to another participant: do not trust this server.")
+    key = certificate.public_key()
+    if names != [site] or roles or not isinstance(key, rsa.RSAPublicKey):
+        raise SecureSumError(
+            f"the certificate of site {site} belongs to another participant: do not trust this server."
+        )
     if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
-        raise FedpeftError(f"the certificate of site {site} is not valid now: renew its kit, or set the clock.")
-    return certificate
+        raise SecureSumError(f"the certificate of site {site} is not valid now: renew its kit, or set the clock.")
+    return key
 
 
-def _statement(public: str, job: str, round: int, site: str) -> bytes:
-    return json.dumps([LABEL, job, round, site, public]).encode()
+def _statement(public: bytes, job: str, round: int, site: str) -> bytes:
+    return json.dumps([LABEL, job, round, site, public.hex()]).encode()

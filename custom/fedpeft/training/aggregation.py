@@ -12,6 +12,7 @@ from fedpeft.alignment import integrate
 from fedpeft.alignment.checks import check_tensors
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.settings import build
+from fedpeft.training.secure_round import secure_mean
 from fedpeft.training.settings import MethodSettings
 
 State = dict[str, torch.Tensor]
@@ -25,10 +26,14 @@ def aggregate(
     Sites are taken in the order of their names, so the result does not depend on who answered first.
 
     Args:
-        replies: by site, its adapter under wire keys and its number of training samples.
+        replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
         method: says how.
         previous: the global adapter of the round before; layers that no site sent keep its values.
     """
+    if method.secure_sum:
+        merged = secure_mean(replies, method, previous=previous or {})
+        check_tensors(merged, "the new global adapter")
+        return merged, {}
     pia = {**method.pia, "server": False} if method.aggregation == "fedavg" else method.pia
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)

@@ -11,6 +11,7 @@ from fedpeft.seeds import derive
 from fedpeft.training.aggregation import State, aggregate
 from fedpeft.training.assignment import Assignment, assign, layers_of
 from fedpeft.training.learner import Learner, Update
+from fedpeft.training.secure_round import without_masks
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     """
     first = next(iter(learners.values()))
     settings, seed = first.schedule, first.training.seed
-    state: State = first.body.state() if settings.active else {}
+    secure = first.method.secure_sum
+    state: State = first.body.state() if settings.active or secure else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     layers = layers_of(first.body.parameters())
     scores: dict[str, list[float]] = {}
@@ -53,5 +55,10 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         report: dict[str, Any] = {}
         if first.method.exchanges:
             replies = {site: (update.state, update.samples) for site, update in updates.items()}
+            if secure:
+                replies = {
+                    site: (without_masks(sent, samples, first.method, sites=len(replies)), samples)
+                    for site, (sent, samples) in replies.items()
+                }
             state, report = aggregate(replies, first.method, previous=state or None)
         yield RoundResult(number, updates, state, report, assignment)

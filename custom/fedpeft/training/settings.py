@@ -27,6 +27,9 @@ class MethodSettings:
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
+        secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
+            single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
+            `pia` with `aligned_at: site` or `server: false`.
     """
 
     trains: str = "adapters"
@@ -37,6 +40,7 @@ class MethodSettings:
     pia: Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
     initialisation: str = "shared"
+    secure_sum: bool = False
 
     def __post_init__(self) -> None:
         one_of("trains", self.trains, TRAINS)
@@ -51,6 +55,8 @@ class MethodSettings:
             self._check_lora()
         if self.site_adapter_settings:
             self._check_unequal_widths()
+        if self.secure_sum:
+            self._check_secure_sum()
         for name, settings in (*self.adapter_settings.items(), *self.site_adapter_settings.items()):
             if not isinstance(settings, Mapping) or {"init_seed", "modules_to_save"} & set(settings):
                 raise FedpeftError(
@@ -70,6 +76,16 @@ class MethodSettings:
             )
         if self.pia.get("integration") != "merge":
             raise FedpeftError("adapter='lora' has no second branch beside it: set method.pia.integration to 'merge'.")
+
+    def _check_secure_sum(self) -> None:
+        if not self.exchanges:
+            raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
+        if self.aggregation == "pia" and self.pia.get("server", True) and self.pia.get("aligned_at") != "site":
+            raise FedpeftError(
+                "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
+            )
+        if self.initialisation == "own":
+            raise FedpeftError("secure_sum needs adapters in one order from the start: use initialisation='shared'.")
 
     def _check_unequal_widths(self) -> None:
         aligned = self.pia.get("server", True) and self.pia.get("client", True) and self.pia.get("solver") != "identity"

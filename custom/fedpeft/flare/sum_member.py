@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's part in the secure sums of a job: offer a key before every round, mask what is sent in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from fedpeft.errors import SecureSumError
+from fedpeft.flare.messages import TrainOrder
+from fedpeft.privacy import secure_sum
+from fedpeft.privacy.signed_keys import Kit, SignedKey
+from fedpeft.settings import build
+from fedpeft.training.secure_round import weight_of
+from fedpeft.training.settings import MethodSettings
+
+State = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumMember:
+    """What a site needs for secure sums; in a job without them it offers nothing and masks nothing.
+
+    Args:
+        site: its name.
+        method: of the job.
+        kit: its certificate; None in the simulator, where keys are not signed.
+        members: the sites of every sum, by the site's own file; None in the simulator.
+    """
+
+    site: str
+    method: MethodSettings
+    kit: Kit | None = None
+    members: Sequence[str] | None = None
+
+    @classmethod
+    def of(cls, fl_ctx: FLContext, method: Mapping[str, Any] | None, members: Sequence[str]) -> SumMember:
+        """The site of a FLARE context.
+
+        Args:
+            fl_ctx: of the site.
+            method: the job's section.
+            members: `sum_with` of the site's own file.
+
+        Raises:
+            FedpeftError: the job and the site's file disagree about secure sums, or the site's certificate is missing.
+        """
+        settings, site = build(MethodSettings, method, section="method"), fl_ctx.get_identity_name()
+        if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
+            return cls(site=site, method=settings)
+        if settings.secure_sum != bool(members):
+            what = (
+                "names no sites in sum_with" if settings.secure_sum else f"lets only a sum leave (of {list(members)})"
+            )
+            raise SecureSumError(
+                f"method.secure_sum is {settings.secure_sum}, and this site's own file {what}: change one of the two.",
+                setting="method.secure_sum",
+                code="setting-not-allowed",
+            )
+        if not settings.secure_sum:
+            return cls(site=site, method=settings)
+        startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
+        return cls(site=site, method=settings, kit=Kit.load(startup), members=tuple(members))
+
+    def offer(self, folder: Path, *, job: str, round: int) -> SignedKey:
+        """The public key for a round, as it travels; empty without secure sums.
+
+        Args:
+            folder: where the site's state of this job lies; it keeps the private key.
+            job: the job's lineage.
+            round: the round that the key is for.
+        """
+        if not self.method.secure_sum:
+            return {}
+        return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site)
+
+    def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
+        """What leaves in place of the trained adapter; the adapter itself without secure sums.
+
+        Args:
+            trained: what the learner would send.
+            folder: as in `offer`.
+            order: of the server; brings the members' keys.
+            samples: training samples of the site.
+            received: the whole global adapter that the round started from.
+        """
+        if not self.method.secure_sum:
+            return trained
+        if order.layers is not None or order.scored:
+            raise SecureSumError(
+                f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
+            )
+        return secure_sum.upload(
+            trained,
+            folder,
+            self.kit,
+            job=order.lineage,
+            round=order.round,
+            site=self.site,
+            weight=weight_of(samples, self.method),
+            offered=order.sum_keys,
+            members=self.members,
+            received=received,
+        )

@@ -1,0 +1,169 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job with method.secure_sum: the server gets the mean of all sites, or the round is lost and says by whom."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import SCHEMA, SITES, introduction, reply
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.messages import TrainOrder
+from fedpeft.flare.sum_member import SumMember
+from fedpeft.training.settings import MethodSettings
+
+METHOD = {"aggregation": "fedavg", "secure_sum": True}
+JOB = "small-1"
+
+
+def plain(site, round):
+    return {key: torch.full(shape, float(SITES.index(site) + round)) for key, shape in SCHEMA.items()}
+
+
+class Consortium:
+    """Sites that mask what they send, each with a folder of its own."""
+
+    def __init__(self, folder):
+        self.folder, self.orders, self.sent = folder, {}, {}
+        self.members = {site: SumMember(site=site, method=MethodSettings(**METHOD)) for site in SITES}
+
+    def introduce(self, site):
+        start = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if site == SITES[0] else {}
+        key = self.members[site].offer(self.folder / site, job=JOB, round=1)
+        return introduction(site, sum_key=key, state=start)
+
+    def train(self, site, order):
+        self.orders[site, order.round] = order
+        member, folder, round = self.members[site], self.folder / site, order.round
+        order = dataclasses.replace(order, lineage=JOB)
+        sent = member.upload(plain(site, round), folder, order, samples=5, received=order.state)
+        self.sent[site, round] = sent
+        return reply(site, order, state=sent, sum_key=member.offer(folder, job=JOB, round=round + 1))
+
+
+@pytest.fixture
+def consortium(tmp_path):
+    return Consortium(tmp_path / "sites")
+
+
+def test_the_server_gets_the_mean_and_nothing_else(run, consortium):
+    harness, manifest, history = run(consortium.introduce, consortium.train, method=METHOD)
+    assert manifest["status"] == "completed"
+    for round, saved in enumerate(harness.saved, 1):
+        for key in SCHEMA:
+            mean = torch.stack([plain(site, round)[key] for site in SITES]).mean(dim=0)
+            assert torch.allclose(saved[key], mean, rtol=0, atol=1e-9)
+            assert saved[key].dtype == torch.float32
+    for sent in consortium.sent.values():
+        assert all(tensor.dtype == torch.int64 for tensor in sent.values())
+        numbers = torch.cat([tensor.flatten() for tensor in sent.values()])
+        assert len(numbers.unique()) == len(numbers)
+    assert [set(entry["sites"]) for entry in history["rounds"]] == [set(SITES)] * 2
+
+
+def test_every_round_has_keys_of_its_own_and_the_same_for_all_sites(run, consortium):
+    run(consortium.introduce, consortium.train, method=METHOD)
+    for round in (1, 2):
+        first, *others = (consortium.orders[site, round].sum_keys for site in SITES)
+        assert all(keys == first for keys in others)
+    keys = {tuple(consortium.orders["slake", round].sum_keys[site]["public"]) for round in (1, 2) for site in SITES}
+    assert len(keys) == 2 * len(SITES)
+
+
+LOST = {
+    "silence": (lambda site, order: None, "site chest sent no usable reply in round 2"),
+    "a plain adapter": (reply, "site chest sent .* without a mask in a secure sum"),
+    "a refusal": (
+        lambda site, order: reply(site, order, problem="secure-sum-refused", state={}),
+        "site chest could not finish round 2: it does not take part in the secure sum",
+    ),
+}
+
+
+@pytest.mark.parametrize(("deed", "reason"), LOST.values(), ids=LOST)
+def test_without_one_member_the_round_is_lost_by_name_and_earlier_ones_stay(run, consortium, deed, reason):
+    def train(site, order):
+        return (deed if (site, order.round) == ("chest", 2) else consortium.train)(site, order)
+
+    harness, manifest, history = run(consortium.introduce, train, method=METHOD)
+    assert manifest["status"] == "failed"
+    assert len(harness.saved) == len(history["rounds"]) == 1
+    (panic,) = harness.panics
+    assert "round 2 ended with too few valid replies (2, the quorum is 3)" in panic
+    with pytest.raises(AssertionError, match=reason):
+        raise AssertionError(panic)
+
+
+def nobody(site):
+    raise AssertionError(f"site {site} was sent a message")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"schedule": {"solver": "own", "budget": 1}}, "schedule.solver='all'"),
+        ({"schedule": {"clients_per_round": 2}}, "schedule.clients_per_round to 0"),
+        ({"quorum": 2}, "federation.quorum to 0"),
+    ],
+)
+def test_what_a_secure_sum_cannot_do_is_refused_before_any_site_is_contacted(run, changes, reason):
+    harness, manifest, _ = run(nobody, method=METHOD, **changes)
+    assert manifest["status"] == "failed"
+    assert reason in harness.panics[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"aggregation": "none"}, "they send nothing"),
+        ({"aggregation": "pia"}, "method.pia.aligned_at to 'site'"),
+        ({"initialisation": "own"}, "initialisation='shared'"),
+    ],
+)
+def test_a_method_that_must_see_single_adapters_is_refused(settings, reason):
+    with pytest.raises(FedpeftError, match=reason):
+        MethodSettings(**{**METHOD, **settings})
+    MethodSettings(aggregation="pia", pia={"aligned_at": "site"}, secure_sum=True)
+
+
+def order(**changes):
+    values = {"lineage": JOB, "round": 1, "base": 0, "version": 0, "layers": None, "scored": False, "state": {}}
+    return TrainOrder(**{**values, **changes})
+
+
+@pytest.mark.parametrize("changes", [{"layers": [0]}, {"scored": True}, {"sum_keys": {}}])
+def test_a_site_refuses_an_order_that_would_show_more_than_the_sum(consortium, changes):
+    for site in SITES:
+        consortium.introduce(site)
+    with pytest.raises(FedpeftError) as refused:
+        consortium.members["chest"].upload(
+            plain("chest", 1), consortium.folder / "chest", order(**changes), samples=5, received={}
+        )
+    assert refused.value.code == "secure-sum-refused"
+
+
+def context(folder, *, simulated):
+    fl_ctx = FLContext()
+    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "chest", private=True, sticky=False)
+    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True, sticky=False)
+    workspace = SimpleNamespace(get_startup_kit_dir=lambda: str(folder))
+    fl_ctx.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
+    return fl_ctx
+
+
+def test_a_site_whose_file_names_the_members_refuses_a_job_without_a_sum_and_the_reverse(tmp_path):
+    plain_job = {"aggregation": "fedavg"}
+    for method, members in ((plain_job, SITES), (METHOD, ())):
+        with pytest.raises(FedpeftError) as refused:
+            SumMember.of(context(tmp_path, simulated=False), method, members)
+        assert (refused.value.code, refused.value.setting) == ("setting-not-allowed", "method.secure_sum")
+    assert SumMember.of(context(tmp_path, simulated=False), plain_job, ()).offer(tmp_path, job=JOB, round=1) == {}
+
+
+def test_outside_the_simulator_a_site_needs_its_certificate(tmp_path):
+    assert SumMember.of(context(tmp_path, simulated=True), METHOD, ()).kit is None
+    with pytest.raises(FedpeftError, match="a secure sum needs the start-up kit"):
+        SumMember.of(context(tmp_path, simulated=False), METHOD, SITES)
