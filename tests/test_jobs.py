@@ -104,13 +104,6 @@ def test_numbers_may_be_written_as_people_write_them():
     assert compose(CONFIGS, "fedpia_task1", ["training.learning_rate=1e-4"])["training"]["learning_rate"] == 1e-4
 
 
-def test_a_folder_that_is_no_workspace_is_not_handed_to_the_simulator_to_delete(tmp_path):
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FedpeftError, match="not empty and no simulator workspace"):
-        seed(tmp_path)
-    assert (tmp_path / "notes.txt").exists()
-
-
 def test_a_job_without_data_is_refused():
     with pytest.raises(FedpeftError, match="data is None"):
         site_data(None, "slake")

@@ -9,25 +9,30 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
+from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
-from fedpeft.processes import end_all, with_descendants
-from fedpeft.workspace import LOG_CONFIG, PRIVACY, seed
+from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, seed
+from fedpeft.workspace_lock import held
 
 RUN = Path("simulate_job") / "fedpeft"
 MANIFEST, HISTORY = "manifest.json", "history.json"
 DATA, STATE = "FEDPEFT_DATA", "FEDPEFT_STATE"
+SERVER = "simulator_server"  # the simulator's name for its server, which is that of the server's state
 SECONDS_TO_END = 60
+ROOM = 10**7  # bytes below which a disk counts as full
 
 
 def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = ()) -> Path:
@@ -35,7 +40,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
 
     Args:
         job: a FLARE job folder.
-        workspace: the simulator's folder; everything in it but `local/` and `startup/` is replaced.
+        workspace: the simulator's folder; the run that is in it is moved beside it.
         threads: sites that run at the same time.
         overrides: settings as `section.name=value`; the job is then composed anew from `app_configs/`.
 
@@ -43,8 +48,10 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         the folder with history, report, adapters and manifest.
 
     Raises:
-        FedpeftError: why the job did not complete; finished rounds are in the workspace.
+        FedpeftError: why the job did not start, and nothing in the workspace was touched, or why it did not complete,
+            and finished rounds are in the workspace.
     """
+    workspace = workspace.resolve()
     if not (job / "meta.json").is_file():
         raise FedpeftError(f"{job} is no FLARE job folder, it has no meta.json: name one of jobs/.")
     results = workspace / "server" / RUN
@@ -54,10 +61,14 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
-        seed(workspace)
-        (results / MANIFEST).unlink(missing_ok=True)  # the verdict must not be that of an earlier run
-        code = _run_simulator(folder, workspace, threads, results / MANIFEST)
-    return _verdict(results, workspace, sites, code)
+        check_place(workspace, job)
+        with held(workspace) as lock:
+            _check_resume(folder, _state(workspace) / SERVER)
+            seed(workspace)
+            if earlier := set_aside(workspace):
+                print(f"earlier  {earlier}", flush=True)
+            code = _run_simulator(folder, workspace, threads, results / MANIFEST, lock)
+            return _verdict(results, workspace, sites, code)
 
 
 def _sites(job: Path) -> list[str]:
@@ -66,6 +77,36 @@ def _sites(job: Path) -> list[str]:
         return [site for sites in deployed.values() for site in sites if site != "server"]
     except (ValueError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{job / 'meta.json'} has no usable deploy_map ({error}): run `fedpeft jobs`.") from error
+
+
+def _check_resume(job: Path, lineages: Path) -> None:
+    """Refuse what cannot be resumed as the server would, while the run before is still where it was."""
+    arguments = _controller_arguments(job / "app" / "config" / "config_fed_server.json")
+    if not (arguments.get("federation") or {}).get("resume_from"):
+        return
+    from fedpeft.federation import FederationSettings
+    from fedpeft.flare.checkpoint import lasting, to_resume
+    from fedpeft.settings import build
+    from fedpeft.training.assignment import ScheduleSettings
+    from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+    federation = build(FederationSettings, arguments["federation"], section="federation")
+    method = build(MethodSettings, arguments.get("method"), section="method")
+    training = build(TrainingSettings, arguments.get("training"), section="training")
+    schedule = build(ScheduleSettings, arguments.get("schedule"), section="schedule")
+    settings = lasting(method, training, schedule)
+    job_name = arguments.get("job", "")
+    to_resume(lineages, federation.resume_from, job=job_name, settings=settings, rounds=training.rounds)
+
+
+def _controller_arguments(file: Path) -> Mapping[str, Any]:
+    try:
+        workflows = json.loads(file.read_text())["workflows"]
+        return next(one["args"] for one in workflows if "federation" in one["args"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration) as error:
+        raise FedpeftError(
+            f"{file} is no configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
+        ) from error
 
 
 def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
@@ -80,31 +121,32 @@ def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
     )
 
 
-def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path) -> int:
+def _state(workspace: Path) -> Path:
+    """Where the participants keep what outlives a run: FLARE wipes the workspace."""
+    return Path(os.environ.get(STATE) or workspace.with_name(f"{workspace.name}_state")).expanduser().resolve()
+
+
+def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:
     logging = workspace / "local" / LOG_CONFIG
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-l", str(logging)]
     command += ["-t", str(threads)]
-    environment = dict(os.environ)
+    environment = {**os.environ, STATE: str(_state(workspace))}
     if DATA in environment:  # the simulator changes its working directory
         environment[DATA] = str(Path(environment[DATA]).resolve())
-    state = environment.get(STATE) or workspace.with_name(f"{workspace.name}_state")  # the workspace is wiped
-    environment[STATE] = str(Path(state).resolve())
-    process = subprocess.Popen(command, start_new_session=True, env=environment)
-    ended_at, family = None, {}
+    ended_at = None
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        while process.poll() is None:
-            time.sleep(0.2)
-            family |= dict.fromkeys(with_descendants(process.pid))  # a killed simulator leaves its sites behind
-            if ended_at is None and manifest.exists():
-                ended_at = time.monotonic()
-            if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
-                break
+        with family(holding=[lock]) as mark:
+            process = subprocess.Popen(command, start_new_session=True, env=environment | mark)
+            while process.poll() is None:
+                time.sleep(0.2)
+                if ended_at is None and manifest.exists():
+                    ended_at = time.monotonic()
+                if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
+                    break
+        return process.wait()
     finally:
-        end_all(family | dict.fromkeys(with_descendants(process.pid)))
-        process.wait()
         signal.signal(signal.SIGTERM, previous)
-    return process.returncode
 
 
 def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
@@ -116,6 +158,8 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
     rounds = len(_read(results / HISTORY).get("rounds", []))
     lines = [reason, *told, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
+    if not manifest and shutil.disk_usage(workspace).free < ROOM:
+        lines.append(f"The disk of {workspace} is full: make room.")
     if rounds:
         lines.append("Go on where it stopped: the same command with --set resume_from=latest.")
     raise FedpeftError("\n".join(lines))

@@ -24,13 +24,14 @@ from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor, handshake
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply, check_reply
 from fedpeft.flare.validation import read_training
-from fedpeft.jobs import compose
+from fedpeft.jobs import compose, write_job
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
 from fedpeft.training.learner import Learner
 from fedpeft.training.problem import Problem
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 from fedpeft.training.worker_process import WorkerProcess
+from fedpeft.workspace_lock import held
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)
@@ -119,6 +120,30 @@ def _(here):
 @case("a checkpoint that is no plain name")
 def _(here):
     composed("resume_from=../../etc")
+
+
+@case("a workspace in use")
+def _(here):
+    with held(here.folder / "ws"):
+        simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "ws", threads=1)
+
+
+@case("a folder with something of yours in it")
+def _(here):
+    (here.folder / "ws" / "scans").mkdir(parents=True)
+    simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "ws", threads=1)
+
+
+@case("a folder that cannot be made")
+def _(here):
+    (here.folder / "file").touch()
+    simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "file" / "ws", threads=1)
+
+
+@case("nothing to resume")
+def _(here):
+    write_job(here.folder / "job", "small", here.sections("resume_from=latest"))
+    simulate(here.folder / "job", workspace=here.folder / "ws", threads=1)
 
 
 @case("YAML that explodes")

@@ -13,7 +13,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,8 @@ from safetensors.torch import load_file, save_file
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import LATEST, checkpoint_of
 from fedpeft.files import drop, replacing
+from fedpeft.training.assignment import ScheduleSettings
+from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
 
@@ -60,6 +62,11 @@ def _plain(job: str) -> str:
     return re.sub(r"[^a-z0-9_]+", "-", job.lower()).strip("-_")[:60] or "job"
 
 
+def lasting(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
+    """The settings that a resumed job must share with the one before."""
+    return {"method": asdict(method), "training": asdict(training), "schedule": asdict(schedule)}
+
+
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     """Write one round atomically into the lineage's folder and drop all but the newest `keep`."""
     final = folder / f"round-{checkpoint.round:05d}"
@@ -73,6 +80,30 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
             drop(given_up)
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
+
+
+def to_resume(
+    lineages: Path, resume_from: str, *, job: str, settings: Mapping[str, Any], rounds: int
+) -> Checkpoint | None:
+    """The checkpoint that a job goes on from; None where it starts afresh.
+
+    Args:
+        lineages: the folder of all lineages.
+        resume_from: as in `FederationSettings`.
+        job: the job's name.
+        settings: the sections that it must share with the one before.
+        rounds: that it is to have.
+
+    Raises:
+        FedpeftError: there is no such checkpoint, it was made with other settings, or nothing is left to do.
+    """
+    if not resume_from:
+        return None
+    found = find(lineages, resume_from, job=job)
+    check_same(found, settings)
+    if found.round >= rounds:
+        raise FedpeftError(f"{found.lineage} has finished all its {found.round} rounds: nothing is left to resume.")
+    return found
 
 
 def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:

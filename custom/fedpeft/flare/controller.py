@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
 from typing import Any
 
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
@@ -34,6 +34,7 @@ from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
 from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.simulator_workspace import take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.flare.validation import read_scores, read_training
@@ -88,6 +89,15 @@ class FederationController(ModelController):
         tell_progress(event_type, fl_ctx)
         accept_returning(event_type, fl_ctx)
 
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Run the job, in the simulator as the only one in its workspace."""
+        try:
+            take_workspace(fl_ctx)
+        except FedpeftError as error:
+            self.panic(str(error))
+            return
+        super().control_flow(abort_signal, fl_ctx)
+
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
         record = Record(run_folder(self.fl_ctx), job=self._job)
@@ -119,18 +129,17 @@ class FederationController(ModelController):
 
     def _checkpoint(self) -> Checkpoint | None:
         """The checkpoint to go on from, if the job names one."""
-        if not self._federation.resume_from:
-            return None
-        found = checkpoint.find(lineages_folder(self.fl_ctx), self._federation.resume_from, job=self._job)
-        checkpoint.check_same(found, self._lasting)
-        if found.round >= self._training.rounds:
-            raise FedpeftError(f"{found.lineage} has finished all its {found.round} rounds: nothing is left to resume.")
-        return found
+        return checkpoint.to_resume(
+            lineages_folder(self.fl_ctx),
+            self._federation.resume_from,
+            job=self._job,
+            settings=self._lasting,
+            rounds=self._training.rounds,
+        )
 
     @property
     def _lasting(self) -> dict[str, Any]:
-        """The settings that a resumed job must share with the one before."""
-        return {"method": asdict(self._method), "training": asdict(self._training), "schedule": asdict(self._schedule)}
+        return checkpoint.lasting(self._method, self._training, self._schedule)
 
     def _handshake(self, record: Record, before: Checkpoint | None) -> dict[str, Introduction]:
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""

@@ -1,0 +1,79 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The runs that a simulator's workspace held before: FLARE wipes a workspace, so they are moved beside it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import write_json
+from fedpeft.status.progress import FAILED, HISTORY, MANIFEST
+from fedpeft.status.runs import SIMULATED
+from fedpeft.workspace_lock import runs_folder
+
+STAYS = ("local", "startup")  # what FLARE does not wipe
+
+
+def set_aside(workspace: Path) -> Path | None:
+    """Move the run in a workspace to `<workspace>_runs/<when it last wrote>-<job>`, in the workspace's own layout.
+
+    Returns:
+        where it is now; None where the workspace held no run.
+
+    Raises:
+        FedpeftError: it cannot be moved.
+    """
+    written = [file for name in (MANIFEST, HISTORY) if (file := workspace / SIMULATED / name).is_file()]
+    if not written:
+        return None
+    when = time.strftime("%Y%m%d-%H%M%S", time.localtime(max(file.stat().st_mtime for file in written)))
+    folder = _unused(runs_folder(workspace) / f"{when}-{_job(written[0])}")
+    try:
+        if MANIFEST not in [file.name for file in written]:
+            write_json(workspace / SIMULATED / MANIFEST, _cut_off(written[0]))
+        folder.mkdir(parents=True)
+        for entry in sorted(workspace.iterdir(), key=lambda path: path.name == SIMULATED.parts[0]):  # the results last
+            if entry.name not in STAYS:
+                entry.rename(folder / entry.name)
+    except OSError as error:
+        raise FedpeftError(
+            f"the run in {workspace} cannot be moved to {folder} ({error.strerror}): move it elsewhere, or name "
+            f"another folder with -w."
+        ) from error
+    return folder
+
+
+def _cut_off(history: Path) -> dict[str, Any]:
+    """The manifest of a run that could write none."""
+    record = _read(history)
+    rounds = record.get("rounds")
+    return {
+        "job": record.get("job", ""),
+        "status": FAILED,
+        "reason": "the run was cut off: its processes were ended from outside.",
+        "rounds": len(rounds) if isinstance(rounds, list) else 0,
+        "files": {},
+    }
+
+
+def _job(file: Path) -> str:
+    name = str(_read(file).get("job", "")).lower()
+    return re.sub(r"[^a-z0-9_]+", "-", name).strip("-")[:60] or "job"
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return dict(json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def _unused(folder: Path) -> Path:
+    number = 1
+    while (free := folder if number == 1 else folder.with_name(f"{folder.name}-{number}")).exists():
+        number += 1
+    return free

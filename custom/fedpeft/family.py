@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Processes that end when the one that started them ends, and all that they have started with them.
+
+FLARE gives every site a session of its own, and the system gives a process whose parent was killed to another one: so
+each member carries a mark in its environment. A process beside them, `python -m fedpeft.family MARK`, waits for the end
+of a pipe that only the starting process holds open, which the system closes even after kill -9, and then ends all that
+carry the mark.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+import psutil
+
+from fedpeft.processes import end_all
+
+MARK = "FEDPEFT_FAMILY"
+ATTEMPTS = 5  # a member can start another one while it is being ended
+
+
+@contextlib.contextmanager
+def family(*, holding: Sequence[int] = ()) -> Iterator[dict[str, str]]:
+    """Give the environment of processes that are ended with this block, or with this process.
+
+    Args:
+        holding: file descriptors that stay open until the last member has ended, such as that of a lock.
+    """
+    mark = secrets.token_hex(16)
+    guard = subprocess.Popen(
+        [sys.executable, "-P", "-m", "fedpeft.family", mark],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        pass_fds=holding,
+        start_new_session=True,  # Ctrl-C and the end of a terminal are for the one that starts, not for the guard
+    )
+    try:
+        yield {MARK: f"{os.environ.get(MARK, '')} {mark}".strip()}
+    finally:
+        end_members(mark)
+        guard.stdin.close()
+        guard.wait()
+
+
+def end_members(mark: str) -> None:
+    """End every process that carries a mark."""
+    for _ in range(ATTEMPTS):
+        if not (found := members(mark)):
+            return
+        end_all(found)
+
+
+def members(mark: str) -> list[psutil.Process]:
+    """The processes that carry a mark, but for this one."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.pid != os.getpid() and mark in process.environ().get(MARK, "").split():
+                found.append(process)
+    return found
+
+
+def main() -> None:
+    """Wait for the end of standard input, then end the members."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.stdin.buffer.read()
+    end_members(sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()

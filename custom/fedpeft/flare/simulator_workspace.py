@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job that FLARE's simulator runs keeps its workspace to itself, also one that `nvflare simulator` has started.
+
+FLARE wipes the workspace before it loads anything of a job: here a second run can only end before it computes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
+
+from fedpeft.workspace_lock import is_held_by_a_parent, take
+
+
+def take_workspace(fl_ctx: FLContext) -> None:
+    """Hold the simulator's workspace until this process ends; nothing where FLARE runs otherwise.
+
+    Raises:
+        FedpeftError: another run uses it.
+    """
+    if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
+        return
+    workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent
+    if not is_held_by_a_parent(workspace):
+        take(workspace)
