@@ -22,8 +22,8 @@ from fedpeft.backbones.vilt import TINY_FOLDER
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor, handshake
-from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply, check_reply
-from fedpeft.flare.validation import read_training
+from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.reply_contract import check_reply, read_introduction
 from fedpeft.jobs import compose, write_job
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
@@ -57,9 +57,11 @@ def introduction(**changes):
 
 def agreement(**changes):
     sites = {"slake": introduction(), "north": introduction(**changes)}
-    handshake.check_agreement(sites, version=fedpeft.__version__, method=METHOD)
+    _, problems = handshake.agree(sites, version=fedpeft.__version__, method=METHOD)
+    return problems["north"]
 
 
+EXPECTED = {"site": "north", "round": 2, "schema": SCHEMA, "dtype": "float32", "samples": 5, "scores": 0}
 ORDER = TrainOrder(lineage="job-1", round=2, base=0, version=0, layers=None, scored=False, state={})
 
 
@@ -68,7 +70,7 @@ def reply(state):
     sent = TrainReply(
         round=2, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={**good, **state}
     )
-    check_reply(sent, site="north", round=2, schema=SCHEMA, samples=5)
+    check_reply(sent, **EXPECTED)
 
 
 def manifest(folder, *rows):
@@ -184,8 +186,7 @@ def _(here):
     sections = here.sections()
     hello = Hello(version=fedpeft.__version__, lineage="job-1")
     answer = answered(here, HELLO, hello, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
-    _, problems = handshake.read({"north": answer}, sites=["north"], timeout=300)
-    return problems["north"]
+    read_introduction(answer, site="north", initial=False, most_samples=100)
 
 
 @case("no weights for the backbone")
@@ -205,22 +206,22 @@ def _(here):
 
 @case("another version")
 def _(here):
-    agreement(version="0.0.1")
+    return agreement(version="0.0.1")
 
 
 @case("another kind of adapter")
 def _(here):
-    agreement(schema={"layer.0.query.A": [4, 8]})
+    return agreement(schema={"layer.0.query.A": [4, 8]})
 
 
 @case("another width, not declared")
 def _(here):
-    agreement(schema={"layer.0.output.down.bias": [3]})
+    return agreement(schema={"layer.0.output.down.bias": [3]})
 
 
 @case("no answer")
 def _(here):
-    return handshake.read({}, sites=["north"], timeout=300)[1]["north"]
+    return controller.SILENCE[HELLO].format(site="north", timeout=300)
 
 
 @case("a broken image, told to the site")
@@ -252,7 +253,7 @@ def _(here):
 
 def trained(here):
     reply = TrainReply.from_model(answered(here, TRAIN, ORDER, here.sections()))
-    check_reply(reply, site="north", round=2, schema=SCHEMA, samples=5)
+    check_reply(reply, **EXPECTED)
 
 
 @case("a site's training process dies, twice")
@@ -270,13 +271,12 @@ def _(here):
 
 @case("a site's process is gone")
 def _(here):
-    _, refused = read_training({}, {"north": ORDER}, {"north": introduction()}, exchanges=True, timeout=1800)
-    return refused["north"]
+    return controller.SILENCE[TRAIN].format(site="north", timeout=1800, round=2)
 
 
 @case("too few valid replies")
 def _(here):
-    return controller._shortage("round 2", 1, 2, {"north": "the reason."})
+    controller._enough("round 2", ["slake"], 2, {"north": "the reason."})
 
 
 def test_every_row_has_a_case():

@@ -33,6 +33,7 @@ def introduction(**changes):
         "dataset": "phantom",
         "backbone": "tiny-vilt",
         "family": "vilt",
+        "dtype": next((str(tensor.dtype).removeprefix("torch.") for tensor in state.values()), "float32"),
         "budget": 2,
         "state": state,
     }

@@ -1,7 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A server whose sites are functions, without FLARE's network."""
 
+import contextlib
+from typing import ClassVar
+
 import torch
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft.flare.aggregator import PIAAggregator
@@ -22,7 +31,7 @@ def introduction(site, **changes):
         "backbone": "tiny-vilt",
         "family": "vilt",
     }
-    return Introduction(version=fedpeft.__version__, **{**values, **changes})
+    return Introduction(**{"version": fedpeft.__version__, **values, **changes})
 
 
 def reply(site, order, **changes):
@@ -40,6 +49,8 @@ def scores(site, order, **changes):
 class Harness(FederationController):
     """A controller whose sites answer at once: `introduce(site)` and `train(site, order)`, None for silence."""
 
+    context_props: ClassVar = {}
+
     def __init__(
         self,
         introduce=introduction,
@@ -51,25 +62,39 @@ class Harness(FederationController):
         method=METHOD,
         schedule=None,
         resume_from="",
+        sites=SITES,
     ):
         super().__init__(
             job="test",
-            federation={"sites": SITES, "quorum": quorum, "resume_from": resume_from},
+            federation={"sites": sites, "quorum": quorum, "resume_from": resume_from},
             method=method,
             training={"rounds": rounds},
             schedule=schedule or {},
         )
         self.introduce, self.train, self.score = introduce, train, score
         self.aggregator = PIAAggregator(method)
-        self.saved, self.panics, self.fl_ctx = [], [], None
+        self.saved, self.panics, self.fl_ctx, self.abort_signal = [], [], FLContext(), Signal()
+        for name, value in self.context_props.items():
+            self.fl_ctx.set_prop(name, value)
 
-    def _ask(self, task, orders, *, timeout, needed):
-        answers = {}
-        for site, order in orders.items():
-            message = self._answer(task, site, order)
-            if message is not None:
-                answers[site] = message.to_model() if hasattr(message, "to_model") else message
-        return answers
+    def send_model(self, task_name, data, targets, timeout, callback):
+        """The way of a reply through FLARE's controller, without its network."""
+        (site,) = targets
+        answer = self._answer(task_name, site, data)
+        if answer is None:
+            return
+        if hasattr(answer, "to_model"):
+            answer = answer.to_model()
+        task = ClientTask(Client(site, "token"), self._prepare_task(data, task_name, timeout, callback))
+        task.result = answer if isinstance(answer, Shareable) else FLModelUtils.to_shareable(answer)
+        with contextlib.suppress(Exception):  # FLARE ends the task of this site then, see WFCommServer
+            self._process_result(task, self.fl_ctx)
+
+    def get_num_standing_tasks(self):
+        return 0
+
+    def event(self, event_type):
+        pass
 
     def _answer(self, task, site, order):
         if task == HELLO:
@@ -91,7 +116,7 @@ class Harness(FederationController):
     def info(self, message):
         pass
 
-    warning = info
+    warning = error = info
 
 
 def but(site, other, *, rounds=(1, 2)):

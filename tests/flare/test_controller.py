@@ -2,6 +2,7 @@
 """The server's rounds against sites that are functions, without FLARE's network."""
 
 import itertools
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import METRICS, Introduction, TrainOrder
+from fedpeft.training.settings import MethodSettings
 
 
 def test_a_job_averages_records_and_completes(run):
@@ -27,6 +29,8 @@ def test_a_job_averages_records_and_completes(run):
 BAD = {
     "NaN": lambda site, order: reply(site, order, state={k: torch.full(s, float("nan")) for k, s in SCHEMA.items()}),
     "shape": lambda site, order: reply(site, order, state={k: torch.ones(7) for k in SCHEMA}),
+    "exploded": lambda site, order: reply(site, order, state={k: torch.full(s, 3e38) for k, s in SCHEMA.items()}),
+    "float64": lambda site, order: reply(site, order, state={k: torch.ones(s).double() for k, s in SCHEMA.items()}),
     "keys": lambda site, order: reply(site, order, state={**reply(site, order).state, "head.weight": torch.ones(2)}),
     "empty": lambda site, order: reply(site, order, state={}),
     "exception": lambda site, order: reply(site, order, problem="out-of-memory"),
@@ -203,9 +207,9 @@ def test_m_of_n_sites_take_part_in_a_round(run):
     assert len({tuple(entry["sites"]) for entry in history["rounds"]}) > 1
 
 
-def test_huge_but_finite_weights_leave_a_finite_model(run):
+def test_the_largest_weights_that_are_accepted_leave_a_finite_model(run):
     def train(site, order):
-        value = 1e25 if site == "chest" else 1.0
+        value = 1e6 if site == "chest" else 1.0
         return reply(site, order, state={key: torch.full(shape, value) for key, shape in SCHEMA.items()})
 
     harness, manifest, _ = run(train=train, method={"aggregation": "pia", "pia": {"gamma": 0.1}}, rounds=1)
@@ -248,4 +252,10 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
         return 0 if poll > 9 else 1
 
     monkeypatch.setattr(server, "get_num_standing_tasks", standing)
-    assert set(server._ask("train", {site: order.to_model() for site in SITES}, timeout=60, needed=1)) == set(SITES)
+    sites = {site: introduction(site) for site in SITES}
+    read = partial(server._read_training, dict.fromkeys(SITES, order), sites)
+    server._method = MethodSettings(aggregation="fedavg")
+    orders = {site: order.to_model() for site in SITES}
+    accepted, refused = server._ask("train", orders, read, round=1, timeout=60, needed=1)
+    assert set(accepted) == {"chest"}
+    assert set(refused) == {"slake", "vqa-rad"}

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -19,6 +22,7 @@ from fedpeft.flare import checkpoint, handshake
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.distribution import Distribution
+from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.messages import (
     HELLO,
     SCORE,
@@ -26,18 +30,18 @@ from fedpeft.flare.messages import (
     Hello,
     Introduction,
     ScoreOrder,
+    ScoreReply,
     TrainOrder,
     TrainReply,
-    problem_of,
 )
 from fedpeft.flare.progress import tell_progress
 from fedpeft.flare.record import Record
+from fedpeft.flare.reply_contract import read_introduction, read_scores, read_training
 from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.simulator_workspace import take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
-from fedpeft.flare.validation import read_scores, read_training
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training.aggregation import State
@@ -48,6 +52,13 @@ from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
+SILENCE = {
+    HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?",
+    SCORE: "site {site} sent no scores in round {round}: look at its log.",
+    TRAIN: "site {site} sent no usable reply in round {round}: look at its log, or raise federation.round_timeout "
+    "({timeout} s).",
+}
+R = TypeVar("R")
 
 
 class FederationController(ModelController):
@@ -81,7 +92,6 @@ class FederationController(ModelController):
         self._job = job
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
-        self._lock = threading.Lock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Say how far the job is when asked; take back sites that return."""
@@ -102,6 +112,7 @@ class FederationController(ModelController):
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
         record = Record(run_folder(self.fl_ctx), job=self._job)
         try:
+            _no_site_ends_the_job(self.fl_ctx)
             self._federation = build(FederationSettings, self._sections["federation"], section="federation")
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
@@ -143,31 +154,23 @@ class FederationController(ModelController):
 
     def _handshake(self, record: Record, before: Checkpoint | None) -> dict[str, Introduction]:
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
-        federation = self._federation
+        sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
         fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
-        wanted = federation.sites[0] if fresh else None
-        orders = {
-            site: Hello(
-                version=fedpeft.__version__, initial=site == wanted, lineage=self._lineage, finished=finished
-            ).to_model(round=0)
-            for site in federation.sites
-        }
-        replies = self._ask(HELLO, orders, timeout=federation.hello_timeout, needed=len(orders))
-        introductions, problems = handshake.read(
-            replies, sites=federation.sites, timeout=federation.hello_timeout, initial=wanted
-        )
-        handshake.check_agreement(introductions, version=fedpeft.__version__, method=self._method)
-        if len(introductions) < federation.needed:
-            raise FedpeftError(_shortage("the handshake", len(introductions), federation.needed, problems))
-        if wanted in problems:  # ask another one what the layers start from
-            wanted = next(iter(introductions))
-            hello = Hello(version=fedpeft.__version__, initial=True, lineage=self._lineage, finished=finished)
-            again = self._ask(HELLO, {wanted: hello.to_model(round=0)}, timeout=federation.hello_timeout, needed=1)
-            able, failed = handshake.read(again, sites=[wanted], timeout=federation.hello_timeout, initial=wanted)
-            if failed:
-                raise FedpeftError(f"no site could say what the layers start from: {failed[wanted]}")
-            introductions |= able
+        able, problems = self._introduce(sites, sites[0] if fresh else "", finished)
+        introductions, others = handshake.agree(able, version=fedpeft.__version__, method=self._method)
+        problems |= others
+        _enough("the handshake", introductions, needed, problems)
+        while fresh and not any(introduction.state for introduction in introductions.values()):
+            site = next(iter(introductions))  # ask another one what the layers start from
+            able, others = self._introduce([site], site, finished)
+            introductions, differing = handshake.agree(
+                {name: i for name, i in introductions.items() if name != site} | able,
+                version=fedpeft.__version__,
+                method=self._method,
+            )
+            problems |= others | differing
+            _enough("the handshake", introductions, needed, problems)
         for site, problem in problems.items():
             self.warning(f"site {site} does not take part: {problem}")
         done = before.history["rounds"] if before else []
@@ -184,6 +187,23 @@ class FederationController(ModelController):
         record.lineage(self._lineage, before, behind)
         record.begin(self._method, self._training, introductions, problems)
         return introductions
+
+    def _introduce(
+        self, sites: Sequence[str], initial: str, finished: int
+    ) -> tuple[dict[str, Introduction], dict[str, str]]:
+        """Introductions by site, and why other sites have none; `initial` is to send the adapter it starts from."""
+        orders = {
+            site: Hello(
+                version=fedpeft.__version__, initial=site == initial, lineage=self._lineage, finished=finished
+            ).to_model(round=0)
+            for site in sites
+        }
+        most = self._federation.max_samples
+
+        def read(model: FLModel, site: str) -> Introduction:
+            return read_introduction(model, site=site, initial=site == initial, most_samples=most)
+
+        return self._ask(HELLO, orders, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
 
     def _rounds(self, record: Record, introductions: dict[str, Introduction], before: Checkpoint | None) -> State:
         """All rounds that are left; the final global adapter, empty where nothing is exchanged."""
@@ -207,8 +227,7 @@ class FederationController(ModelController):
                 asked = {site: introductions[site] for site in due}
                 rejected = self._score(number, asked, current, scores, needed=max(0, needed - len(sites) + len(due)))
                 sites = [site for site in sites if site not in rejected]
-                if len(sites) < needed:
-                    raise FedpeftError(_shortage(f"scoring in round {number}", len(sites), needed, rejected))
+                _enough(f"scoring in round {number}", sites, needed, rejected)
                 assignment = assign(
                     {site: scores[site] for site in sites},
                     {site: introductions[site].budget for site in sites},
@@ -219,16 +238,15 @@ class FederationController(ModelController):
             orders = {site: self._order(number, site, current, assignment, sum_keys) for site in sites}
             timeout = self._federation.round_timeout
             models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
-            replies = self._ask(TRAIN, models, timeout=timeout, needed=needed)
-            exchanges = self._method.exchanges
-            accepted, refused = read_training(replies, orders, introductions, exchanges=exchanges, timeout=timeout)
+            read = partial(self._read_training, orders, introductions)
+            accepted, refused = self._ask(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
             rejected |= refused
             current.confirm({site: site in accepted for site in orders})
-            if len(accepted) < needed:
-                raise FedpeftError(_shortage(f"round {number}", len(accepted), needed, rejected))
+            _enough(f"round {number}", accepted, needed, rejected)
             scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
             sum_keys = {site: reply.sum_key for site, reply in accepted.items()} if sum_keys else {}
             report: dict[str, Any] = {}
+            exchanges = self._method.exchanges
             if exchanges:
                 state, report = self._integrate(aggregator, accepted)
                 self.save_model(FLModel(params=state))
@@ -279,35 +297,67 @@ class FederationController(ModelController):
                 state=current.payload(site),
             )
             orders[site] = order.to_model(round=number, rounds=self._training.rounds)
-        replies = self._ask(SCORE, orders, timeout=self._federation.round_timeout, needed=needed)
-        fresh, problems = read_scores(replies, asked, round=number)
-        scores |= fresh
-        current.confirm({site: site in fresh for site in asked})
+
+        def read(model: FLModel, site: str) -> ScoreReply:
+            return read_scores(model, site=site, round=number, introduction=asked[site])
+
+        timeout = self._federation.round_timeout
+        replies, problems = self._ask(SCORE, orders, read, round=number, timeout=timeout, needed=needed)
+        scores |= {site: reply.scores for site, reply in replies.items()}
+        current.confirm({site: site in replies for site in asked})
         return problems
 
-    def _ask(self, task: str, orders: dict[str, FLModel], *, timeout: int, needed: int) -> dict[str, FLModel]:
-        """Send each site its own payload; replies once all are there, or enough and the grace is over."""
-        replies: dict[str, FLModel] = {}
+    def _read_training(
+        self, orders: dict[str, TrainOrder], introductions: dict[str, Introduction], model: FLModel, site: str
+    ) -> TrainReply:
+        exchanges = self._method.exchanges
+        return read_training(
+            model, site=site, order=orders[site], introduction=introductions[site], exchanges=exchanges
+        )
 
-        def receive(model: FLModel) -> None:
-            with self._lock:
-                replies[model.meta["client_name"]] = model
+    def _ask(
+        self,
+        task: str,
+        orders: dict[str, FLModel],
+        read: Callable[[FLModel, str], R],
+        *,
+        round: int,
+        timeout: int,
+        needed: int,
+    ) -> tuple[dict[str, R], dict[str, str]]:
+        """Send each site its own payload; checked replies once all are there, or enough and the grace is over.
 
+        Args:
+            task: name of the task.
+            orders: by site.
+            read: see `Inbox`.
+            round: for errors.
+            timeout: seconds that the sites have.
+            needed: usable replies that are enough.
+
+        Returns:
+            Replies by site, and by site the reason why there is none.
+        """
+        inbox = Inbox(read)
         for site, model in orders.items():
-            self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=receive)
+            self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
         enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
-            with self._lock:
-                usable = sum(not problem_of(model) for model in replies.values())
-            if usable >= needed:
+            if len(inbox.accepted) >= needed:
                 enough_since = enough_since or time.monotonic()
                 if time.monotonic() - enough_since > self._federation.grace:
                     self.cancel_all_tasks()
+        accepted, refused = inbox.accepted, inbox.refused
+        silent = [site for site in orders if site not in accepted and site not in refused]
         if self.abort_signal.triggered:
-            raise FedpeftError(f"the job was aborted while the sites worked on {task!r}.")
-        with self._lock:
-            return dict(replies)
+            waiting = ", ".join(silent) or "none"
+            raise FedpeftError(
+                f"the job was aborted while the sites worked on {task!r}; not answered had: {waiting}. If nobody "
+                f"aborted it, FLARE's process at one of these ended: look at their logs."
+            )
+        problems = {site: SILENCE[task].format(site=site, timeout=timeout, round=round) for site in silent} | refused
+        return {site: accepted[site] for site in orders if site in accepted}, problems
 
     def _keep(self, record: Record, number: int, state: State, scores: dict[str, list[float]]) -> None:
         """Write the checkpoint of a finished round."""
@@ -330,9 +380,17 @@ class FederationController(ModelController):
         return merged.params, merged.meta[REPORT]
 
 
-def _shortage(when: str, valid: int, needed: int, problems: dict[str, str]) -> str:
-    reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
-    return f"{when} ended with too few valid replies ({valid}, the quorum is {needed}): {reasons}"
+def _enough(when: str, valid: Sequence[str] | dict[str, Any], needed: int, problems: dict[str, str]) -> None:
+    """Refuse to go on with fewer sites than the quorum."""
+    if len(valid) < needed:
+        reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
+        raise FedpeftError(f"{when} ended with too few valid replies ({len(valid)}, the quorum is {needed}): {reasons}")
+
+
+def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
+    """Let the quorum decide: for three return codes of a single site FLARE's server would end the job."""
+    if runner := fl_ctx and fl_ctx.get_prop(FLContextKey.RUNNER):
+        runner.ABORT_RETURN_CODES = ()
 
 
 def _import_peft() -> None:

@@ -1,80 +1,78 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Round 0: do these sites speak the same language?"""
+"""Round 0: check version, family, keys, shapes and dtype; a site that differs from the others does not take part."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Mapping
 
-from nvflare.app_common.abstract.fl_model import FLModel
+import torch
 
+from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import Introduction, check_introduction, check_state
-from fedpeft.privacy.problem_codes import sentence
+from fedpeft.flare.messages import Introduction, Schema
 from fedpeft.training.settings import MethodSettings
 
 
-def read(
-    replies: Mapping[str, FLModel], *, sites: Iterable[str], timeout: int, initial: str | None = None
+def agree(
+    introductions: Mapping[str, Introduction], *, version: str, method: MethodSettings
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
-    """Split the replies of round 0 into sites that can take part and reasons why others cannot.
+    """Split sites into those that fit together and reasons why others do not.
+
+    The kind of adapter that most sites have is the job's; of two equally frequent ones that of the first site.
 
     Args:
-        replies: what arrived, by site.
-        sites: who was asked.
-        timeout: seconds that they had.
-        initial: who was asked for the adapter to start from; nobody else may send one.
+        introductions: by site, each checked on its own.
+        version: the server's.
+        method: says whether adapters are exchanged, and whether their widths may differ.
     """
-    able, problems = {}, {}
-    for site in sites:
-        if site not in replies:
-            problems[site] = (
-                f"site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?"
-            )
-            continue
+    problems = {
+        site: f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
+        f"everywhere."
+        for site, introduction in introductions.items()
+        if introduction.version != version
+    }
+    able = {site: introduction for site, introduction in introductions.items() if site not in problems}
+    if not able or not method.exchanges:
+        return able, problems
+    kinds = {site: _kind(introduction, method) for site, introduction in able.items()}
+    common, _ = Counter(kinds.values()).most_common(1)[0]
+    first = next(site for site, kind in kinds.items() if kind == common)
+    for site, kind in kinds.items():
         try:
-            introduction = Introduction.from_model(replies[site], sender=f"site {site}")
-            if not introduction.problem:
-                check_introduction(introduction, site=site)
-                check_state(introduction.state, site=site, schema=introduction.schema if site == initial else {})
+            if kind != common:
+                raise FedpeftError(_difference(first, able[first], site, able[site]))
+            if method.site_adapter_settings:
+                model, own = (_shapes_only(able[name].schema) for name in (first, site))
+                check_alike(own, f"site {site}", model, f"site {first}")
         except FedpeftError as error:
             problems[site] = str(error)
-            continue
-        if introduction.problem:
-            problems[site] = f"site {site} cannot take part: {sentence(introduction.problem, introduction.setting)}"
-        else:
-            able[site] = introduction
-    return able, problems
+    return {site: introduction for site, introduction in able.items() if site not in problems}, problems
 
 
-def check_agreement(introductions: Mapping[str, Introduction], *, version: str, method: MethodSettings) -> None:
-    """Refuse a federation whose sites would not understand each other.
+def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
+    """What must be equal at all sites."""
+    shapes = introduction.schema.items()
+    widths = frozenset((key, None if method.site_adapter_settings else tuple(shape)) for key, shape in shapes)
+    return introduction.family, introduction.dtype, widths
 
-    Raises:
-        FedpeftError: another version, or an adapter of another kind or shape; the site is named.
-    """
-    for site, introduction in introductions.items():
-        if introduction.version != version:
-            raise FedpeftError(
-                f"site {site} runs fedpeft {introduction.version}, the server {version}: "
-                f"install the same version everywhere."
-            )
-    if not introductions or not method.exchanges:
-        return
-    first, *others = introductions
-    wanted = introductions[first].schema
-    for site in others:
-        schema = introductions[site].schema
-        if set(schema) != set(wanted):
-            key = min(set(schema) ^ set(wanted))
-            raise FedpeftError(
-                f"the adapters of sites {first} and {site} differ: only one of them has {key}; "
-                f"give both the same method.adapter and the same backbone."
-            )
-        if method.site_adapter_settings:
-            continue
-        for key, shape in schema.items():
-            if list(shape) != list(wanted[key]):
-                raise FedpeftError(
-                    f"{key} has shape {list(shape)} at site {site} and {list(wanted[key])} at site {first}: use the "
-                    f"same backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
-                )
+
+def _difference(first: str, wanted: Introduction, site: str, own: Introduction) -> str:
+    if own.family != wanted.family:
+        return f"site {site} has a backbone of family {own.family}, site {first} of {wanted.family}: use one backbone."
+    if own.dtype != wanted.dtype:
+        return f"site {site} sends tensors of {own.dtype}, site {first} of {wanted.dtype}: load the backbone alike."
+    if differing := set(own.schema) ^ set(wanted.schema):
+        return (
+            f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
+            f"give both the same method.adapter and the same backbone."
+        )
+    key = next(key for key, shape in own.schema.items() if shape != wanted.schema[key])
+    return (
+        f"{key} has shape {own.schema[key]} at site {site} and {wanted.schema[key]} at site {first}: use the "
+        f"same backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
+    )
+
+
+def _shapes_only(schema: Schema) -> dict[str, torch.Tensor]:
+    return {key: torch.empty(shape, device="meta") for key, shape in schema.items()}

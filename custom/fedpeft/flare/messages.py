@@ -8,23 +8,19 @@ are those of the dataclass. Heads, answers, images and questions have no field h
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, ClassVar, TypeVar, get_type_hints
 
 import torch
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
-from fedpeft import backbones, data
 from fedpeft.errors import FedpeftError
-from fedpeft.privacy.problem_codes import sentence
-from fedpeft.settings import fits
-from fedpeft.training.worker_trainer import ATTEMPTS
+from fedpeft.flare.message_fields import REFUSED, check_fields, shown, some
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 FIELDS = "fedpeft"
-MESSAGE = "message-refused"
 ACCURACIES = ("overall", "open", "closed")
 METRICS = (*ACCURACIES, "loss", "loss_first")
 SPLITS = ("train", "validation", "test")
@@ -46,29 +42,17 @@ class _Message:
 
     @classmethod
     def from_model(cls: type[M], model: FLModel, *, sender: str = "the server") -> M:
-        """Read a message; FedpeftError naming its sender if its fields are not exactly the declared ones."""
+        """Read a message; FedpeftError naming its sender if its fields are not the declared ones, of their types."""
         values = model.meta.get(FIELDS)
-        declared = {f.name for f in dataclasses.fields(cls)} - {"state"}
-        if not isinstance(values, Mapping) or set(values) != declared:
-            got = sorted(values) if isinstance(values, Mapping) else type(values).__name__
-            raise FedpeftError(
-                f"{sender} sent no {cls.__name__} message with {sorted(declared)}, but {got}: "
-                f"install the same fedpeft version everywhere.",
-                code=MESSAGE,
-            )
-        hints = get_type_hints(cls)
-        for name, value in values.items():
-            if not fits(value, hints[name]):
-                raise FedpeftError(
-                    f"{sender} sent {value!r:.60} as {name} of a {cls.__name__} message: wrong type.", code=MESSAGE
-                )
-        if not cls.carries_state:
-            if model.params:
-                raise FedpeftError(
-                    f"{sender} sent tensors in a {cls.__name__} message: {_some(sorted(model.params))}.", code=MESSAGE
-                )
-            return cls(**values)
-        return cls(**values, state=dict(model.params or {}))
+        check_fields(values, _declared(cls), message=cls.__name__, sender=sender)
+        params = {} if model.params is None else model.params
+        if not isinstance(params, Mapping):
+            raise FedpeftError(f"{sender} sent {shown(params)} in place of tensors by name.", code=REFUSED)
+        if cls.carries_state:
+            return cls(**values, state=dict(params))
+        if params:
+            raise FedpeftError(f"{sender} sent tensors in a {cls.__name__} message: {some(params)}.", code=REFUSED)
+        return cls(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,6 +84,7 @@ class Introduction(_Message):
         dataset: registered name of the data set.
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
+        dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, of which the site has its own state.
         problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
@@ -116,6 +101,7 @@ class Introduction(_Message):
     dataset: str = ""
     backbone: str = ""
     family: str = ""
+    dtype: str = "float32"
     budget: int = 0
     finished: int = 0
     problem: str = ""
@@ -215,86 +201,8 @@ class TrainReply(_Message):
     state: dict[str, torch.Tensor]
 
 
-def problem_of(model: FLModel) -> str:
-    """The problem that a reply tells of, empty where it tells of none or is no message of ours."""
-    values = model.meta.get(FIELDS)
-    return str(values.get("problem") or "") if isinstance(values, Mapping) else ""
-
-
-def check_introduction(introduction: Introduction, *, site: str) -> None:
-    """Accept an introduction only if its names are known and its numbers are counts.
-
-    Raises:
-        FedpeftError: naming the site and the field.
-    """
-    for name, known in (("dataset", data.names()), ("backbone", backbones.names())):
-        if getattr(introduction, name) not in known:
-            raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
-    counts = introduction.samples
-    if set(counts) != set(SPLITS) or not all(isinstance(n, int) and n >= 0 for n in counts.values()):
-        raise FedpeftError(f"site {site} sent no counts of {', '.join(SPLITS)} samples.")
-    for key, shape in introduction.schema.items():
-        if not isinstance(shape, list) or not all(isinstance(n, int) and n > 0 for n in shape):
-            raise FedpeftError(f"site {site} announces {key!r:.60} with shape {shape!r:.40}, which is no shape.")
-
-
-def check_reply(
-    reply: TrainReply, *, site: str, round: int, schema: Schema, samples: int, masked: bool = False
-) -> None:
-    """Accept a reply only if it is what the site announced, and finite.
-
-    Raises:
-        FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
-    """
-    if reply.problem:
-        attempts = f" in {ATTEMPTS} attempts" if reply.attempts == ATTEMPTS else ""
-        raise FedpeftError(
-            f"site {site} could not finish round {round}{attempts}: {sentence(reply.problem, reply.setting)}"
-        )
-    if reply.round != round:
-        raise FedpeftError(f"site {site} answered for round {reply.round} in round {round}.")
-    if reply.samples != samples:
-        raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
-    if not (math.isfinite(reply.seconds) and reply.seconds >= 0):
-        raise FedpeftError(f"site {site} reports {reply.seconds} seconds of work: it must be a finite number.")
-    if not 1 <= reply.attempts <= ATTEMPTS:
-        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
-    _check_metrics(reply.metrics, site)
-    check_state(reply.state, site=site, schema=schema, masked=masked)
-
-
-def check_state(state: Mapping[str, Any], *, site: str, schema: Schema, masked: bool = False) -> None:
-    """Exactly the announced keys, shapes and a finite floating dtype, or FedpeftError naming site and key.
-
-    Masked tensors are int64, and every value of theirs is as likely as any other.
-    """
-    missing, extra = sorted(set(schema) - set(state)), sorted(set(state) - set(schema))
-    if missing or extra:
-        what = f"lacks {_some(missing)}" if missing else f"has unannounced keys {_some(extra)}"
-        raise FedpeftError(f"the adapter of site {site} {what}: it must send exactly the tensors of its schema.")
-    for key, tensor in state.items():
-        if masked and getattr(tensor, "dtype", None) != torch.int64:
-            raise FedpeftError(f"site {site} sent {key} without a mask in a secure sum: this round is lost.")
-        if not isinstance(tensor, torch.Tensor) or not (masked or tensor.is_floating_point()):
-            kind = getattr(tensor, "dtype", type(tensor).__name__)
-            raise FedpeftError(f"site {site} sent {key} as {kind}: only floating-point tensors are accepted.")
-        if list(tensor.shape) != list(schema[key]):
-            raise FedpeftError(f"site {site} sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}.")
-        if not torch.isfinite(tensor).all():
-            raise FedpeftError(f"site {site} sent NaN or infinity in {key}: its training diverged.")
-
-
-def _check_metrics(metrics: Mapping[str, Any], site: str) -> None:
-    if set(metrics) != set(METRICS):
-        raise FedpeftError(f"site {site} sent metrics {sorted(metrics)}, declared are {sorted(METRICS)}.")
-    for name, value in metrics.items():
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise FedpeftError(f"site {site} sent {value!r:.40} as metric {name}: it must be a finite number.")
-        if name in ACCURACIES and not 0 <= value <= 1:
-            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a fraction from 0 to 1.")
-
-
-def _some(keys: Sequence[str], most: int = 3) -> str:
-    return ", ".join(keys[:most]) + (f" and {len(keys) - most} more" if len(keys) > most else "")
+@cache
+def _declared(kind: type[_Message]) -> dict[str, Any]:
+    """The type of every field but the tensors."""
+    hints = get_type_hints(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind) if field.name != "state"}

@@ -31,12 +31,12 @@ class Announced:
 
     Args:
         shapes: of every tensor it may send, by wire key.
-        dtypes: of the same tensors, as torch writes them.
+        dtype: of all of them, as torch names it.
         samples: size of its training split.
     """
 
     shapes: dict[str, list[int]]
-    dtypes: dict[str, str]
+    dtype: str
     samples: int
 
     @classmethod
@@ -44,7 +44,7 @@ class Announced:
         """From an introduction that carries the site's first adapter."""
         return cls(
             shapes={key: list(tensor.shape) for key, tensor in introduction.state.items()},
-            dtypes={key: str(tensor.dtype) for key, tensor in introduction.state.items()},
+            dtype=introduction.dtype,
             samples=introduction.samples["train"],
         )
 
@@ -74,7 +74,7 @@ class Memory:
         said = Announced.of(introduction)
         with replacing(self.folder / INITIAL) as draft:
             save_file({k: t.contiguous() for k, t in introduction.state.items()}, draft)
-        write_json(self.folder / ANNOUNCED, {"shapes": said.shapes, "dtypes": said.dtypes, "samples": said.samples})
+        write_json(self.folder / ANNOUNCED, {"shapes": said.shapes, "dtype": said.dtype, "samples": said.samples})
 
     def known_announcement(self) -> Announced | None:
         """What was kept; None before the site has introduced itself.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import torch
 from nvflare.apis.dxo import DataKind
@@ -15,8 +14,6 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
-from fedpeft.adapters.keys import parse_key
-from fedpeft.backbones.sites import SITES
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import (
     FIELDS,
@@ -27,13 +24,11 @@ from fedpeft.flare.messages import (
     ScoreReply,
     TrainOrder,
     TrainReply,
-    check_introduction,
-    check_reply,
 )
 from fedpeft.flare.orders import Announced, Order
+from fedpeft.flare.reply_contract import check_introduction, check_reply, check_score_reply, check_tensors
 from fedpeft.privacy.problem_codes import is_known
-from fedpeft.privacy.signed_keys import read as read_key
-from fedpeft.training.assignment import belongs, check_scores, layers_of
+from fedpeft.training.assignment import belongs, layers_of
 from fedpeft.training.worker_trainer import ATTEMPTS
 
 HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
@@ -47,6 +42,7 @@ KNOWN = {
         "dataset",
         "backbone",
         "family",
+        "dtype",
         "budget",
         "finished",
         "problem",
@@ -152,51 +148,44 @@ def _introduction(reply: Introduction, order: Hello, announced: Announced | None
     if reply.version != fedpeft.__version__:
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
     check_introduction(reply, site=site)
-    if reply.family not in SITES:
-        raise FedpeftError(f"family {reply.family!r:.40}, which no backbone has.")
-    _counts(classes=reply.classes, budget=reply.budget, **reply.samples)
-    for key in reply.schema:
-        if not (key.startswith("backbone.") and all(part.isidentifier() or part.isdigit() for part in key.split("."))):
-            parse_key(key)
-    _only("tensor", reply.state, reply.schema)
     if trained and reply.state:
         raise FedpeftError("the adapter in an introduction: since this site has trained, it speaks of its data.")
     if not trained:
-        own = {key: str(getattr(tensor, "dtype", "")) for key, tensor in reply.state.items()}
-        _tensors(reply.state, reply.schema, announced.dtypes if announced else own)
-    if announced and (reply.schema, reply.samples["train"]) != (announced.shapes, announced.samples):
-        raise FedpeftError("a second introduction with another schema or another number of training samples.")
+        check_tensors(reply.state, site=site, schema=reply.schema, dtype=reply.dtype)
+    own = (reply.schema, reply.dtype, reply.samples["train"])
+    if announced and own != (announced.shapes, announced.dtype, announced.samples):
+        raise FedpeftError("a second introduction with another schema, dtype or number of training samples.")
     if not 0 <= reply.finished <= order.finished:
         raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
-    _sum_key(reply.sum_key, site)
     sent = _copies(reply.state) if order.initial else {}
     return dataclasses.replace(reply, state=sent).to_model(round=0)
 
 
 def _scores(reply: ScoreReply, order: ScoreOrder, announced: Announced, site: str) -> FLModel:
-    if reply.round != order.round:
-        raise FedpeftError(f"scores for round {reply.round}, asked for was {order.round}.")
-    check_scores(reply.scores, len(layers_of(announced.shapes)), site)
+    check_score_reply(reply, site=site, round=order.round, layers=len(layers_of(announced.shapes)))
     scores = [float(score) for score in reply.scores]
-    return ScoreReply(round=reply.round, scores=scores, seconds=_seconds(reply), problem="").to_model(round=reply.round)
+    seconds = float(reply.seconds)
+    return ScoreReply(round=reply.round, scores=scores, seconds=seconds, problem="").to_model(round=reply.round)
 
 
 def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: str) -> FLModel:
     assigned = {key: shape for key, shape in announced.shapes.items() if belongs(key, order.layers)}
-    _only("tensor", reply.state, assigned)
-    _only("metric", reply.metrics, METRICS)
-    masked = bool(order.sum_keys)
-    dtypes = dict.fromkeys(assigned, str(torch.int64)) if masked else announced.dtypes
-    _tensors(reply.state, assigned, dtypes, masked=masked)
-    _sum_key(reply.sum_key, site)
-    check_reply(reply, site=site, round=order.round, schema=assigned, samples=announced.samples, masked=masked)
-    check_scores(reply.scores, len(layers_of(announced.shapes)) if order.scored else 0, site)
+    check_reply(
+        reply,
+        site=site,
+        round=order.round,
+        schema=assigned,
+        dtype=announced.dtype,
+        samples=announced.samples,
+        scores=len(layers_of(announced.shapes)) if order.scored else 0,
+        masked=bool(order.sum_keys),
+    )
     sent = TrainReply(
         round=reply.round,
         samples=reply.samples,
         metrics={name: None if value is None else float(value) for name, value in reply.metrics.items()},
         scores=[float(score) for score in reply.scores],
-        seconds=_seconds(reply),
+        seconds=float(reply.seconds),
         problem="",
         attempts=reply.attempts,
         sum_key=reply.sum_key,
@@ -210,49 +199,12 @@ def _only(what: str, found: Iterable[str], allowed: Iterable[str]) -> None:
         raise FedpeftError(f"{what} {name!r:.120}, which nobody asked for.")
 
 
-def _tensors(
-    state: Mapping[str, Any], shapes: Mapping[str, list[int]], dtypes: Mapping[str, str], *, masked: bool = False
-) -> None:
-    for key, shape in shapes.items():
-        if key not in state:
-            raise FedpeftError(f"no {key}, which was announced or asked for.")
-        tensor = state[key]
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.is_floating_point() == masked:
-            raise FedpeftError(
-                f"{key} as {type(tensor).__name__}, it must be a dense tensor of floating-point numbers."
-            )
-        if list(tensor.shape) != list(shape) or str(tensor.dtype) != dtypes[key]:
-            raise FedpeftError(
-                f"{key} of {tensor.dtype} {list(tensor.shape)}, announced was {dtypes[key]} {list(shape)}."
-            )
-        if not torch.isfinite(tensor).all():
-            raise FedpeftError(f"NaN or infinity in {key}.")
-
-
 def _copies(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of their own, without the rest of the memory that a view belongs to and without attributes."""
     return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in state.items()}
-
-
-def _sum_key(offered: Mapping[str, list[str]], site: str) -> None:
-    if offered:
-        read_key(offered, site=site)
-
-
-def _counts(**counts: int) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**48:
-            raise FedpeftError(f"{name} is {value!r:.40}, it must be a count.")
 
 
 def _attempts(reply: TrainReply) -> int:
     if reply.attempts not in range(1, ATTEMPTS + 1):
         raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {ATTEMPTS}.")
     return reply.attempts
-
-
-def _seconds(reply: ScoreReply | TrainReply) -> float:
-    seconds = float(reply.seconds)
-    if not 0 <= seconds < 1e9:
-        raise FedpeftError(f"seconds is {seconds!r}, it must be a duration.")
-    return seconds

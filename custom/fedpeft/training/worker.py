@@ -18,6 +18,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.errors import FedpeftError
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker_frames import Frame, receive, send, unpack
 
@@ -104,11 +105,20 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "dataset": learner.dataset,
         "backbone": learner.backbone_name,
         "family": learner.backbone.family,
+        "dtype": _dtype(sent),
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),
         "unanswerable": learner.unanswerable,
     }
     return values, sent if initial else {}
+
+
+def _dtype(tensors: State) -> str:
+    """The one dtype of what is exchanged; float32 where nothing is."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
+    if len(dtypes) > 1:
+        raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
+    return dtypes.pop()
 
 
 def _score(learner: Learner, state: State, *, round: int) -> Answer:

@@ -1,0 +1,146 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a single site sends costs that site the round, or its part in the job, by name; the others go on."""
+
+import json
+from dataclasses import replace
+from types import SimpleNamespace
+
+import pytest
+import torch
+from harness import LAYERS, SCHEDULE, SITES, Harness, assigned, but, introduction, reply, scheduled, scores
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.shareable import make_reply
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+from nvflare.private.fed.server.server_runner import ServerRunner
+
+from fedpeft.flare.messages import FIELDS, METRICS
+
+
+def edited(site, order, **changes):
+    """A sound reply with fields changed after it was built."""
+    model = reply(site, order).to_model()
+    model.meta[FIELDS] |= changes
+    return model
+
+
+def with_params(site, order, params):
+    shareable = FLModelUtils.to_shareable(reply(site, order).to_model())
+    shareable["DXO"]["data"] = params(shareable["DXO"]["data"])
+    return shareable
+
+
+def without_fields(site, order):
+    model = reply(site, order).to_model()
+    model.meta.clear()
+    return model
+
+
+REPLIES = {
+    "metrics with names of two types": lambda s, o: edited(s, o, metrics={**dict.fromkeys(METRICS), 1: 0.5}),
+    "an integer of 5000 digits": lambda s, o: edited(s, o, samples=10**5000),
+    "a tensor in place of a problem": lambda s, o: edited(s, o, problem=torch.ones(3)),
+    "a problem of two million characters": lambda s, o: edited(s, o, problem="\x1b[31m\n" * 400_000),
+    "a loss of 1e308": lambda s, o: edited(s, o, metrics={**dict.fromkeys(METRICS), "loss": 1e308}),
+    "a number for a tensor's name": lambda s, o: with_params(s, o, lambda params: {**params, 7: torch.ones(2)}),
+    "a tensor without a name": lambda s, o: with_params(s, o, lambda params: torch.ones(3)),
+    "a list of tensors": lambda s, o: with_params(s, o, lambda params: list(params.values())),
+    "no declared field": without_fields,
+    "a return code that ends a job by default": lambda s, o: make_reply(ReturnCode.TASK_UNKNOWN),
+}
+
+
+@pytest.mark.parametrize("kind", REPLIES)
+def test_a_reply_costs_its_site_the_round(run, kind):
+    harness, manifest, _ = run(train=but("chest", REPLIES[kind], rounds=(2,)), quorum=2)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    (fault,) = manifest["faults"]
+    assert (fault["site"], fault["round"]) == ("chest", 2)
+    assert "site chest " in fault["what"]
+    assert fault["what"].isprintable()
+    assert len(fault["what"]) < 300
+    assert torch.equal(harness.saved[-1]["layer.0.output.down.weight"], torch.full((2, 3), 2.5))
+
+
+NARROW = {"layer.0.output.down.weight": [2, 3]}
+SAMPLES = {"train": 5, "validation": 1, "test": 2}
+UNABLE = [
+    ("chest", {"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
+    ("chest", {"schema": NARROW}, "the adapters of sites slake and chest differ"),
+    ("slake", {"schema": NARROW}, "the adapters of sites vqa-rad and slake differ"),
+    ("chest", {"dtype": "bfloat16"}, "site chest sends tensors of bfloat16, site slake of float32"),
+    ("chest", {"dtype": "float64"}, "site chest announces tensors of 'float64'"),
+    ("chest", {"samples": {**SAMPLES, "train": 0}}, "site chest announces 0 training samples"),
+    ("chest", {"samples": {**SAMPLES, "train": 10**12}}, "(federation.max_samples)"),
+    ("chest", {"samples": {**SAMPLES, "train": True}}, "site chest sent True as samples.train"),
+    ("chest", {"budget": -5}, "site chest announces -5 as budget"),
+    ("slake", {"family": "unheard-of"}, "site slake names an unknown family"),
+    ("chest", {"schema": {**NARROW, 5: [2]}}, "site chest sent 5 as a name in schema"),
+    ("chest", {"schema": {"\x1b[31mred\n": [2, 3]}}, r"site chest sent '\x1b[31mred\n' as a name in schema"),
+    ("chest", {"schema": {"layer.0.output.down.weight": [2**40, 3]}}, "which is no shape"),
+]
+
+
+@pytest.mark.parametrize(("site", "changes", "told"), UNABLE)
+def test_a_site_that_does_not_fit_does_not_take_part(run, site, changes, told):
+    harness, manifest, history = run(lambda name: introduction(name, **(changes if name == site else {})), quorum=2)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert told in manifest["sites"][site]["problem"]
+    assert site not in history["rounds"][0]["sites"]
+    assert len(harness.saved) == 2
+
+
+@pytest.mark.parametrize("value", [None, 3e38])
+def test_layers_start_from_another_site_where_the_first_sends_no_usable_adapter(run, value):
+    state = {} if value is None else {key: torch.full(shape, value) for key, shape in LAYERS.items()}
+    greeted = []
+
+    def introduce(site):
+        greeted.append(site)
+        if site == "slake":
+            return introduction(site, schema=LAYERS, budget=1, state=state)
+        return introduction(site, schema=LAYERS, budget=1, state=scheduled("slake").state if len(greeted) > 3 else {})
+
+    _, manifest, _ = run(introduce, assigned, quorum=2, schedule=SCHEDULE)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert "site slake" in manifest["sites"]["slake"]["problem"]
+    assert greeted == [*SITES, "vqa-rad"]
+
+
+@pytest.mark.parametrize("huge", [1e308, 1e31, -1.0, True, None, [1.0]])
+def test_scores_that_no_schedule_can_hold_cost_the_site_the_round(run, huge):
+    def score(site, order):
+        return scores(site, order, scores=[huge] * 3) if site == "chest" else scores(site, order)
+
+    _, manifest, history = run(scheduled, assigned, score, quorum=2, schedule=SCHEDULE)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert "site chest sent" in history["rounds"][0]["rejected"]["chest"]
+
+
+def test_scores_of_another_round_are_refused(run):
+    def replayed(site, order):
+        sent = scores(site, order)
+        return replace(sent, round=order.round + 1) if site == "chest" else sent
+
+    _, _, history = run(scheduled, assigned, replayed, quorum=2, schedule=SCHEDULE)
+    assert "site chest answered for round 2 in round 1" in history["rounds"][0]["rejected"]["chest"]
+
+
+def test_no_return_code_of_a_site_ends_the_job(run, monkeypatch):
+    """FLARE's server ends a job for three return codes of a single site, before any of our code sees them."""
+    runner = SimpleNamespace(ABORT_RETURN_CODES=ServerRunner.ABORT_RETURN_CODES)
+    monkeypatch.setattr(Harness, "context_props", {FLContextKey.RUNNER: runner})
+    _, manifest, _ = run()
+    assert manifest["status"] == "completed"
+    assert not runner.ABORT_RETURN_CODES
+
+
+def test_an_aborted_job_names_the_sites_that_had_not_answered(run, tmp_path):
+    def train(site, order):
+        harness.abort_signal.trigger(True)
+        return reply(site, order) if site == "slake" else None
+
+    harness = Harness(train=train)
+    harness.run()
+    reason = json.loads((tmp_path / "manifest.json").read_text())["reason"]
+    assert "not answered had: vqa-rad, chest" in reason
+    assert harness.panics == [reason]
