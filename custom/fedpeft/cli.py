@@ -95,6 +95,7 @@ def _simulate(chosen: argparse.Namespace) -> None:
 
 
 def _jobs(chosen: argparse.Namespace) -> None:
+    from fedpeft.flare.job_admission import admit_folder
     from fedpeft.jobs import compose, outdated, recipes, write_job
 
     for name in chosen.names or recipes(chosen.configs):
@@ -103,6 +104,7 @@ def _jobs(chosen: argparse.Namespace) -> None:
             write_job(chosen.out / name, name, sections)
         elif stale := outdated(chosen.out / name, name, sections):
             raise FedpeftError(f"{stale[0]} is not what app_configs/ says: run `fedpeft jobs` and commit the result.")
+        admit_folder(chosen.out / name)
         print(chosen.out / name)
 
 

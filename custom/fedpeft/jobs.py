@@ -16,6 +16,17 @@ from fedpeft.yaml_values import MOST_LEVELS, parse
 RECIPES = "jobs.yml"
 SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
+PERSISTOR = "fedpeft.flare.persistor.SafetensorsPersistor"
+AGGREGATOR = "fedpeft.flare.aggregator.PIAAggregator"
+CONTROLLER = "fedpeft.flare.controller.FederationController"
+EXECUTOR = "fedpeft.flare.executor.SiteExecutor"
+ARGUMENTS = {  # the classes of a job and the sections that each receives; a site admits no others
+    PERSISTOR: (),
+    AGGREGATOR: ("method",),
+    CONTROLLER: ("job", "federation", "method", "training", "schedule"),
+    EXECUTOR: ("backbone", "method", "training", "data", "schedule"),
+}
+TASKS = ("hello", "score", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +87,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings, site_data
+    from fedpeft.flare.strict_json import check_texts
     from fedpeft.settings import one_of
     from fedpeft.training.assignment import ScheduleSettings
     from fedpeft.training.secure_round import check_secure_sum
@@ -84,6 +96,8 @@ def check(sections: Mapping[str, Any]) -> None:
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:
         raise FedpeftError(f"{unknown[0]!r} is no section of a job: {suggestion(unknown[0], SECTIONS)}.")
+    for name, section in sections.items():
+        check_texts(section, name)
     federation = build(FederationSettings, sections.get("federation"), section="federation")
     method = build(MethodSettings, sections.get("method"), section="method")
     build(PIASettings, method.pia, section="method.pia")
@@ -123,6 +137,10 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
     """The files of a job folder, by relative path."""
     federation, flare = sections["federation"], dict(sections["flare"])
     sites = list(federation["sites"])
+
+    def arguments(path: str) -> dict[str, Any]:
+        return {section: name if section == "job" else sections[section] for section in ARGUMENTS[path]}
+
     server = {
         "format_version": 2,
         "server": {"task_request_interval": flare.pop("task_request_interval")},
@@ -130,20 +148,10 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [
-            {"id": "persistor", "path": "fedpeft.flare.persistor.SafetensorsPersistor", "args": {}},
-            {
-                "id": "aggregator",
-                "path": "fedpeft.flare.aggregator.PIAAggregator",
-                "args": {"method": sections["method"]},
-            },
+            {"id": "persistor", "path": PERSISTOR, "args": arguments(PERSISTOR)},
+            {"id": "aggregator", "path": AGGREGATOR, "args": arguments(AGGREGATOR)},
         ],
-        "workflows": [
-            {
-                "id": "rounds",
-                "path": "fedpeft.flare.controller.FederationController",
-                "args": {"job": name, **{s: sections[s] for s in ("federation", "method", "training", "schedule")}},
-            }
-        ],
+        "workflows": [{"id": "rounds", "path": CONTROLLER, "args": arguments(CONTROLLER)}],
     }
     client = {
         "format_version": 2,
@@ -151,15 +159,7 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "executors": [
-            {
-                "tasks": ["hello", "score", "train"],
-                "executor": {
-                    "path": "fedpeft.flare.executor.SiteExecutor",
-                    "args": {s: sections[s] for s in ("backbone", "method", "training", "data", "schedule")},
-                },
-            }
-        ],
+        "executors": [{"tasks": list(TASKS), "executor": {"path": EXECUTOR, "args": arguments(EXECUTOR)}}],
     }
     meta = {
         "name": name.replace("/", "_"),

@@ -22,9 +22,10 @@ from typing import Any
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
+from fedpeft.flare.job_admission import admit_folder
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
-from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, seed
+from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
 from fedpeft.workspace_lock import held
 
 RUN = Path("simulate_job") / "fedpeft"
@@ -57,6 +58,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
+        admit_folder(folder, classes=listed_classes(workspace))
         folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):

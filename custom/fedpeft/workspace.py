@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a simulator workspace needs under `local/`: the allow-list for fedpeft's classes, and a readable console.
+"""What a participant needs under `local/`: the list of classes that a job may load, and what checks a job before that.
 
 FLARE loads only listed classes for a job that brings no code of its own.
 """
@@ -23,6 +23,10 @@ COMPONENTS = (
     "fedpeft.flare.filters.RememberOrder",
     "fedpeft.flare.persistor.SafetensorsPersistor",
 )
+GUARDS = {  # entries of `components` in a start-up kit: see fedpeft.flare.admission_components
+    "server": {"id": "job_admission", "path": "fedpeft.flare.admission_components.SubmissionGuard", "args": {}},
+    "site": {"id": "app_deployer", "path": "fedpeft.flare.admission_components.AdmittedAppDeployer", "args": {}},
+}
 KEY = "class_allow_list"
 EXIT_CODE = "_process_rc.txt"  # the simulator's own file, which a run that is killed leaves behind
 KIT = ("fed_admin.json", "fed_client.json", "fed_server.json")  # what only a start-up kit has
@@ -30,18 +34,26 @@ RESOURCES, LOG_CONFIG, PRIVACY = "resources.json", "log_config.json", "privacy.j
 
 
 def resources() -> dict[str, Any]:
-    """FLARE's own allow-list with fedpeft's components appended, enforced.
+    """An allow-list of fedpeft's components alone, enforced.
 
     Each is named: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function of the
-    package, the command line included.
+    package, the command line included. The list replaces FLARE's own, whose classes write files, open connections or
+    pass by a site's filters; it holds for jobs only.
     """
-    from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
-
     return {
         "format_version": 2,
-        KEY: [*DEFAULT_CLASS_ALLOW_LIST, *COMPONENTS],
+        KEY: list(COMPONENTS),
         "class_list_enforcement_mode": "enforce",
     }
+
+
+def listed_classes(workspace: Path) -> tuple[str, ...]:
+    """The allow-list of a simulator workspace; none where the file is missing or damaged."""
+    try:
+        listed = json.loads((workspace / "local" / RESOURCES).read_text())[KEY]
+        return tuple(name for name in listed if isinstance(name, str))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
 
 
 def log_config() -> dict[str, Any]:

@@ -22,8 +22,10 @@ ROOT = Path(__file__).parents[2]
 SITES = ("slake", "vqa-rad")
 ABSENT = "vqa-med-2019"
 LEAD, ADMIN, MEMBER = "lead@coordinator.org", "project-admin@coordinator.org", "member@hospital-a.org"
+SECRET = "hospital-database-password"
 ENVIRONMENT = {
     **os.environ,
+    "DB_PASSWORD": SECRET,  # of server and sites alike; nothing of it may reach anybody
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "OMP_NUM_THREADS": "1",
 }

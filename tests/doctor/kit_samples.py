@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedpeft.workspace import resources
+from fedpeft.workspace import GUARDS, resources
 
 NAMES = {"server": "localhost", "site": "slake", "admin": "lead@lab.org"}
 
@@ -69,6 +69,7 @@ def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme
     file, content = configuration[role]
     (folder / "startup" / file).write_text(json.dumps(content))
     authority.write(folder / "startup", "server" if role == "server" else "client", NAMES[role], begins, ends)
-    allowed = {**resources(), "allow_log_streaming": False} if local is None else local
+    guards = [GUARDS[role]] if role in GUARDS else []
+    allowed = {**resources(), "components": guards, "allow_log_streaming": False} if local is None else local
     (folder / "local" / "resources.json.default").write_text(json.dumps(allowed))
     return folder

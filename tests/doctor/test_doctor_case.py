@@ -73,10 +73,10 @@ def test_a_damaged_kit_is_told(content, told, make_kit):
     ("side", "change", "told"),
     [
         ("server", lambda config: "{", "cannot be read as JSON"),
-        ("client", lambda config: "3", "it holds int"),
-        ("server", lambda config: json.dumps({**config, "workflows": []}), "is no job of fedpeft"),
-        ("client", lambda config: json.dumps({**config, "executors": [3]}), "is no job of fedpeft"),
-        ("client", lambda config: None, "is missing: restore it"),
+        ("client", lambda config: "3", "holds int, not an object"),
+        ("server", lambda config: json.dumps({**config, "workflows": []}), "workflows is"),
+        ("client", lambda config: json.dumps({**config, "executors": [3]}), "executors is 3"),
+        ("client", lambda config: None, "lacks app/config/config_fed_client.json"),
     ],
 )
 def test_a_damaged_job_is_told(side, change, told, make_job):

@@ -33,7 +33,7 @@ def test_a_site_without_the_allow_list_fails(make_kit, make_job):
     shown = printed(open_case(make_job(), startup_kit=make_kit("site", port=1, local={})))
     assert "FLARE may not load" in shown
     assert "does not answer" in shown
-    assert "3 of " in shown.splitlines()[-1]
+    assert "4 of " in shown.splitlines()[-1]
 
 
 def test_without_a_job_it_says_what_is_missing(make_kit):

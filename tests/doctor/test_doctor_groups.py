@@ -10,11 +10,11 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from fedpeft.doctor import allow_list, backbone, clock, data, disk, job, memory, open_case, privacy, versions
+from fedpeft.doctor import admission, allow_list, backbone, clock, data, disk, job, memory, open_case, privacy, versions
 from fedpeft.doctor.footprint import Footprint
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.policy import default_scope
-from fedpeft.workspace import COMPONENTS, resources
+from fedpeft.workspace import COMPONENTS, GUARDS, resources
 
 GB = 10**9
 
@@ -230,16 +230,44 @@ def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_k
     assert "warn" not in told(data.check(open_case(job, site="slake")))
 
 
-def test_job_settings_agreement_and_code(make_job, make_kit):
+def test_job_settings_and_agreement(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
     assert told(job.check(open_case(folder))).startswith("pass")
     assert "site slake is not in federation.sites" in told(job.check(open_case(folder, startup_kit=make_kit("site"))))
-    (folder / "app" / "custom").mkdir()
     case = open_case(folder)
     case.job.client["training"]["rounds"] = 99
-    shown = told(job.check(case))
-    assert "training differs between server and sites" in shown
-    assert "holds code" in shown
+    assert "training differs between server and sites" in told(job.check(case))
+
+
+def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
+    folder = make_job()
+    (folder / "app" / "custom").mkdir()
+    with pytest.raises(FedpeftError, match="custom does not belong to a job of fedpeft: remove it"):
+        open_case(folder)
+
+
+@pytest.mark.parametrize("role", ["server", "site"])
+def test_a_kit_checks_jobs_before_flare_reads_them(role, make_kit):
+    kit = open_case(startup_kit=make_kit(role)).kit
+    assert told(admission.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
+    assert "append an entry in components" in told(admission.component({}, kit))
+    other = {**GUARDS[role], "path": "nvflare.private.fed.utils.app_deployer.AppDeployer"}
+    assert "replace 'nvflare.private" in told(admission.component({"components": ["text", other]}, kit))
+
+
+def test_the_check_of_jobs_fits_the_installed_flare():
+    assert told(admission.probe()).startswith("pass")
+
+
+def test_leftovers_of_earlier_jobs_are_named(make_kit):
+    case = open_case(startup_kit=make_kit("site"))
+    config = case.kit.folder / "0b2e" / "app_slake" / "config"
+    config.mkdir(parents=True)
+    for name in ("config_fed_client.json", "config_fed_server.json", ".__nvfl_sig.json"):
+        (config / name).write_text("{}")
+    assert not told(admission.leftovers(case.kit))
+    (config / "resources.conf").write_text("a: 1")
+    assert "resources.conf is left from an earlier job" in told(admission.leftovers(case.kit))
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,9 @@ def test_a_site_without_data_is_named_with_the_remedy(tmp_path, sections):
     assert "FEDPEFT_DATA" in run.error
 
 
-def test_an_undefined_flare_variable_is_named(tmp_path, sections):
+def test_a_flare_variable_is_refused_before_anything_starts(tmp_path, sections):
     chosen = sections("federation.sites=[slake, vqa-rad]")
     chosen["training"] |= {"learning_rate": "{learning_rate}"}
     run = simulate(write(tmp_path / "job", chosen), tmp_path / "ws", threads=2)
     assert run.code == 1
-    assert "training.learning_rate is None" in run.error
+    assert "training.learning_rate is '{learning_rate}', and FLARE would read a brace as a variable" in run.error

@@ -12,6 +12,7 @@ __all__ = ["Case", "Finding", "examine", "open_case", "register"]
 
 register("versions", "fedpeft.doctor.versions")
 register("job", "fedpeft.doctor.job")
+register("admission", "fedpeft.doctor.admission")
 register("allow-list", "fedpeft.doctor.allow_list")
 register("privacy", "fedpeft.doctor.privacy")
 register("clock", "fedpeft.doctor.clock")

@@ -12,6 +12,7 @@ from fedpeft.doctor.job import Job, read_job
 from fedpeft.doctor.kit import SITE, Kit, read_kit
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import suggestion
+from fedpeft.workspace import listed_classes
 
 if TYPE_CHECKING:
     from fedpeft.doctor.footprint import Footprint
@@ -61,8 +62,8 @@ def open_case(
     Raises:
         FedpeftError: there is no such job or kit, or job, kit and site contradict each other.
     """
-    read = read_job(job) if job else None
     kit = read_kit(startup_kit) if startup_kit else None
+    read = read_job(job, classes=() if kit else listed_classes(workspace)) if job else None
     if site and kit:
         raise FedpeftError(f"--site {site} and --startup-kit exclude each other: the kit says who it is for.")
     if site and not read:

@@ -1,25 +1,23 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The job's folder: JSON only, and the same settings for server and sites."""
+"""The job's folder: admitted as server and sites would, and the same settings for server and sites."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.doctor.finding import Finding, failed, passed
-from fedpeft.doctor.kit import SITE, read_object
+from fedpeft.doctor.kit import SITE
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import SECTIONS, FlareSettings
+from fedpeft.flare.job_admission import admit_folder
+from fedpeft.jobs import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
 from fedpeft.jobs import check as check_sections
 from fedpeft.settings import suggestion
 
 if TYPE_CHECKING:
     from fedpeft.doctor.case import Case
-
-CONTROLLER = "fedpeft.flare.controller.FederationController"
-EXECUTOR = "fedpeft.flare.executor.SiteExecutor"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,16 +50,18 @@ class Job:
         return tuple((self.server.get("federation") or {}).get("sites", ()))
 
 
-def read_job(folder: Path) -> Job:
-    """Read a job folder.
+def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
+    """Read a job folder, as strictly as server and sites do.
+
+    Args:
+        folder: the job's.
+        classes: further classes that the simulator's allow-list names.
 
     Raises:
-        FedpeftError: it is no job folder, its JSON is damaged, or the job is not one of fedpeft's.
+        FedpeftError: it is no job folder, or server and sites would not admit it.
     """
-    if not (folder / "meta.json").is_file():
-        raise FedpeftError(f"{folder} is no FLARE job folder, it has no meta.json: name one of jobs/.")
-    server = read_object(folder / "app" / "config" / "config_fed_server.json")
-    client = read_object(folder / "app" / "config" / "config_fed_client.json")
+    admitted = admit_folder(folder, classes=classes)
+    server, client = admitted.server, admitted.client
     try:
         flare = {"task_request_interval": server["server"]["task_request_interval"]}
         flare |= {field.name: server[field.name] for field in fields(FlareSettings) if field.name in server}
@@ -88,8 +88,6 @@ def check(case: Case) -> Iterator[Finding]:
     differing = [name for name in shared if job.server[name] != job.client[name]]
     if differing:
         yield failed(f"{differing[0]} differs between server and sites: write the job anew with `fedpeft jobs`.")
-    if (job.folder / "app" / "custom").exists():
-        yield failed(f"{job.folder / 'app' / 'custom'} holds code, which sites refuse: remove it.")
     if case.kit and case.kit.role == SITE and case.kit.name not in job.sites:
         yield failed(f"site {case.kit.name} is not in federation.sites: {suggestion(case.kit.name, job.sites)}.")
 

@@ -16,7 +16,7 @@ from fedpeft.files import write_json
 from fedpeft.flare.policy import default_scope
 from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.settings import at_least, build
-from fedpeft.workspace import PRIVACY, resources
+from fedpeft.workspace import GUARDS, PRIVACY, resources
 
 JOB_STORE = "fedpeft.flare.job_store.JobStore"
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"
@@ -64,7 +64,7 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes what server and sites allow: classes, rights, filters, jobs at a time; and where the server stores.
+    """Writes what server and sites allow: jobs, classes, rights, filters, jobs at a time; and where the server stores.
 
     Goes after FLARE's StaticFileBuilder, whose files it rewrites in place under their names `*.default`: a participant
     that wants another policy puts a file of its own beside them, without `.default`, and FLARE reads that one instead.
@@ -96,6 +96,7 @@ class PolicyBuilder(Builder):
                 _component(settings, "process_launcher")["path"] = LAUNCHER
             else:
                 self._limit_the_server(settings, sites=len(sites))
+            settings["components"].append(GUARDS["site" if participant in sites else "server"])
             write_json(file, settings)
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
             write_json(local / PRIVACY, self._scope)

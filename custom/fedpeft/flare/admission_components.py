@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a start-up kit's resources.json names, so that server and site admit jobs before FLARE reads them."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from nvflare.apis.fl_component import FLComponent
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.workspace import Workspace
+from nvflare.private.fed.utils.app_deployer import AppDeployer
+
+from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
+from fedpeft.flare.job_admission import admit_app
+from fedpeft.flare.job_refusal import AdmissionError
+
+logger = logging.getLogger(__name__)
+NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
+
+
+class SubmissionGuard(FLComponent):
+    """At the server, in its own process and in each job's: submitted jobs are admitted before FLARE parses them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        guard_configurations()
+        guard_submissions()
+
+
+class AdmittedAppDeployer(AppDeployer):
+    """At a site, as `app_deployer`: is handed a job's archive before FLARE parses what is in it."""
+
+    def __init__(self) -> None:
+        guard_configurations()
+        guard_deployments()
+
+    def deploy(
+        self,
+        workspace: Workspace,
+        job_id: str,
+        job_meta: dict[str, Any],
+        app_name: str,
+        app_data: bytes,
+        fl_ctx: FLContext,
+    ) -> str | None:
+        """Deploy an admitted app; the answer to the server names no value, path or exception.
+
+        Returns:
+            why it is refused, or None.
+        """
+        try:
+            admit_app(app_data, app_name, job_meta)
+            return super().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
+        except AdmissionError as error:
+            logger.error("a job of the server is refused: %s", error)
+            return error.public
+        except Exception:
+            logger.exception("a job of the server could not be deployed")
+            return NOT_DEPLOYED

@@ -1,0 +1,139 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Where FLARE 2.9 offers no hook before it parses a job: five of its functions, replaced or preceded by a check.
+
+FLARE's validator parses HOCON and YAML when a job is submitted, before any event, and HOCON reads files and URLs. The
+components that call this are built when a process of a start-up kit starts, before it takes any message. A function
+that is not where it is expected ends the start: a server or site that cannot check jobs must not run them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from nvflare.app_common.streamers.file_streamer import FileStreamer
+from nvflare.fuel.hci.server.hci import AdminServer
+from nvflare.fuel.utils.config import ConfigFormat, ConfigLoader
+from nvflare.fuel.utils.config_factory import ConfigFactory
+from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from nvflare.private.fed_json_config import FedJsonConfigurator
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare.job_admission import admit_configuration, admit_submission
+from fedpeft.flare.job_archive import MAX_ARCHIVE, check_archive
+from fedpeft.flare.job_refusal import AdmissionError
+
+logger = logging.getLogger(__name__)
+_GUARD = "fedpeft_guard"
+
+
+class RefusedFormat(ConfigLoader):
+    """In place of FLARE's loaders of HOCON and YAML: no file is parsed, and the caller learns why."""
+
+    def load_config(self, file_path: str) -> None:
+        self._refuse()
+
+    def load_config_from_str(self, config_str: str) -> None:
+        self._refuse()
+
+    def load_config_from_dict(self, config_dict: dict) -> None:
+        self._refuse()
+
+    def _refuse(self) -> None:
+        raise ValueError("a configuration must be JSON: HOCON and YAML are not read here.")
+
+
+def guard_configurations() -> None:
+    """In every process: no HOCON, no YAML, and no configuration of a job is expanded or built unless it is admitted."""
+    for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
+        ConfigFactory._fmt2Loader[kind] = RefusedFormat(kind)
+    _replace(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
+
+
+def guard_submissions() -> None:
+    """At the server: an archive is checked before FLARE's validator opens it, and removed whatever becomes of it."""
+    _replace(JobMetaValidator, "validate", _admitted_before_validation)
+    _replace(AdminServer, "_process_upload", _removing_the_upload)
+
+
+def guard_deployments() -> None:
+    """At a site: FLARE unpacks what the server deploys before it asks anybody, so its size is checked before that."""
+    _replace(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
+
+
+def _replace(owner: Any, name: str, around: Callable[[Callable], Callable]) -> None:
+    present = getattr(owner, name, None)
+    if not callable(present):
+        raise FedpeftError(f"FLARE has no {owner.__name__}.{name}: install the version in constraints.txt.")
+    if not hasattr(present, _GUARD):
+        guarded = functools.wraps(present)(around(present))
+        setattr(guarded, _GUARD, True)
+        setattr(owner, name, guarded)
+
+
+def _admitted_before_expansion(configure: Callable) -> Callable:
+    def do_configure(self: FedJsonConfigurator) -> None:
+        role = "server" if self.is_server else "client"
+        admit_configuration(role, self.config_data, f"config_fed_{role}.json")
+        configure(self)
+
+    return do_configure
+
+
+def _admitted_before_validation(validate: Callable) -> Callable:
+    def validated(self: JobMetaValidator, job_name: str, job_data: bytes | str) -> tuple[bool, str, dict]:
+        try:
+            admit_submission(_archive(job_data), job_name)
+        except AdmissionError as error:
+            logger.warning("submitted job refused: %s", error)
+            return False, error.public, {}
+        return validate(self, job_name, job_data)
+
+    return validated
+
+
+def _archive(data: bytes | str) -> bytes:
+    if isinstance(data, bytes):
+        return data
+    with open(data, "rb") as stream:
+        return stream.read(MAX_ARCHIVE + 1)
+
+
+def _removing_the_upload(process: Callable) -> Callable:
+    def process_upload(self: AdminServer, stream_ctx: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return process(self, stream_ctx, *args, **kwargs)
+        finally:
+            if location := FileStreamer.get_file_location(stream_ctx):
+                Path(location).unlink(missing_ok=True)
+
+    return process_upload
+
+
+def _checked_before_unpacking(unzip: Callable) -> Callable:
+    def unzip_all_from_bytes(data: bytes, folder: str | os.PathLike) -> None:
+        check_archive(data)
+        unzip(data, folder)
+
+    return unzip_all_from_bytes
+
+
+def main() -> int:
+    """Replace everything, and say whether all of it took hold."""
+    guard_configurations()
+    guard_submissions()
+    guard_deployments()
+    for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
+        if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
+            raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

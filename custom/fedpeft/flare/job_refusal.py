@@ -1,0 +1,37 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Why a job is not admitted: a code out of a fixed list for others, the full sentence for whoever owns the machine."""
+
+from __future__ import annotations
+
+from fedpeft.errors import FedpeftError
+
+REASONS = {
+    "archive": "it is not a plain zip archive of a bounded size",
+    "file": "it holds a file that no job has, or lacks one",
+    "json": "a file in it is not strict JSON",
+    "limit": "a file in it is too large or nested too deeply",
+    "variable": "a text in it holds a brace, which FLARE would read as a variable",
+    "text": "a text in it is too long or holds control characters",
+    "shape": "it holds a setting that no job has",
+    "class": "it names a class that a job may not load",
+    "meta": "its meta.json holds what no job may ask for",
+}
+
+
+class AdmissionError(FedpeftError):
+    """A job that is not admitted.
+
+    Args:
+        sentence: what is wrong, with file, value and remedy; it stays on the machine that checked.
+        reason: one of the codes in `REASONS`.
+    """
+
+    def __init__(self, sentence: str, *, reason: str) -> None:
+        super().__init__(sentence)
+        self.reason = reason
+
+    @property
+    def public(self) -> str:
+        """What others learn: the code and its fixed sentence, nothing of the job and nothing of this machine."""
+        place = "`fedpeft doctor` on its folder names the place"
+        return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}; {place}."
