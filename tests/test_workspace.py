@@ -12,8 +12,10 @@ import psutil
 import pytest
 
 from fedpeft import cli, workspace_lock
+from fedpeft import simulate as simulation
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
+from fedpeft.jobs import write_job
 from fedpeft.simulate import simulate
 from fedpeft.workspace import check_place, seed
 from fedpeft.workspace_lock import held, is_held_by_a_parent, runs_folder
@@ -201,3 +203,25 @@ def test_a_history_cannot_choose_where_its_run_goes(name, tmp_path):
     run = finished(tmp_path / "ws", manifest=False)
     (run / "history.json").write_text(json.dumps({"job": name, "rounds": []}))
     assert set_aside(tmp_path / "ws").parent == tmp_path / "ws_runs"
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "said"),
+    [("latest", "there is no checkpoint"), ("other-1", "there is no checkpoint"), ("../../etc", "it must be 'latest'")],
+)
+def test_what_cannot_be_resumed_leaves_the_results_where_they_are(resume_from, said, tmp_path, sections):
+    chosen = sections()
+    chosen["federation"]["resume_from"] = resume_from
+    write_job(tmp_path / "job", "small", chosen)
+    finished(tmp_path / "ws")
+    before = {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()}
+    with pytest.raises(FedpeftError, match=said):
+        simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1)
+    assert {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_ends_on_a_full_disk_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "_run_simulator", lambda *_: 2)
+    monkeypatch.setattr(simulation, "ROOM", float("inf"))
+    with pytest.raises(FedpeftError, match=r"without a manifest\n.*\nThe disk of .* is full: make room\."):
+        simulate(JOB, workspace=tmp_path / "ws", threads=1)
