@@ -25,6 +25,7 @@ from fedpeft.adapters.bottleneck.config import BottleneckConfig
 from fedpeft.adapters.registration import METHODS
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones.sites import SITES
 from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
@@ -63,11 +64,12 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `adapter_settings`, `adapters`, and `problems`."""
+    """Every table by name: one for each section of a job, `adapter_settings`, `adapters`, `roles`, and `problems`."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
         "adapter_settings": _adapter_settings(),
         "adapters": _adapters(),
+        "roles": _roles(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
@@ -148,6 +150,22 @@ def _adapters() -> str:
         sites = ", ".join(f"`{role}`" for role in config.roles)
         rows.append((f"`{name}`", sites, config.activation, f"{config.reduction_factor:g}", f"{count:,}"))
     return markdown(("adapter", "sites in each layer", "activation", "reduction", "trainable on ViLT-B/32"), rows)
+
+
+def _roles() -> str:
+    roles = ("attention", "output", "query", "value")
+    rows = []
+    for family, table in SITES.items():
+        for tower in dict.fromkeys(name.rpartition("_")[0] for name in table):
+            prefix = f"{tower}_" if tower else ""
+            paths = (table.get(f"{prefix}{role}") for role in roles)
+            rows.append(
+                (
+                    f"`{family}`",
+                    *(f"`{prefix}{r}`: `{p}`" if prefix else f"`{p}`" for r, p in zip(roles, paths, strict=True)),
+                )
+            )
+    return markdown(("family", *roles), rows).replace("`None`", "none")
 
 
 def filled(page: str, contents: Mapping[str, str]) -> str:

@@ -4,10 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from fedpeft import adapters
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
 from fedpeft.jobs import compose, outdated, recipes, write_job
+from fedpeft.settings import build
+from fedpeft.training.settings import MethodSettings
 from fedpeft.workspace import COMPONENTS, resources, seed
 
 ROOT = Path(__file__).parents[1]
@@ -47,6 +50,14 @@ def test_one_argument_gives_a_variant(tmp_path):
     settings = client["executors"][0]["executor"]["args"]
     assert settings["method"]["adapter"] == "compacter"
     assert settings["training"]["rounds"] == 2
+
+
+@pytest.mark.parametrize("name", adapters.names())
+@pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
+def test_every_adapter_is_one_argument(job, name):
+    method = build(MethodSettings, compose(CONFIGS, job, [f"method.adapter={name}"])["method"], section="method")
+    if name == "lora" and method.aggregation == "pia":
+        assert (method.pia["support"], method.pia["integration"]) == ("weights", "merge")
 
 
 @pytest.mark.parametrize(

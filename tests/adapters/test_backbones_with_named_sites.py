@@ -54,6 +54,7 @@ SITES = {"output": "blocks.{layer}"}
 
 
 @pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "compacter"])
+@pytest.mark.filterwarnings("ignore:.*target_modules names")
 def test_any_model_that_names_its_sites(name, draw):
     config = adapters.config(name, target_modules=SITES, reduction_factor=2)
     model = get_peft_model(Tower(), config)
@@ -79,7 +80,7 @@ def test_the_width_may_come_from_the_models_configuration():
 
 def test_layers_and_widths_of_their_own():
     config = adapters.config(
-        "houlsby", target_modules=SITES, layers=[2, 0], layer_widths={0: 3}, reduction_factor=4, activation="relu"
+        "pfeiffer", target_modules=SITES, layers=[2, 0], layer_widths={0: 3}, reduction_factor=4, activation="relu"
     )
     model = get_peft_model(Tower(), config)
     state = adapters.adapter_state(model)
@@ -90,8 +91,8 @@ def test_layers_and_widths_of_their_own():
 
 
 def test_two_adapters_on_different_layers(draw):
-    model = get_peft_model(Tower(), adapters.config("houlsby", target_modules=SITES, layers=[0], reduction_factor=2))
-    model.add_adapter("late", adapters.config("houlsby", target_modules=SITES, layers=[2], reduction_factor=2))
+    model = get_peft_model(Tower(), adapters.config("pfeiffer", target_modules=SITES, layers=[0], reduction_factor=2))
+    model.add_adapter("late", adapters.config("pfeiffer", target_modules=SITES, layers=[2], reduction_factor=2))
     model.base_model.set_adapter(["default", "late"])
     for name in ("default", "late"):
         adapters.load_adapter_state(model, {k: v + 0.5 for k, v in adapters.adapter_state(model, name).items()}, name)
@@ -127,7 +128,7 @@ def test_a_model_around_the_familys_encoder_is_the_same_family(vilt, draw, tmp_p
         ({"target_modules": SITES, "layers": [1, 3]}, r"layers names layer 3, but Tower has layers 0 to 2"),
         ({"target_modules": SITES, "layer_widths": {7: 2}}, r"layer_widths names layer 7, but Tower has layers 0 to 2"),
         ({"target_modules": SITES, "reduction_factor": 9}, r"reduction_factor=9 leaves no neuron of hidden width 8"),
-        ({}, r"the sites of model family .* are not known \(known: vilt\)"),
+        ({}, r"the modules of model family .* are not known \(known: bert, .*\)"),
     ],
 )
 def test_sites_that_do_not_exist_are_refused_and_nothing_is_replaced(settings, message):

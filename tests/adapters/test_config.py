@@ -55,7 +55,7 @@ def test_defaults_are_those_of_the_specification():
         ("pfeiffer", {"layer_widths": {0: 0}}, r"layer_widths\[0\]=0 must be an integer of at least 1"),
         ("pfeiffer", {"layer_widths": {"first": 4}}, r"layer_widths='first' must be an integer"),
         ("pfeiffer", {"layer_norm": None}, "layer_norm=None must be true or false"),
-        ("pfeiffer", {"target_modules": ["output"]}, r"target_modules=\['output'\] must map roles to module paths"),
+        ("pfeiffer", {"target_modules": [3]}, r"target_modules=\[3\] must map roles to module paths"),
         ("pfeiffer", {"target_modules": {"output": "encoder.layer.3"}}, r"must be a module path with '\{layer\}'"),
         ("pfeiffer", {"target_modules": {"output": "layer{layer}.x"}}, r"must be a module path with '\{layer\}'"),
         ("pfeiffer", {"target_modules": {"a.b": "x.{layer}"}}, r"role 'a.b' in target_modules must be a word"),
@@ -81,8 +81,8 @@ def test_bad_settings_are_refused_in_one_sentence(name, settings, message):
         ("houlsby", {"layers": [0, 2]}, 48, "names layer 2, but the backbone has layers 0 to 1"),
         ("houlsby", {"layer_widths": {2: 4}}, 48, "names layer 2, but the backbone has layers 0 to 1"),
         ("lora", {"layers_to_transform": [5]}, 48, "names layer 5, but the backbone has layers 0 to 1"),
-        ("lora", {"target_modules": ["query", "dense"]}, 48, "model family 'vilt' has no site 'dense'"),
-        ("lora", {"target_modules": "all-linear"}, 48, r"target_modules='all-linear' must list sites"),
+        ("lora", {"target_modules": ["query", "dense"]}, 48, "model family 'vilt' has no role 'dense'"),
+        ("lora", {"target_modules": "all-linear"}, 48, r"target_modules='all-linear' must list roles"),
     ],
 )
 def test_settings_that_do_not_fit_the_backbone(name, settings, hidden_size, message):
@@ -91,7 +91,7 @@ def test_settings_that_do_not_fit_the_backbone(name, settings, hidden_size, mess
 
 
 def test_an_unknown_family_is_told_what_to_do():
-    for family, message in (("bert", r"'bert' are not known \(known: vilt\)"), (None, "give the model family")):
+    for family, message in (("bart", r"'bart' are not known \(known: bert, .*\)"), (None, "give the model family")):
         for name in ("houlsby", "lora"):
             with pytest.raises(FedpeftError, match=message):
                 adapters.schema(adapters.config(name), family, 2, 48)

@@ -63,5 +63,5 @@ def test_every_site_of_the_table_is_found_again(family):
 
 def test_roles_of_a_family():
     assert list(site_templates("vilt", ["output", "attention"])) == ["output", "attention"]
-    with pytest.raises(FedpeftError, match=r"'vilt' has no site 'crossattention' \(it has: attention, output, query"):
+    with pytest.raises(FedpeftError, match=r"'vilt' has no role 'crossattention' \(it has: attention, output, query"):
         site_templates("vilt", ["crossattention"])

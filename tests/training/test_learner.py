@@ -38,7 +38,7 @@ def equal(a, b):
         ["method.adapter=pfeiffer"],
         ["method.adapter=parallel"],
         ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-        ["method.adapter=lora", "method.pia.support=weights", "method.pia.integration=merge"],
+        ["method.adapter=lora"],
         ["method.initialisation=own"],
         ["method.site_adapter_settings={slake: {reduction_factor: 4}}"],
         ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],

@@ -17,7 +17,7 @@ ADAPTERS = {
     "pfeiffer": ["method.adapter=pfeiffer"],
     "parallel": ["method.adapter=parallel"],
     "compacter": ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-    "lora": ["method.adapter=lora", "method.pia.support=weights", "method.pia.integration=merge"],
+    "lora": ["method.adapter=lora"],
 }
 TRAINED = {
     **{f"{name}, fedavg": [*chosen, "method.aggregation=fedavg"] for name, chosen in ADAPTERS.items()},

@@ -10,6 +10,7 @@ from fedpeft.adapters.registration import METHODS
 _HOME = {
     "names": "catalogue",
     "config": "catalogue",
+    "attach": "placing",
     **{f"{method.capitalize()}Config": method for method in METHODS},
     "adapter_state": "state",
     "load_adapter_state": "state",

@@ -49,7 +49,7 @@ def hidden_activations(
         if isinstance(module, BottleneckLayer) and adapter_name in module.adapters
     }
     if not layers:
-        raise FedpeftError(f"{type(model).__name__} has no bottleneck adapter {adapter_name!r}: activations need one")
+        raise FedpeftError(f"{type(model).__name__} has no bottleneck adapter {adapter_name!r}: activations need one.")
     probes = [_probes(state, layers, adapter_name) for state in states]
     means: list[dict[str, list[torch.Tensor]]] = [{site: [] for site in probe} for probe in probes]
     weights: torch.Tensor | None = None
@@ -79,7 +79,7 @@ def hidden_activations(
         for module, flag in training.items():
             module.training = flag
     if not all(tensors for collected in means for tensors in collected.values()):
-        raise FedpeftError("no batch was given for the activations: pass at least one")
+        raise FedpeftError("no batch was given for the activations: pass at least one.")
     return [{site: torch.cat(tensors) for site, tensors in collected.items()} for collected in means]
 
 
@@ -97,7 +97,7 @@ def _probes(
             by_site.setdefault(f"layer.{parts.layer}.{parts.site}", {})[parts.tensor] = tensor
     for site in by_site:
         if site not in layers:
-            raise FedpeftError(f"the adapter state has site {site!r}, the model's adapter has {', '.join(layers)}")
+            raise FedpeftError(f"the adapter state has site {site!r}, the model's adapter has {', '.join(layers)}.")
     return {site: layers[site].probe(adapter_name, tensors, shared) for site, tensors in by_site.items()}
 
 
@@ -111,17 +111,17 @@ def _pairs(
     nothing = object()
     for batch, mask in zip_longest(batches, masks, fillvalue=nothing):
         if batch is nothing or mask is nothing:
-            raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch")
+            raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch.")
         yield batch, mask
 
 
 def _normalised(mask: torch.Tensor) -> torch.Tensor:
     """Weights (B, T) that sum to 1 over the tokens of each sample."""
     if mask.dim() != 2:
-        raise FedpeftError(f"a mask has shape {tuple(mask.shape)}: it must be (samples, tokens)")
+        raise FedpeftError(f"a mask has shape {tuple(mask.shape)}: it must be (samples, tokens).")
     total = mask.float().sum(1, keepdim=True)
     if not bool((total > 0).all()):
-        raise FedpeftError(f"the mask of sample {int((total <= 0).nonzero()[0, 0])} counts no token")
+        raise FedpeftError(f"the mask of sample {int((total <= 0).nonzero()[0, 0])} counts no token.")
     return mask.float() / total
 
 
@@ -131,6 +131,6 @@ def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, site: str) -
         return hidden.mean(1)
     if weights.shape != hidden.shape[:2]:
         raise FedpeftError(
-            f"a mask has shape {tuple(weights.shape)}, but {site} sees (samples, tokens) = {tuple(hidden.shape[:2])}"
+            f"a mask has shape {tuple(weights.shape)}, but {site} sees (samples, tokens) = {tuple(hidden.shape[:2])}."
         )
     return torch.einsum("bt,btr->br", weights.to(hidden), hidden)

@@ -51,7 +51,7 @@ class CompacterConfig(BottleneckConfig):
         self._integer("blocks", self.blocks, 1)
         self._integer("rank", self.rank, 1)
         if not is_number(self.rule_std) or self.rule_std <= 0:
-            raise FedpeftError(f"compacter: rule_std={self.rule_std!r} must be a number above 0")
+            raise FedpeftError(f"compacter: rule_std={self.rule_std!r} must be a number above 0.")
 
     def width(self, hidden_size: int, layer: int) -> int:
         width = super().width(hidden_size, layer)
@@ -59,7 +59,7 @@ class CompacterConfig(BottleneckConfig):
             if value % self.blocks:
                 raise FedpeftError(
                     f"compacter: the {name} {value} of layer {layer} is not a multiple of blocks={self.blocks}: "
-                    "choose another reduction_factor, layer_widths or blocks"
+                    "choose another reduction_factor, layer_widths or blocks."
                 )
         return width
 
@@ -146,7 +146,7 @@ class CompacterLayer(BottleneckLayer):
     ) -> Bottleneck:
         bottleneck = super().probe(adapter_name, tensors, shared)
         if "rule" not in shared:
-            raise FedpeftError("the adapter state lacks 'shared.rule': a compacter state has one")
+            raise FedpeftError("the adapter state lacks 'shared.rule': a compacter state has one.")
         for projection in (bottleneck.down, bottleneck.up):
             projection.set_shared({"rule": shared["rule"].detach()})
         return bottleneck

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -16,12 +16,13 @@ from torch import nn
 from fedpeft.adapters.bottleneck.config import BottleneckConfig
 from fedpeft.adapters.keys import peft_to_wire, wire_to_peft
 from fedpeft.adapters.lora import lora_templates
+from fedpeft.adapters.placing import attach
 from fedpeft.adapters.state import load_adapter_state
 from fedpeft.errors import FedpeftError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
-_NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote"
+_NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretrained wrote."
 
 
 def save_adapter(
@@ -77,10 +78,7 @@ def load_adapter(
     config.inference_mode = not trainable
     state = read_state(folder, config, getattr(getattr(model, "config", None), "model_type", None))
     added = isinstance(model, PeftModel)
-    if added:
-        model.add_adapter(adapter_name, config)
-    else:
-        model = get_peft_model(model, config, adapter_name)
+    model = attach(model, config, adapter_name)
     try:
         load_adapter_state(model, state, adapter_name)
     except FedpeftError as error:
@@ -104,9 +102,9 @@ def read_config(folder: str | Path) -> PeftConfig:
     except FileNotFoundError as error:
         raise FedpeftError(_NO_FILE.format(file)) from error
     except (OSError, ValueError, AttributeError) as error:
-        raise FedpeftError(f"{file} cannot be read ({error}): write the adapter again") from error
+        raise FedpeftError(f"{file} cannot be read ({error}): write the adapter again.") from error
     if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
-        raise FedpeftError(f"{file} names peft_type {kind!r}, which this PEFT does not know: update fedpeft or peft")
+        raise FedpeftError(f"{file} names peft_type {kind!r}, which this PEFT does not know: update fedpeft or peft.")
     return PEFT_TYPE_TO_CONFIG_MAPPING[kind].from_pretrained(str(folder))
 
 
@@ -122,7 +120,7 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise FedpeftError(f"{file} is no readable safetensors file ({error}): write the adapter again") from error
+        raise FedpeftError(f"{file} is no readable safetensors file ({error}): write the adapter again.") from error
     templates = _templates(config, family)
     method = config.peft_type.value.lower()
     return {peft_to_wire(key, templates, method): tensor for key, tensor in tensors.items()}
@@ -133,4 +131,4 @@ def _templates(config: PeftConfig, family: str | None) -> dict[str, str]:
         return config.templates(family)
     if config.peft_type == "LORA":
         return lora_templates(config, family)
-    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names()")
+    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names().")

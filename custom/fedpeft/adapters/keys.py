@@ -34,7 +34,9 @@ def parse_key(key: str) -> SiteKey | None:
         return SiteKey(int(match[1]), match[2], match[3])
     if re.fullmatch(r"shared\.[a-z_]+", key):
         return None
-    raise FedpeftError(f"key {key!r} is no adapter key: it should read layer.<number>.<site>.<tensor> or shared.<name>")
+    raise FedpeftError(
+        f"key {key!r} is no adapter key: it should read layer.<number>.<site>.<tensor> or shared.<name>."
+    )
 
 
 def wire_to_peft(key: str, templates: Mapping[str, str], method: str) -> str:
@@ -52,7 +54,7 @@ def wire_to_peft(key: str, templates: Mapping[str, str], method: str) -> str:
     if parts is None:
         return f"base_model.{method}_{key}"
     if parts.site not in templates:
-        raise FedpeftError(f"key {key!r} names site {parts.site!r}, but the adapter's are {', '.join(templates)}")
+        raise FedpeftError(f"key {key!r} names site {parts.site!r}, but the adapter's are {', '.join(templates)}.")
     path = module_path(templates[parts.site], parts.layer)
     tensor = f"lora_{parts.tensor}.weight" if method == "lora" else f"{method}_adapter.{parts.tensor}"
     return f"{PEFT_ROOT}{path}.{tensor}"
@@ -71,6 +73,6 @@ def peft_to_wire(key: str, templates: Mapping[str, str], method: str) -> str:
     match = re.fullmatch(rf"{re.escape(PEFT_ROOT)}(.+)\.{tensor}", key)
     found = locate(match[1], templates) if match else None
     if found is None:
-        raise FedpeftError(f"tensor {key!r} belongs to no site of {method} ({', '.join(templates.values())})")
+        raise FedpeftError(f"tensor {key!r} belongs to no site of {method} ({', '.join(templates.values())}).")
     role, layer, _ = found
     return f"layer.{layer}.{role}.{match[2]}"

@@ -6,7 +6,8 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
-from fedpeft.backbones.sites import locate, site_templates
+from fedpeft.adapters.targets import roles_of
+from fedpeft.backbones.sites import SITES, locate, site_templates
 from fedpeft.errors import FedpeftError
 
 
@@ -16,12 +17,45 @@ def lora_templates(config: LoraConfig, family: str | None) -> dict[str, str]:
     Raises:
         FedpeftError: the family is unknown, or ``target_modules`` names something that is no role of it.
     """
-    if family is None:
-        raise FedpeftError("lora: give the model family (model_type, such as 'vilt')")
     targets = config.target_modules
+    if isinstance(targets, str) and (templates := roles_of(targets)):
+        return templates
     if not targets or isinstance(targets, str):
-        raise FedpeftError(f"lora: target_modules={targets!r} must list sites, for instance ['query', 'value']")
-    return site_templates(family, sorted(targets))
+        raise FedpeftError(
+            f"lora: target_modules={targets!r} must list roles or modules, for instance ['query', 'value'], or be made "
+            "by fedpeft.adapters.config('lora', target_modules={role: path}): other patterns have no names on the wire."
+        )
+    if family is None:
+        raise FedpeftError("lora: give the model family (model_type, such as 'vilt').")
+    templates = {}
+    for target in sorted(targets):
+        named = {role: path for role, path in SITES.get(family, {}).items() if path.endswith(f".{target}")}
+        templates |= named or site_templates(family, [target])
+    return templates
+
+
+def complete_targets(model: nn.Module, config: LoraConfig) -> None:
+    """Write the module names of the model's family into a configuration that lists roles, as PEFT needs them.
+
+    Raises:
+        FedpeftError: a place is not in the model.
+    """
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    targets = config.target_modules
+    if (isinstance(targets, str) and not roles_of(targets)) or not targets:
+        return  # PEFT's own forms
+    if not isinstance(targets, str) and family not in SITES:
+        return
+    templates = lora_templates(config, family)
+    paths = [path for path, _ in model.named_modules()]
+    for role, template in templates.items():
+        if not any(locate(path, {role: template}) for path in paths):
+            raise FedpeftError(
+                f"lora: {role!r} is {template} in target_modules, which matches no module of {type(model).__name__}: "
+                "name its projections with target_modules={role: path}."
+            )
+    if not isinstance(targets, str):
+        config.target_modules = {template.rpartition(".")[2] for template in templates.values()}
 
 
 def lora_layers(config: LoraConfig, num_layers: int) -> list[int]:
@@ -46,9 +80,11 @@ def lora_parameters(
     for path, module in model.named_modules():
         if not isinstance(module, LoraLayer) or adapter_name not in module.lora_A:
             continue
-        found = locate(path, templates)
-        if found is None:
-            raise FedpeftError(f"lora: module {path} is no site of model family {family!r}: it has no name on the wire")
+        place = locate(path, templates)
+        if place is None:
+            raise FedpeftError(
+                f"lora: module {path} is no site of model family {family!r}: it has no name on the wire."
+            )
         matrices = {"A": module.lora_A[adapter_name].weight, "B": module.lora_B[adapter_name].weight}
-        sites[f"layer.{found[1]}.{found[0]}"] = matrices
+        sites[f"layer.{place[1]}.{place[0]}"] = matrices
     return sites

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 
 from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
 from fedpeft.adapters.bottleneck.layer import BottleneckLayer
@@ -38,7 +39,7 @@ class ParallelConfig(BottleneckConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not is_number(self.scaling):
-            raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number")
+            raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number.")
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
         # the up-projection starts at zero, so that training starts from the backbone's own function
@@ -50,6 +51,15 @@ class ParallelConfig(BottleneckConfig):
 class ParallelLayer(BottleneckLayer):
     adapter_layer_names = ("parallel_adapter",)
 
+    @classmethod
+    def check_module(cls, module: nn.Module, path: str, hidden_size: int) -> None:
+        inputs = getattr(module, "in_features", None) or getattr(module, "nx", None)  # of transformers' Conv1D
+        if inputs and inputs != hidden_size:
+            raise FedpeftError(
+                f"parallel: {path} reads {inputs} features and writes {hidden_size}, so an adapter beside it cannot "
+                f"read the residual stream: name the feed-forward block, for instance '{path.rpartition('.')[0]}'."
+            )
+
     def build_adapter(self, config: ParallelConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
         down, up = Projection(hidden_size, width), Projection(width, hidden_size)
         return Bottleneck(down, up, config.activation, scaling=config.scaling)
@@ -58,7 +68,7 @@ class ParallelLayer(BottleneckLayer):
         for argument in reversed(args):
             if isinstance(argument, torch.Tensor):
                 return argument
-        raise FedpeftError(f"{self.site} is called without a positional tensor: a parallel adapter has no input there")
+        raise FedpeftError(f"{self.site} is called without a positional tensor: a parallel adapter has no input there.")
 
 
 class ParallelModel(BottleneckModel):

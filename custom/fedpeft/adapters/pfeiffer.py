@@ -34,7 +34,7 @@ class PfeifferConfig(BottleneckConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not isinstance(self.layer_norm, bool):
-            raise FedpeftError(f"pfeiffer: layer_norm={self.layer_norm!r} must be true or false")
+            raise FedpeftError(f"pfeiffer: layer_norm={self.layer_norm!r} must be true or false.")
 
     def tensor_shapes(self, hidden_size: int, width: int) -> dict[str, tuple[int, ...]]:
         norm = {"norm.weight": (hidden_size,), "norm.bias": (hidden_size,)} if self.layer_norm else {}

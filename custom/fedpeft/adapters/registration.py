@@ -42,7 +42,7 @@ def check_version(version: str) -> None:
     if version.split(".")[:2] not in [minor.split(".") for minor in minors]:
         raise FedpeftError(
             f"peft {version} is installed, but fedpeft's adapters are tested with peft {', '.join(TESTED_PEFT)} only: "
-            f"install it with 'pip install peft=={TESTED_PEFT[-1]}'"
+            f"install it with 'pip install peft=={TESTED_PEFT[-1]}'."
         )
 
 
@@ -56,9 +56,9 @@ def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]
     from peft.utils.peft_types import PeftType
 
     if name not in METHODS:
-        raise FedpeftError(f"adapter {name!r} is not in METHODS of fedpeft/adapters/registration.py: add it there")
+        raise FedpeftError(f"adapter {name!r} is not in METHODS of fedpeft/adapters/registration.py: add it there.")
     if name.upper() in PeftType.__members__:
-        raise FedpeftError(f"PEFT already has a method named {name!r}: rename fedpeft/adapters/{name}.py")
+        raise FedpeftError(f"PEFT already has a method named {name!r}: rename fedpeft/adapters/{name}.py.")
     _add_peft_type(PeftType, name.upper())
     register_peft_method(name=name, config_cls=config_cls, model_cls=model_cls)
 

@@ -7,7 +7,7 @@ from peft import LoraConfig, PeftConfig
 from fedpeft.adapters.bottleneck.config import BottleneckConfig
 from fedpeft.adapters.keys import parse_key
 from fedpeft.adapters.lora import lora_layers, lora_rank, lora_templates
-from fedpeft.backbones.sites import module_path
+from fedpeft.backbones.sites import SITES, module_path, two_towers
 from fedpeft.errors import FedpeftError
 
 
@@ -24,6 +24,7 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
         FedpeftError: a layer is beyond ``num_layers``, a width does not fit, or the kind of adapter is unknown.
     """
     if isinstance(config, BottleneckConfig):
+        _check_one_tower(family)
         layers = list(range(num_layers)) if config.layers is None else config.layers
         for layer in {*layers, *(config.layer_widths or ())}:
             _check_layer(layer, num_layers)
@@ -36,14 +37,16 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
         return shapes | {f"shared.{name}": shape for name, shape in config.shared_shapes().items()}
     if isinstance(config, LoraConfig):
         shapes = {}
+        templates = lora_templates(config, family)
+        _check_one_tower(family)
         for layer in lora_layers(config, num_layers):
             _check_layer(layer, num_layers)
-            for role, template in lora_templates(config, family).items():
+            for role, template in templates.items():
                 rank = lora_rank(config, module_path(template, layer))
                 shapes[f"layer.{layer}.{role}.A"] = (rank, hidden_size)
                 shapes[f"layer.{layer}.{role}.B"] = (hidden_size, rank)
         return shapes
-    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names()")
+    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names().")
 
 
 def initial_state(
@@ -60,7 +63,7 @@ def initial_state(
     """
     if not isinstance(config, BottleneckConfig):
         raise FedpeftError(
-            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place"
+            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
         )
     state = {}
     for key, shape in schema(config, family, num_layers, hidden_size).items():
@@ -69,6 +72,14 @@ def initial_state(
     return state
 
 
+def _check_one_tower(family: str | None) -> None:
+    if two_towers(SITES.get(family or "", {}).values()):
+        raise FedpeftError(
+            f"model family {family!r} has two stacks of layers, which may differ in number and width: take the shapes "
+            "from adapter_state(model)."
+        )
+
+
 def _check_layer(layer: int, num_layers: int) -> None:
     if layer >= num_layers:
-        raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}")
+        raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")

@@ -22,9 +22,9 @@ def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfi
     """
     configs = getattr(model, "peft_config", None)
     if not configs:
-        raise FedpeftError(f"{type(model).__name__} has no adapter: make one with peft.get_peft_model(model, config)")
+        raise FedpeftError(f"{type(model).__name__} has no adapter: make one with peft.get_peft_model(model, config).")
     if adapter_name not in configs:
-        raise FedpeftError(f"adapter {adapter_name!r} is not in the model (it has: {', '.join(configs)})")
+        raise FedpeftError(f"adapter {adapter_name!r} is not in the model (it has: {', '.join(configs)}).")
     return configs[adapter_name]
 
 
@@ -48,7 +48,7 @@ def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[
     else:
         raise FedpeftError(
             f"adapter {adapter_name!r} is of PEFT type {config.peft_type.value}, which has no wire form: "
-            "use one of fedpeft.adapters.names()"
+            "use one of fedpeft.adapters.names()."
         )
     parameters = {
         f"{site}.{name}": parameter
@@ -92,16 +92,16 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
     """
     for key in shapes:
         if key not in state:
-            raise FedpeftError(f"the adapter state lacks {key!r}: it comes from another adapter or other layers")
+            raise FedpeftError(f"the adapter state lacks {key!r}: it comes from another adapter or other layers.")
     for key, tensor in state.items():
         if key not in shapes:
-            raise FedpeftError(f"the adapter state has {key!r}, which this adapter does not: check method and layers")
+            raise FedpeftError(f"the adapter state has {key!r}, which this adapter does not: check method and layers.")
         if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise FedpeftError(f"{key!r} in the adapter state is {type(tensor).__name__}, not a floating-point tensor")
+            raise FedpeftError(f"{key!r} in the adapter state is {type(tensor).__name__}, not a floating-point tensor.")
         if tuple(tensor.shape) != tuple(shapes[key]):
             raise FedpeftError(
                 f"{key!r} in the adapter state has shape {tuple(tensor.shape)}, here it is {tuple(shapes[key])}: "
-                "use the same reduction_factor and backbone"
+                "use the same reduction_factor and backbone."
             )
 
 
@@ -124,7 +124,7 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
     chosen = known if layers is None else set(layers)
     if chosen - known:
         raise FedpeftError(
-            f"layer {sorted(chosen - known)[0]} has no adapter {adapter_name!r} (layers with one: {sorted(known)})"
+            f"layer {sorted(chosen - known)[0]} has no adapter {adapter_name!r} (layers with one: {sorted(known)})."
         )
     for name in model.peft_config:
         for key, parameter in adapter_parameters(model, name).items():

@@ -1,15 +1,36 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Where the layers of each model family are: the one table that names modules of other people's models.
 
-A family is the transformers ``model_type``. A role is what the field calls the place ("attention": behind the
-self-attention block, "output": behind the feed-forward block, "query", "value": those projections). A template is a
-module path with ``{layer}`` for the layer number, counted from 0. Another family is one more entry.
+A family is the transformers ``model_type``. A role is what the field calls the place in a layer ("attention": behind
+the self-attention block, "output": behind the feed-forward block, "query", "value": those projections). A family of two
+towers has a role for each, "text_attention" and "vision_attention", and a method that asks for "attention" gets both. A
+template is a module path with ``{layer}`` for the layer number, counted from 0. Another family is one more entry.
 """
 
 import re
 from collections.abc import Iterable, Mapping
 
 from fedpeft.errors import FedpeftError
+
+
+def _paths(layer: str, **modules: str) -> dict[str, str]:
+    return {role: f"{layer}.{module}" for role, module in modules.items()}
+
+
+_BERT = _paths(
+    "encoder.layer.{layer}",
+    attention="attention.output",
+    output="output",
+    query="attention.self.query",
+    value="attention.self.value",
+)
+_CLIP_TOWER = _paths(
+    "encoder.layers.{layer}",
+    attention="self_attn",
+    output="mlp",
+    query="self_attn.q_proj",
+    value="self_attn.v_proj",
+)
 
 SITES: dict[str, dict[str, str]] = {
     "vilt": {
@@ -18,6 +39,24 @@ SITES: dict[str, dict[str, str]] = {
         "query": "encoder.layer.{layer}.attention.attention.query",
         "value": "encoder.layer.{layer}.attention.attention.value",
     },
+    "bert": _BERT,
+    "roberta": _BERT,
+    "vit": _paths(
+        "layers.{layer}", attention="attention", output="mlp", query="attention.q_proj", value="attention.v_proj"
+    ),
+    "dinov2": _paths(
+        "encoder.layer.{layer}", attention="attention", output="mlp", query="attention.q_proj", value="attention.v_proj"
+    ),
+    # one matrix, c_attn, makes query, key and value: there is no place for query or value alone
+    "gpt2": _paths("h.{layer}", attention="attn", output="mlp"),
+    "llama": _paths(
+        "layers.{layer}", attention="self_attn", output="mlp", query="self_attn.q_proj", value="self_attn.v_proj"
+    ),
+    "clip": {
+        f"{tower}_{role}": f"{tower}_model.{path}" for tower in ("text", "vision") for role, path in _CLIP_TOWER.items()
+    },
+    "clip_text_model": _CLIP_TOWER,
+    "clip_vision_model": _CLIP_TOWER,
 }
 
 
@@ -26,36 +65,44 @@ def site_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
 
     Args:
         family: transformers ``model_type``, a key of ``SITES``.
-        roles: names of sites, for instance ``("attention", "output")``.
+        roles: for instance ``("attention", "output")``; where a family has two towers, each stands for both of them.
 
     Returns:
-        role -> template, in the order of ``roles``.
+        role of the family -> template, in the order of ``roles``.
 
     Raises:
         FedpeftError: the family or the role is not in the table.
     """
+    roles = tuple(roles)
     if family not in SITES:
+        paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in roles)
         raise FedpeftError(
-            f"the sites of model family {family!r} are not known (known: {', '.join(sorted(SITES))}): "
-            f"name them with target_modules={{'output': 'path.{{layer}}.to.module'}}"
+            f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SITES))}): "
+            f"name them with target_modules={{{paths}}}."
         )
-    missing = [role for role in roles if role not in SITES[family]]
-    if missing:
+    table = SITES[family]
+    members = {role: [name for name in table if name == role or name.endswith(f"_{role}")] for role in roles}
+    if missing := [role for role in roles if not members[role]]:
         raise FedpeftError(
-            f"model family {family!r} has no site {missing[0]!r} (it has: {', '.join(SITES[family])}): "
-            "choose another adapter or add the site to SITES"
+            f"model family {family!r} has no role {' or '.join(map(repr, missing))} (it has: {', '.join(table)}): "
+            f"choose another adapter, or name modules with target_modules={{role: path}}."
         )
-    return {role: SITES[family][role] for role in roles}
+    return {name: table[name] for names in members.values() for name in names}
+
+
+def two_towers(templates: Iterable[str]) -> bool:
+    """Whether templates lead into different stacks of layers, which may differ in number and width of the layers."""
+    return len({template.split("{layer}")[0] for template in templates}) > 1
 
 
 def check_template(role: str, template: str) -> None:
     """Refuse a template that does not say where the layer number stands, or a role that a wire key cannot carry."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(role)) or role == "shared":
-        raise FedpeftError(f"role {role!r} in target_modules must be a word of a-z, 0-9 and _, other than 'shared'")
+        raise FedpeftError(f"role {role!r} in target_modules must be a word of a-z, 0-9 and _, other than 'shared'.")
     if not isinstance(template, str) or template.count("{layer}") != 1 or "{layer}" not in template.split("."):
         raise FedpeftError(
             f"target_modules[{role!r}]={template!r} must be a module path with '{{layer}}' as one of its parts, "
-            "for instance 'encoder.layer.{layer}.output'"
+            "for instance 'encoder.layer.{layer}.output'."
         )
 
 

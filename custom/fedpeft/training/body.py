@@ -106,14 +106,12 @@ class AdapterBody:
     """
 
     def __init__(self, backbone: nn.Module, name: str, settings: dict, *, seed: int) -> None:
-        from peft import get_peft_model
-
         seeded = {"init_seed": seed} if name != "lora" else {}
         self._config = adapters.config(name, **settings, **seeded)
         self._backbone = backbone
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's first values from the global generator
-            self._peft = get_peft_model(backbone.model, self._config, adapter_name=OWN)
+            self._peft = adapters.attach(backbone.model, self._config, OWN)
 
     def state(self) -> State:
         """The site's own adapter."""

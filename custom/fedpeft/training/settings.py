@@ -12,6 +12,7 @@ from fedpeft.settings import at_least, one_of
 
 TRAINS = ("adapters", "head", "all")
 AGGREGATIONS = ("pia", "fedavg", "none")
+LORA_PIA = {"support": "weights", "integration": "merge"}  # it has neither activations nor a second branch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,7 +25,8 @@ class MethodSettings:
         adapter_settings: by adapter, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
         site_adapter_settings: by site, settings of the chosen adapter that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
-        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`.
+        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. With `lora`,
+            `support` is `weights` and `integration` is `merge` where they are not set.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
@@ -52,6 +54,7 @@ class MethodSettings:
                 f"a head never leaves its site, so trains='head' needs aggregation='none', not {self.aggregation!r}."
             )
         if self.trains == "adapters" and self.adapter == "lora" and self.aggregation == "pia":
+            object.__setattr__(self, "pia", {**LORA_PIA, **self.pia})
             self._check_lora()
         if self.site_adapter_settings:
             self._check_unequal_widths()
@@ -70,12 +73,15 @@ class MethodSettings:
     def _check_lora(self) -> None:
         if not self.pia.get("client", True):
             return
-        if self.pia.get("support") != "weights":
+        if self.pia["support"] != "weights":
             raise FedpeftError(
-                "adapter='lora' has no hidden activations to align by: set method.pia.support to 'weights'."
+                "adapter='lora' has no hidden activations to align by: leave method.pia.support out, or set it "
+                "to 'weights'."
             )
-        if self.pia.get("integration") != "merge":
-            raise FedpeftError("adapter='lora' has no second branch beside it: set method.pia.integration to 'merge'.")
+        if self.pia["integration"] != "merge":
+            raise FedpeftError(
+                "adapter='lora' has no second branch beside it: leave method.pia.integration out, or set it to 'merge'."
+            )
 
     def _check_secure_sum(self) -> None:
         if not self.exchanges:

@@ -12,7 +12,8 @@ from peft.utils.peft_types import PeftType
 
 from fedpeft.adapters.bottleneck.initialisation import normal
 from fedpeft.adapters.bottleneck.module import ACTIVATIONS
-from fedpeft.backbones.sites import check_template, site_templates
+from fedpeft.adapters.targets import check_targets
+from fedpeft.backbones.sites import site_templates
 from fedpeft.errors import FedpeftError
 
 
@@ -21,8 +22,8 @@ class BottleneckConfig(PeftConfig):
     """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` at some sites of every layer.
 
     Args:
-        target_modules: role -> module path with ``{layer}``; None takes the method's roles from ``SITES`` by the
-            model's ``model_type``.
+        target_modules: role -> module path with ``{layer}``; or, as PEFT has them, a list of module names or a pattern
+            of their paths; None takes the method's roles from ``SITES`` by the model's ``model_type``.
         layers: transformer layers that get an adapter, counted from 0; None for all.
         reduction_factor: hidden width over bottleneck width.
         layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
@@ -37,7 +38,7 @@ class BottleneckConfig(PeftConfig):
     method: ClassVar[str]
     roles: ClassVar[tuple[str, ...]]
 
-    target_modules: dict[str, str] | None = None
+    target_modules: dict[str, str] | list[str] | str | None = None
     layers: list[int] | None = None
     reduction_factor: float = 16
     layer_widths: dict[int, int] | None = None
@@ -49,21 +50,15 @@ class BottleneckConfig(PeftConfig):
         super().__post_init__()
         self.peft_type = PeftType(self.method.upper())
         if self.target_modules is not None:
-            if not isinstance(self.target_modules, dict) or not self.target_modules:
-                raise FedpeftError(
-                    f"{self.method}: target_modules={self.target_modules!r} must map roles to module paths, "
-                    "for instance {'output': 'encoder.layer.{layer}.output'}"
-                )
-            for role, template in self.target_modules.items():
-                check_template(role, template)
+            check_targets(self.target_modules, self.method)
         if self.layers is not None:
             self.layers = sorted({self._integer("layers", layer, 0) for layer in self._list("layers", self.layers)})
         if not is_number(self.reduction_factor) or self.reduction_factor <= 0:
-            raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0")
+            raise FedpeftError(f"{self.method}: reduction_factor={self.reduction_factor!r} must be a number above 0.")
         if self.layer_widths is not None:
             if not isinstance(self.layer_widths, dict):
                 raise FedpeftError(
-                    f"{self.method}: layer_widths={self.layer_widths!r} must map layers to widths, such as {{0: 8}}"
+                    f"{self.method}: layer_widths={self.layer_widths!r} must map layers to widths, such as {{0: 8}}."
                 )
             # JSON writes the layer numbers as strings
             widths = {int(key) if str(key).isdigit() else key: width for key, width in self.layer_widths.items()}
@@ -73,16 +68,21 @@ class BottleneckConfig(PeftConfig):
             self.layer_widths = widths
         if self.activation not in ACTIVATIONS:
             raise FedpeftError(
-                f"{self.method}: activation={self.activation!r} is unknown: choose one of {', '.join(ACTIVATIONS)}"
+                f"{self.method}: activation={self.activation!r} is unknown: choose one of {', '.join(ACTIVATIONS)}."
             )
         self._integer("init_seed", self.init_seed, 0)
 
     def templates(self, family: str | None) -> dict[str, str]:
         """Role -> module path template: the configuration's own, or the family's for this method's roles."""
-        if self.target_modules is not None:
+        if isinstance(self.target_modules, dict):
             return dict(self.target_modules)
+        if self.target_modules is not None:
+            raise FedpeftError(
+                f"{self.method}: target_modules={self.target_modules!r} has to be looked up in a model: put the "
+                "adapter into one first, which writes the paths into this configuration, or write role -> path."
+            )
         if family is None:
-            raise FedpeftError(f"{self.method}: give the model family (model_type, such as 'vilt') or target_modules")
+            raise FedpeftError(f"{self.method}: give the model family (model_type, such as 'vilt') or target_modules.")
         return site_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
@@ -95,7 +95,7 @@ class BottleneckConfig(PeftConfig):
         if width < 1:
             raise FedpeftError(
                 f"{self.method}: reduction_factor={self.reduction_factor} leaves no neuron of hidden width "
-                f"{hidden_size}: use at most {hidden_size}"
+                f"{hidden_size}: use at most {hidden_size}."
             )
         return width
 
@@ -131,12 +131,12 @@ class BottleneckConfig(PeftConfig):
 
     def _integer(self, name: str, value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}")
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be an integer of at least {least}.")
         return value
 
     def _list(self, name: str, value: object) -> list:
         if isinstance(value, str) or not isinstance(value, Iterable) or not list(value):
-            raise FedpeftError(f"{self.method}: {name}={value!r} must be a list that is not empty, or None for all")
+            raise FedpeftError(f"{self.method}: {name}={value!r} must be a list that is not empty, or None for all.")
         return list(value)
 
 

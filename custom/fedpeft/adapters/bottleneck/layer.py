@@ -48,6 +48,16 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         """A new adapter module with undefined weights."""
         return Bottleneck(Projection(hidden_size, width), Projection(width, hidden_size), config.activation)
 
+    @classmethod
+    def check_module(cls, module: nn.Module, path: str, hidden_size: int) -> None:
+        """Refuse a module that this kind of adapter cannot stand at: none, but for Parallel.
+
+        Args:
+            module: what would be wrapped.
+            path: of the module in the model.
+            hidden_size: width d of its output.
+        """
+
     def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
         """Tensor name -> parameter that this adapter shares between its sites: none, but for Compacter."""
         return {}
@@ -81,7 +91,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
             raise FedpeftError(
                 f"the adapter state at {self.site} has {', '.join(sorted(tensors))} and hidden width "
                 f"{tuple(tensors.get('up.bias', torch.empty(0)).shape)}; the model has {', '.join(sorted(own))} "
-                f"and {tuple(own['up.bias'].shape)}: use the same method and backbone"
+                f"and {tuple(own['up.bias'].shape)}: use the same method and backbone."
             )
         for name, tensor in tensors.items():
             owner, _, leaf = name.rpartition(".")
@@ -131,5 +141,5 @@ def raise_cannot_merge(name: str) -> None:
     """Say why there is nothing to merge."""
     raise FedpeftError(
         f"{name} cannot be merged into the backbone, because its bottleneck is not linear: "
-        "keep the adapter, or remove it with unload()"
+        "keep the adapter, or remove it with unload()."
     )

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The tuner: finds the sites of a backbone and puts adapter layers there."""
+"""The tuner: finds the modules of a backbone that get an adapter, and wraps them."""
 
 import re
+import warnings
 from typing import Any
 
 from peft import PeftConfig
@@ -10,6 +11,7 @@ from torch import nn
 
 from fedpeft.adapters.bottleneck.config import BottleneckConfig
 from fedpeft.adapters.bottleneck.layer import BottleneckLayer, raise_cannot_merge
+from fedpeft.adapters.targets import templates_of
 from fedpeft.backbones.sites import locate
 from fedpeft.errors import FedpeftError
 
@@ -30,33 +32,42 @@ class BottleneckModel(BaseTuner):
         """
         for name in [adapter_name] if isinstance(adapter_name, str) else adapter_name:
             if name not in self.peft_config:
-                raise FedpeftError(f"adapter {name!r} is not in the model (it has: {', '.join(self.peft_config)})")
+                raise FedpeftError(f"adapter {name!r} is not in the model (it has: {', '.join(self.peft_config)}).")
         super().set_adapter(adapter_name, inference_mode=inference_mode)
 
     def _prepare_adapter_config(self, peft_config: BottleneckConfig, model_config: dict[str, Any]) -> PeftConfig:
-        # written into the configuration, as PEFT does: the saved adapter then says itself where it belongs
-        peft_config.target_modules = peft_config.templates(model_config.get("model_type"))
-        return peft_config
+        return peft_config  # completed in _prepare_model, which has the model
 
     def _prepare_model(self, peft_config: BottleneckConfig, model: nn.Module) -> None:
         # everything that can be wrong is found here, before the first module is replaced
+        targets, family = peft_config.target_modules, self.get_model_config(model).get("model_type")
+        looked_up = targets is not None and not isinstance(targets, dict)
+        # written into the configuration, as PEFT does: the saved adapter then says itself where it belongs
+        peft_config.target_modules = (
+            templates_of(targets, (path for path, _ in model.named_modules()), family)
+            if looked_up
+            else peft_config.templates(family)
+        )
         sites = find_sites(peft_config, model)
+        warn_of_missing_roles(peft_config)
         for path, (role, layer) in sites.items():
             module = model.get_submodule(path)
             if isinstance(module, self.tuner_layer_cls):
                 if module.role != role:
                     raise FedpeftError(
                         f"target_modules calls {path} {role!r}, but another adapter of this model calls it "
-                        f"{module.role!r}: use one name"
+                        f"{module.role!r}: use one name."
                     )
                 module = module.base_layer
             if peft_config.layers is None or layer in peft_config.layers:
-                peft_config.width(self.hidden_size_at(module, path), layer)
+                hidden_size = self.hidden_size_at(module, path)
+                peft_config.width(hidden_size, layer)
+                self.tuner_layer_cls.check_module(module, path, hidden_size)
 
     @staticmethod
     def _check_target_module_exists(peft_config: BottleneckConfig, key: str) -> bool:
-        found = locate(key, peft_config.target_modules)
-        return found is not None and (peft_config.layers is None or found[1] in peft_config.layers)
+        place = locate(key, peft_config.target_modules)
+        return place is not None and (peft_config.layers is None or place[1] in peft_config.layers)
 
     def _create_and_replace(
         self,
@@ -87,7 +98,9 @@ class BottleneckModel(BaseTuner):
         size = self.get_model_config(self.model).get("hidden_size")
         if size:
             return size
-        raise FedpeftError(f"the hidden width of {path} is unknown: no linear layer in it, no hidden_size in the model")
+        raise FedpeftError(
+            f"the hidden width of {path} is unknown: no linear layer in it, no hidden_size in the model."
+        )
 
     def _replace_module(self, parent: nn.Module, child_name: str, new_module: nn.Module, child: nn.Module) -> None:
         # PEFT's own would copy child.weight, which a block such as ViltOutput does not have
@@ -103,6 +116,17 @@ class BottleneckModel(BaseTuner):
         return re.sub(pattern, r"\1", key, count=1)
 
 
+def warn_of_missing_roles(config: BottleneckConfig) -> None:
+    """Warn where `target_modules` has fewer roles than the method, which then trains fewer parameters."""
+    missing = [role for role in config.roles if role not in config.target_modules]
+    if missing and len(config.target_modules) < len(config.roles):
+        warnings.warn(
+            f"{config.method} has an adapter at {' and '.join(config.roles)} of each layer, but target_modules names "
+            f"{', '.join(config.target_modules)} only: add {', '.join(missing)}, or it trains fewer parameters.",
+            stacklevel=2,
+        )
+
+
 def find_sites(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
     """Module path -> (role, layer) of every site that the configuration's templates name, whatever its ``layers``.
 
@@ -112,24 +136,26 @@ def find_sites(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[st
     sites: dict[str, tuple[str, int]] = {}
     parents: dict[str, set[str]] = {role: set() for role in config.target_modules}
     for path, _ in model.named_modules():
-        found = locate(path, config.target_modules)
-        if found:
-            role, layer, parent = found
+        place = locate(path, config.target_modules)
+        if place:
+            role, layer, parent = place
             sites[path] = (role, layer)
             parents[role].add(parent)
     for role, template in config.target_modules.items():
         if not parents[role]:
-            raise FedpeftError(f"target_modules[{role!r}]={template!r} matches no module of {type(model).__name__}")
+            raise FedpeftError(
+                f"target_modules[{role!r}]={template!r} matches no module of {type(model).__name__}: correct the path."
+            )
         if len(parents[role]) > 1:
             raise FedpeftError(
                 f"target_modules[{role!r}]={template!r} matches modules under several parents "
-                f"({', '.join(repr(parent) for parent in sorted(parents[role]))}): write the path from the model's root"
+                f"({', '.join(map(repr, sorted(parents[role])))}): write the path from the model's root."
             )
     known = {layer for _, layer in sites.values()}
-    for name, asked in (("layers", config.layers), ("layer_widths", config.layer_widths)):
-        beyond = sorted(set(asked or ()) - known)
+    for name, layers in (("layers", config.layers), ("layer_widths", config.layer_widths)):
+        beyond = sorted(set(layers or ()) - known)
         if beyond:
             raise FedpeftError(
-                f"{name} names layer {beyond[0]}, but {type(model).__name__} has layers {min(known)} to {max(known)}"
+                f"{name} names layer {beyond[0]}, but {type(model).__name__} has layers {min(known)} to {max(known)}."
             )
     return sites

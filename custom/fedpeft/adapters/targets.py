@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The forms in which a user names modules, and the way between them.
+
+role -> template     {"output": "encoder.layer.{layer}.output"}, which everything else here works with
+PEFT's list          ["attention.output", "output"]: modules whose path is, or ends with, one of these names
+PEFT's pattern       ".*[.]output": modules whose whole path matches
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from fedpeft.backbones.sites import SITES, check_template
+from fedpeft.errors import FedpeftError
+
+_PARENT = r"(?:.*\.)?"
+_NUMBER = r"\d+"
+
+
+def check_targets(targets: object, method: str) -> None:
+    """Refuse `target_modules` of none of the three forms, and templates without ``{layer}``.
+
+    Raises:
+        FedpeftError: naming the value and the forms.
+    """
+    if isinstance(targets, Mapping) and targets:
+        for role, template in targets.items():
+            check_template(role, template)
+        return
+    names = isinstance(targets, list | tuple | set) and bool(targets) and all(isinstance(name, str) for name in targets)
+    if not names and not (isinstance(targets, str) and targets and targets != "all-linear"):
+        raise FedpeftError(
+            f"{method}: target_modules={targets!r} must map roles to module paths, for instance "
+            "{'output': 'encoder.layer.{layer}.output'}, list names of modules, or be a pattern of their paths."
+        )
+    if isinstance(targets, str):
+        try:
+            re.compile(targets)
+        except re.error as error:
+            raise FedpeftError(f"{method}: target_modules={targets!r} is not a valid pattern ({error}).") from error
+
+
+def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str | None) -> dict[str, str]:
+    """Role -> template of the modules that PEFT's pattern or list selects.
+
+    The number in a path is its layer. A place that the family's table knows gets its role there; any other is named
+    after what follows the number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
+
+    Args:
+        targets: as PEFT takes them.
+        paths: of all modules of the model.
+        family: transformers ``model_type``.
+
+    Raises:
+        FedpeftError: no module is selected, or one whose path has no number or several.
+    """
+    templates: dict[str, str] = {}
+    for path in filter(lambda path: _selected(path, targets), paths):
+        parts = path.split(".")
+        numbers = [index for index, part in enumerate(parts) if part.isdigit()]
+        if len(numbers) != 1:
+            raise FedpeftError(
+                f"target_modules={targets!r} selects {path}, which has {len(numbers)} numbers, not one for "
+                "the layer: write target_modules={'role': 'path.{layer}.to.module'}."
+            )
+        index = numbers[0]
+        template = ".".join([*parts[:index], "{layer}", *parts[index + 1 :]])
+        templates.setdefault(_role(template, "_".join(parts[index + 1 :]), family), template)
+    if not templates:
+        raise FedpeftError(f"target_modules={targets!r} selects no module of the model: check the names.")
+    return templates
+
+
+def pattern_of(templates: Mapping[str, str]) -> str:
+    """A pattern for PEFT that selects what templates name; its groups are the roles, which ``roles_of`` reads back."""
+    groups = (
+        f"(?P<{role}>{re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
+        for role, template in templates.items()
+    )
+    return f"{_PARENT}(?:{'|'.join(groups)})"
+
+
+def roles_of(pattern: str) -> dict[str, str]:
+    """Role -> template of a pattern that ``pattern_of`` made; empty for any other."""
+    groups = re.findall(r"\(\?P<([a-z][a-z0-9_]*)>([^()|]*)\)", pattern)
+    templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
+    return templates if templates and pattern_of(templates) == pattern else {}
+
+
+def _selected(path: str, targets: str | Sequence[str]) -> bool:
+    if isinstance(targets, str):
+        return re.fullmatch(targets, path) is not None
+    return any(path == name or path.endswith(f".{name}") for name in targets)
+
+
+def _role(template: str, tail: str, family: str | None) -> str:
+    for role, known in SITES.get(family or "", {}).items():
+        if template == known or template.endswith(f".{known}"):
+            return role
+    return re.sub(r"[^a-z0-9_]", "_", tail.lower()).lstrip("_0123456789") or "output"

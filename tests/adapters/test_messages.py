@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every message of the package is a sentence that ends with a period."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import fedpeft.adapters
+
+FILES = sorted(Path(fedpeft.adapters.__file__).parent.rglob("*.py"))
+
+
+def messages(file):
+    """Line and last piece of text of every FedpeftError that is written out there."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "FedpeftError":
+            text = node.args[0].values[-1] if isinstance(node.args[0], ast.JoinedStr) else node.args[0]
+            if isinstance(text, ast.Constant):
+                yield node.lineno, text.value
+            elif isinstance(text, ast.FormattedValue) and getattr(text.value, "id", "") != "error":
+                yield node.lineno, ""  # ends with a value
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_messages_end_with_a_period(file):
+    assert [line for line, text in messages(file) if not text.endswith(".")] == []
