@@ -28,7 +28,7 @@ def test_values_get_their_declared_types():
         (None, "example is None"),
         ([], "example must be an object"),
         ({"width": 4, "wdith": 1}, "did you mean 'width'"),
-        ({"width": None}, "example.width is None, as FLARE leaves a variable that nothing defines"),
+        ({"width": None}, "example.width is None: give it a value"),
         ({"width": "four"}, "example.width is 'four'"),
         ({"width": True}, "example.width is True"),
         ({"width": 1.5}, "example.width is 1.5"),

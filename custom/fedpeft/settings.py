@@ -21,11 +21,11 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
 
     Args:
         cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
-        values: the JSON object; None means that FLARE found no such variable.
+        values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
 
     Raises:
-        FedpeftError: unknown name, None (FLARE turns undefined variables into None), wrong type or wrong value.
+        FedpeftError: unknown name, None, wrong type or wrong value.
     """
     if values is None:
         raise _undefined(section)
@@ -94,11 +94,7 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
 
 
 def _undefined(where: str) -> FedpeftError:
-    return FedpeftError(
-        f"{where} is None, as FLARE leaves a variable that nothing defines: define it in the job's configuration "
-        f"or in the site's environment.",
-        setting=where,
-    )
+    return FedpeftError(f"{where} is None: give it a value in the job's configuration, or leave it out.", setting=where)
 
 
 def _required(field: dataclasses.Field) -> bool:

@@ -153,7 +153,12 @@ def _(here):
     composed("data.sites={slake: &a {b: *a}}")
 
 
-@case("an undefined FLARE variable")
+@case("a brace in a text")
+def _(here):
+    here.sections('method.adapter="{$HOME}"')
+
+
+@case("null")
 def _(here):
     build(TrainingSettings, {"rounds": None}, section="training")
 

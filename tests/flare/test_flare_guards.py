@@ -13,12 +13,14 @@ from nvflare.fuel.hci.server.hci import AdminServer
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.admission_components import NOT_DEPLOYED, AdmittedAppDeployer, SubmissionGuard
+from fedpeft.flare.job_meta import BOOKKEEPING, META_KEYS
 from fedpeft.flare.job_refusal import REASONS, AdmissionError
 
 ROOT = Path(__file__).parents[2]
@@ -114,6 +116,10 @@ def test_a_site_answers_an_attack_with_a_fixed_sentence(attack, site, job, targe
 def test_a_valid_job_passes_the_validator(server, job):
     valid, sentence, meta = JobMetaValidator().validate(job.name, job_archive(job))
     assert (valid, sentence, meta["name"]) == (True, "", "fedpia_task1")
+
+
+def test_a_cloned_job_is_known_to_a_site():
+    assert CLONED_META_KEYS - {*META_KEYS, *BOOKKEEPING} == {"mandatory_clients", "byoc"}  # no job of ours has these
 
 
 def test_what_goes_wrong_at_a_site_names_nothing_of_it(site, job, monkeypatch, caplog):

@@ -10,6 +10,9 @@ import yaml
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
+from fedpeft.doctor import admission
+from fedpeft.doctor.finding import PASS
+from fedpeft.doctor.kit import read_kit
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.job_process import RestartingLauncher
 from fedpeft.flare.job_store import JobStore
@@ -48,6 +51,14 @@ def test_every_participant_enforces_the_list_of_classes(kits, name):
     settings = read(kits, name, "resources.json.default")
     assert {key: settings[key] for key in resources()} == resources()
     assert not (kits / name / "local" / "resources.json").exists()
+
+
+@pytest.mark.parametrize("name", ["server", *SITES])
+def test_every_participant_checks_a_job_before_flare_reads_it(kits, name):
+    kit = read_kit(kits / name)
+    assert admission.component(kit.resources(), kit).verdict == PASS
+    ids = [entry["id"] for entry in kit.resources()["components"]]
+    assert len(ids) == len(set(ids))
 
 
 @pytest.mark.parametrize("name", ["server", *SITES])
