@@ -44,7 +44,10 @@ def test_a_fault_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told):
     assert "secret question text" not in (run.results / "manifest.json").read_text()
 
 
-@pytest.mark.parametrize(("deed", "told"), [("extra", "unannounced keys head.weight"), ("kill", "killed by signal 9")])
+@pytest.mark.parametrize(
+    ("deed", "told"),
+    [("extra", "unannounced keys head.weight"), ("kill", "its training process ended before it answered")],
+)
 def test_a_fault_above_the_quorum_costs_only_that_reply(sabotaged, deed, told):
     run = sabotaged(deed, "federation.quorum=1")
     assert run.code == 0, run.text
