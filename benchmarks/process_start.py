@@ -34,7 +34,7 @@ ONE = f"{TENSORS}; import fedpeft.training.learner{JOB}{BUILD}"
 BOTH = f"""{EXECUTOR}{JOB}
 site = fedpeft.flare.executor.SiteExecutor(**sections)
 with tempfile.TemporaryDirectory() as folder:
-    site._trainer.open("slake", pathlib.Path(folder))
+    site._trainer.open("slake", pathlib.Path(folder), policy=None)
     fedpeft.flare.executor._import_tensors()
     hello = {{"do": "introduce", "initial": False, "finished": 0, "folder": folder}}
     site._trainer.ask(hello, aborted=lambda: False, report=print)

@@ -36,6 +36,13 @@ def tiny_source(tmp_path_factory) -> str:
 
 
 @pytest.fixture(scope="session")
+def small_policy(tiny_source) -> dict:
+    """What a site's own file says where the small job may run: few samples, and that backbone."""
+    least = dict.fromkeys(("least_train_samples", "least_train_images", "least_test_samples", "least_score_samples"), 4)
+    return {**least, "sources": [tiny_source]}
+
+
+@pytest.fixture(scope="session")
 def sections(tiny_source):
     """Function from overrides to the sections of a small job: two rounds, five sites, few samples."""
     from fedpeft.jobs import compose

@@ -14,24 +14,26 @@ from typing import Any, TypeVar
 from fedpeft.errors import FedpeftError
 
 T = TypeVar("T")
+JOB = "the job's configuration"
 
 
-def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
+def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
     """Make the dataclass `cls` from a JSON object, checking names, types and values.
 
     Args:
         cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
+        source: what has to be corrected where something is wrong.
 
     Raises:
         FedpeftError: unknown name, None, wrong type or wrong value.
     """
     if values is None:
-        raise _undefined(section)
+        raise _undefined(section, source)
     if not isinstance(values, Mapping):
         raise FedpeftError(
-            f"{section} must be an object of settings, not {values!r}: correct the job's configuration.",
+            f"{section} must be an object of settings, not {values!r}: correct {source}.",
             setting=section,
         )
     fields = {field.name: field for field in dataclasses.fields(cls)}
@@ -41,11 +43,11 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
         if name not in fields:
             raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.", setting=where)
         if value is None:
-            raise _undefined(where)
+            raise _undefined(where, source)
         if not fits(value, hints[name]):
             expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
             raise FedpeftError(
-                f"{where} is {value!r}, which is not of type {expected}: correct the job's configuration.",
+                f"{where} is {value!r}, which is not of type {expected}: correct {source}.",
                 setting=where,
             )
     try:
@@ -56,7 +58,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str) -> T:
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
         raise FedpeftError(
-            f"{section} lacks {', '.join(missing) or error}: add it to the job's configuration.",
+            f"{section} lacks {', '.join(missing) or error}: add it to {source}.",
             setting=f"{section}.{missing[0]}" if missing else section,
         ) from error
 
@@ -93,8 +95,8 @@ def suggestion(name: str, known: typing.Iterable[str]) -> str:
     return f"did you mean {close[0]!r}" if close else f"known are {', '.join(known)}"
 
 
-def _undefined(where: str) -> FedpeftError:
-    return FedpeftError(f"{where} is None: give it a value in the job's configuration, or leave it out.", setting=where)
+def _undefined(where: str, source: str) -> FedpeftError:
+    return FedpeftError(f"{where} is None: give it a value in {source}, or leave it out.", setting=where)
 
 
 def _required(field: dataclasses.Field) -> bool:

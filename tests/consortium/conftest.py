@@ -26,10 +26,10 @@ def small_job(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory):
+def federation(tmp_path_factory, small_policy):
     """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`."""
     port = free_port()
-    kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT))
+    kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
     with started(*(kits / name for name in ("server", *SITES))):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)

@@ -8,9 +8,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import yaml
@@ -37,22 +38,24 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def project(file: Path, *, port: int, sites: Sequence[str] = SITES) -> Path:
-    """The committed project.yml, but for the port, the server's storage and the number of sites."""
+def project(file: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapping[str, Any] | None = None) -> Path:
+    """The committed project.yml, but for port, storage, number of sites, and what the sites' own files allow."""
     described = yaml.safe_load((ROOT / "provisioning" / "project.yml").read_text())
     described["participants"] = [p for p in described["participants"] if p["type"] != "client" or p["name"] in sites]
     next(p for p in described["participants"] if p["type"] == "server")["fed_learn_port"] = port
     for builder in described["builders"]:
         if "storage" in builder.get("args", {}):
-            builder["args"]["storage"] = str(file.parent / "storage")
+            builder["args"] |= {"storage": str(file.parent / "storage"), "site_policy": dict(policy or {})}
     file.write_text(yaml.safe_dump(described))
     return file
 
 
-def provision(folder: Path, *, port: int, sites: Sequence[str] = SITES) -> Path:
+def provision(
+    folder: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapping[str, Any] | None = None
+) -> Path:
     """The folder with one start-up kit per participant; a certificate authority of its own for every call."""
     command = [sys.executable, "-m", "nvflare.cli", "provision", "-w", str(folder)]
-    command += ["-p", str(project(folder / "project.yml", port=port, sites=sites))]
+    command += ["-p", str(project(folder / "project.yml", port=port, sites=sites, policy=policy))]
     environment = {**ENVIRONMENT, "HOME": str(folder)}
     subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
     return folder / "fedpeft" / "prod_00"

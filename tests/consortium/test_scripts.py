@@ -14,7 +14,7 @@ pytestmark = pytest.mark.consortium
 
 
 @pytest.fixture
-def script(tmp_path, small_job):
+def script(tmp_path, small_job, small_policy):
     """Function: run one of the scripts with two sites, and interrupt it where it says a certain thing."""
     scratch = tmp_path / "scratch"
     scratch.mkdir()
@@ -22,7 +22,7 @@ def script(tmp_path, small_job):
     def run(name, *, port=None, interrupt_at=None):
         port = port or free_port()
         settings = {
-            "PROJECT": str(project(tmp_path / "project.yml", port=port)),
+            "PROJECT": str(project(tmp_path / "project.yml", port=port, policy=small_policy)),
             "RESULTS": str(tmp_path / "results"),
             "TMPDIR": str(scratch),
             "PORT": str(port),

@@ -82,6 +82,7 @@ def manifest(folder, *rows):
 def answered(here, task, order, sections):
     """What the executor of site north answers to an order."""
     here.monkeypatch.setattr(executor, "run_folder", lambda fl_ctx: here.folder)
+    here.monkeypatch.setattr(executor, "policy_of", lambda fl_ctx: None)
     here.monkeypatch.setenv("FEDPEFT_STATE", str(here.folder))
     context, signal = FLContext(), Signal()
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)

@@ -14,11 +14,11 @@ def authority():
 
 
 @pytest.fixture
-def make_kit(tmp_path, authority):
+def make_kit(tmp_path, authority, small_policy):
     """Function: write the kit of a server, a site or an administrator into a folder."""
 
     def make(role, **changes):
-        return write_kit(tmp_path / f"kit-{role}", role, **{"authority": authority, **changes})
+        return write_kit(tmp_path / f"kit-{role}", role, **{"authority": authority, "policy": small_policy, **changes})
 
     return make
 

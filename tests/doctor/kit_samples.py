@@ -53,8 +53,8 @@ def _pem(certificate):
     return certificate.public_bytes(serialization.Encoding.PEM)
 
 
-def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme="http", local=None):
-    """The kit of a server, a site or an administrator; `local` is its resources.json."""
+def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme="http", local=None, policy=None):
+    """The kit of a server, a site or an administrator; `local` is its resources.json, `policy` its own file."""
     (folder / "startup").mkdir(parents=True)
     (folder / "local").mkdir()
     service = {"service": {"target": f"localhost:{port}", "scheme": scheme}}
@@ -72,4 +72,6 @@ def write_kit(folder, role, *, authority, port=8002, begins=-1, ends=365, scheme
     guards = [GUARDS[role]] if role in GUARDS else []
     allowed = {**resources(), "components": guards, "allow_log_streaming": False} if local is None else local
     (folder / "local" / "resources.json.default").write_text(json.dumps(allowed))
+    if role == "site" and policy is not None:
+        (folder / "local" / "fedpeft.json").write_text(json.dumps(policy))
     return folder

@@ -10,7 +10,20 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
-from fedpeft.doctor import admission, allow_list, backbone, clock, data, disk, job, memory, open_case, privacy, versions
+from fedpeft.doctor import (
+    admission,
+    allow_list,
+    backbone,
+    clock,
+    data,
+    disk,
+    job,
+    memory,
+    open_case,
+    privacy,
+    site_file,
+    versions,
+)
 from fedpeft.doctor.footprint import Footprint
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.policy import default_scope
@@ -378,3 +391,37 @@ def test_a_servers_store_in_a_temporary_folder_is_told(make_kit, monkeypatch, tm
     assert "which the system empties" in told(disk.check(case))
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
     assert "which the system empties" not in told(disk.check(case))
+
+
+def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
+    shown = told(site_file.check(open_case(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
+    assert re.fullmatch("pass: .*fedpeft.json can be used; other than by default are most_rounds.", shown)
+    assert not list(site_file.check(open_case()))
+
+
+@pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
+def test_a_site_without_a_usable_file_of_its_own_is_told(make_kit, policy):
+    case = open_case(startup_kit=make_kit("site", **({} if policy else {"local": None})))
+    if policy is None:
+        case.policy_file.unlink()
+    else:
+        case.policy_file.write_text(json.dumps(policy))
+    with pytest.raises(FedpeftError, match=r"fedpeft\.json"):
+        list(site_file.check(case))
+
+
+def test_every_setting_that_the_site_would_refuse_is_told(make_kit, make_job):
+    folder = make_job("data.exclude=[scan]", "schedule.solver=own", "schedule.score_samples=1")
+    findings = list(site_file.check(open_case(folder, startup_kit=make_kit("site"))))
+    refused = [finding.sentence.split()[0] for finding in findings if finding.verdict == "fail"]
+    assert refused == ["data.exclude", "schedule.score_samples"]
+
+
+def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
+    assert "asks for nothing that" in told(site_file.check(open_case(make_job(), startup_kit=make_kit("site"))))
+
+
+def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
+    policy = {**small_policy, "least_train_images": 1000}
+    case = open_case(make_job(), startup_kit=make_kit("site", policy=policy))
+    assert "fail: site slake: least_train_images is 1000, these data have" in told(data.check(case))

@@ -27,7 +27,7 @@ def order(**changes):
 ORDER = order()
 SCORING = ScoreOrder(lineage="first", round=2, base=0, version=0, state={})
 VALUES = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5) | {"undeclared": 1.0}, "scores": [0.5, 0.5]}
-SECTIONS = {"backbone": {}, "method": {}, "training": {}, "data": {}, "schedule": {}}
+SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {}, "schedule": {}}
 
 
 class Process:
@@ -55,7 +55,8 @@ class Process:
 def site(tmp_path, monkeypatch):
     """Function from prepared answers to an executor, its context and its one process."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
-    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, lineage: tmp_path / lineage)
+    monkeypatch.setattr(module, "policy_of", lambda fl_ctx: None)
+    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, job, policy, order: tmp_path / order.lineage)
 
     def make(*answers):
         process = Process(answers)

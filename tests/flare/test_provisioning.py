@@ -3,6 +3,7 @@
 
 import json
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from fedpeft.flare.provisioning import PolicyBuilder
 from fedpeft.flare.returning_sites import ReturningSites
 from fedpeft.flare.stale_jobs import StaleJobs
 from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.privacy.site_policy import SitePolicy, read_policy
 from fedpeft.workspace import resources
 
 ROOT = Path(__file__).parents[2]
@@ -84,6 +86,27 @@ def test_the_project_may_clip_and_noise_every_reply(tmp_path):
     assert read(kits, "slake", "privacy.json") == default_scope(PrivacySettings(clip=1, noise=2))
 
 
+@pytest.mark.parametrize("name", SITES)
+def test_every_site_has_its_own_file_with_safe_defaults(kits, name):
+    assert read_policy(kits / name / "local" / "fedpeft.json") == SitePolicy()
+    assert set(read(kits, name, "fedpeft.json")) == {field.name for field in fields(SitePolicy)}
+
+
+def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
+    own = {"slake": {"roots": {"slake": "/srv/slake"}, "most_rounds": 9}}
+    kits = provision(tmp_path, site_policy={"most_rounds": 7}, site_policies=own)
+    slake = SitePolicy(roots={"slake": "/srv/slake"}, most_rounds=9)
+    assert read_policy(kits / "slake" / "local" / "fedpeft.json") == slake
+    assert read_policy(kits / "vqa-rad" / "local" / "fedpeft.json") == SitePolicy(most_rounds=7)
+    assert not (kits / "server" / "local" / "fedpeft.json").exists()
+
+
+def test_a_policy_of_a_site_that_is_not_there_is_told(tmp_path, capsys):
+    provision(tmp_path, site_policies={"slak": {}})
+    assert "site_policies names 'slak', which is no client of this project." in capsys.readouterr().err
+    assert not (tmp_path / "fedpeft" / "prod_00").exists()
+
+
 def test_the_server_stores_in_its_own_folder_and_admits_the_sites(kits):
     text = json.dumps(read(kits, "server", "resources.json.default"))
     assert "/var/lib/fedpeft/jobs" in text
@@ -112,6 +135,8 @@ def test_a_site_starts_a_killed_process_again(kits, name):
         ({"storage": "jobs"}, "storage is 'jobs', it must be an absolute path"),
         ({"storage": "/srv", "max_jobs": 0}, "max_jobs is 0"),
         ({"storage": "/srv", "privacy": {"clip": -1, "noise": 0}}, "clip"),
+        ({"storage": "/srv", "site_policy": {"most_round": 1}}, "did you mean 'most_rounds'"),
+        ({"storage": "/srv", "site_policies": {"slake": {"most_rounds": 0}}}, "most_rounds is 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_told(settings, told):

@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from fedpeft.errors import FedpeftError
-from fedpeft.training.site_state import SiteState, forget_after, load_before, newest, save
+from fedpeft.training.site_state import SiteState, load_before, newest, save, set_aside_after
 
 
 def state(round: int) -> SiteState:
@@ -34,11 +34,18 @@ def test_only_the_newest_four_stay_and_no_drafts(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"round-0000{number}" for number in (3, 4, 5, 6)]
 
 
-def test_what_is_newer_than_the_round_to_go_on_from_is_dropped(tmp_path):
+def test_what_is_newer_than_the_round_to_go_on_from_is_set_aside(tmp_path):
     for number in (1, 2, 3):
         save(tmp_path, state(number))
-    forget_after(tmp_path, 2)
+    kept = (tmp_path / "round-00003" / "head.safetensors").read_bytes()
+    set_aside_after(tmp_path, 2)
     assert load_before(tmp_path, 9).round == newest(tmp_path, most=9) == 2
+    (aside,) = (tmp_path / "set-aside").iterdir()
+    assert (aside / "head.safetensors").read_bytes() == kept
+    save(tmp_path, state(3))
+    set_aside_after(tmp_path, 0)
+    assert newest(tmp_path, most=9) == 0
+    assert len(list((tmp_path / "set-aside").iterdir())) == 4
 
 
 def test_a_draft_of_a_killed_process_is_never_read(tmp_path):

@@ -22,7 +22,7 @@ def trainer(monkeypatch, tmp_path):
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     made = Trainer({"data": {}}, module="stand_in_worker")
-    made.open("slake", tmp_path)
+    made.open("slake", tmp_path, policy=None)
     yield made
     made.close()
 

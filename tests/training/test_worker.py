@@ -68,7 +68,7 @@ HELLO = {"do": INTRODUCE, "initial": True, "finished": 0}
 
 
 def opening(sections, folder):
-    return {"do": OPEN, "sections": sections, "site": "slake", "log": str(folder / "log")}
+    return {"do": OPEN, "sections": sections, "site": "slake", "log": str(folder / "log"), "policy": None}
 
 
 def test_bad_settings_are_told_each_time_and_the_process_goes_on(sections, tmp_path, monkeypatch):
@@ -122,7 +122,7 @@ def trainers(tmp_path):
         trainer = Trainer(sections)
         made.append(trainer)
         (tmp_path / site).mkdir(exist_ok=True)
-        trainer.open(site, tmp_path / site)
+        trainer.open(site, tmp_path / site, policy=None)
         return trainer
 
     yield start

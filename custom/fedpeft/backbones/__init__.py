@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpeft.errors import FedpeftError
@@ -14,22 +15,33 @@ if TYPE_CHECKING:
     from torch import nn
 
 _MODULES: dict[str, str] = {}
+_USUAL: dict[str, str] = {}
 
 
-def register(name: str, module: str) -> None:
+def register(name: str, module: str, *, usual: str) -> None:
     """Make `BackboneSettings(name=name)` build through `module.build(settings)`.
+
+    Args:
+        name: the backbone's name in settings.
+        module: dotted name of a module with `build(settings)`.
+        usual: its usual weights, a folder of the package or a hub name.
 
     Raises:
         FedpeftError: the name is taken.
     """
     if name in _MODULES:
         raise FedpeftError(f"Backbone {name!r} is already registered by {_MODULES[name]}: choose another name.")
-    _MODULES[name] = module
+    _MODULES[name], _USUAL[name] = module, usual
 
 
 def names() -> tuple[str, ...]:
     """Names of all registered backbones, in the order of their registration."""
     return tuple(_MODULES)
+
+
+def usual_source(name: str) -> str:
+    """The folder of the package, or the hub name, of a backbone's usual weights."""
+    return _USUAL[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,5 +99,5 @@ def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-register("tiny-vilt", "fedpeft.backbones.vilt")
-register("vilt", "fedpeft.backbones.vilt")
+register("tiny-vilt", "fedpeft.backbones.vilt", usual=str(Path(__file__).parent / "tiny_vilt"))
+register("vilt", "fedpeft.backbones.vilt", usual="dandelin/vilt-b32-mlm")

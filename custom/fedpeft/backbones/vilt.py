@@ -16,13 +16,12 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedpeft.backbones import weights
+from fedpeft.backbones import usual_source, weights
 from fedpeft.errors import FedpeftError, LocalError
 
 if TYPE_CHECKING:
     from fedpeft.backbones import BackboneSettings
 
-HUB_NAME = "dandelin/vilt-b32-mlm"
 UNUSABLE = "backbone-unusable"
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 
@@ -36,7 +35,7 @@ def build(settings: BackboneSettings) -> Vilt:
         FedpeftError: the source is missing, unreachable, damaged or no ViLT; the setting does not fit it.
     """
     tiny = settings.name == "tiny-vilt"
-    source = settings.source or (str(TINY_FOLDER) if tiny else HUB_NAME)
+    source = settings.source or usual_source(settings.name)
     model, tokenizer = _load(source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size

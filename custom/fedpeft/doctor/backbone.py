@@ -7,15 +7,13 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedpeft.backbones import BackboneSettings, weights
-from fedpeft.backbones.vilt import HUB_NAME, TINY_FOLDER
+from fedpeft.backbones import BackboneSettings, usual_source, weights
 from fedpeft.doctor.case import Case
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.settings import build
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")
-USUAL = {"tiny-vilt": str(TINY_FOLDER), "vilt": HUB_NAME}
 
 
 def check(case: Case) -> Iterator[Finding]:
@@ -23,8 +21,8 @@ def check(case: Case) -> Iterator[Finding]:
     if not case.sites:
         return
     settings = build(BackboneSettings, case.job.sections["backbone"], section="backbone")
-    if source := settings.source or USUAL.get(settings.name):
-        yield folder(Path(source)) if Path(source).is_dir() else cached(source)
+    source = settings.source or usual_source(settings.name)
+    yield folder(Path(source)) if Path(source).is_dir() else cached(source)
 
 
 def folder(path: Path) -> Finding:

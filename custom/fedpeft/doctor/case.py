@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fedpeft.doctor.job import Job, read_job
 from fedpeft.doctor.kit import SITE, Kit, read_kit
 from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.settings import suggestion
 from fedpeft.workspace import listed_classes
 
@@ -35,6 +36,20 @@ class Case:
     kit: Kit | None = None
     sites: tuple[str, ...] = ()
     workspace: Path = WORKSPACE
+
+    @property
+    def policy_file(self) -> Path | None:
+        """A site's own file, in its kit; None where there is no site's kit."""
+        return self.kit.folder / "local" / FILE if self.kit and self.kit.role == SITE else None
+
+    @cached_property
+    def policy(self) -> SitePolicy | None:
+        """What that file says; None in the simulator, where the job's settings hold.
+
+        Raises:
+            LocalError: it is missing or cannot be used.
+        """
+        return read_policy(self.policy_file) if self.policy_file else None
 
     @cached_property
     def footprint(self) -> Footprint:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The data of the sites that train here: found, readable, how many. Only numbers are printed."""
+"""The data of the sites that train here, as they would train: found, readable, how many. Only numbers are printed."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fedpeft.data.schema import SiteData
 from fedpeft.doctor.case import Case
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import site_data
-from fedpeft.settings import build
+from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.site_job import SiteJob
 
 OPENED = 12
 
@@ -29,7 +29,8 @@ def check(case: Case) -> Iterator[Finding]:
         )
     for site in case.sites:
         try:
-            loaded = data.load(build(data.DataSettings, site_data(case.job.sections["data"], site), section="data"))
+            job = SiteJob.from_sections(case.job.sections, site=site)
+            loaded = load_data(case.policy, admitted(case.policy, job) if case.policy else job)
             opened = _open_some(loaded)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
@@ -15,13 +17,21 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
+from fedpeft.flare.own_policy import SIMULATED, policy_of
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.task_check import TaskCheck
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.training.kept_state import claim, make_room
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker_process import WORKER, Aborted
 from fedpeft.training.worker_trainer import Failed, Trainer
+
+if TYPE_CHECKING:
+    from fedpeft.flare.site_tasks import Order
+    from fedpeft.site_job import SiteJob
 
 PROBLEM = "problem.json"
 
@@ -52,8 +62,14 @@ class SiteExecutor(Executor):
         schedule: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        sections = {"backbone": backbone, "method": method, "training": training, "data": data, "schedule": schedule}
-        self._trainer = Trainer(sections, module=self.worker)
+        self._sections = {
+            "backbone": backbone,
+            "method": method,
+            "training": training,
+            "data": data,
+            "schedule": schedule,
+        }
+        self._trainer = Trainer(self._sections, module=self.worker)
         self._method = method
         threading.Thread(target=_import_tensors, daemon=True).start()
 
@@ -61,29 +77,37 @@ class SiteExecutor(Executor):
         """Build the learner while FLARE still connects; end its process with the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
-            self._trainer.open(fl_ctx.get_identity_name(), run_folder(fl_ctx))
+            with contextlib.suppress(FedpeftError):  # it comes again, and is answered, with the first task
+                self._opened(fl_ctx)
             _import_tensors()
         elif event_type == EventType.END_RUN:
             self._trainer.close()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
-        from fedpeft.flare.site_tasks import TASKS, read, write
+        from fedpeft.flare.messages import HELLO
+        from fedpeft.flare.site_tasks import TASKS, allowed, read, write
         from fedpeft.flare.sum_member import SumMember
+        from fedpeft.privacy.site_check import admitted
+        from fedpeft.site_job import SiteJob
 
         # another component that calls this one would send the reply past the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         task, model, folder = TASKS[task_name], read(shareable), run_folder(fl_ctx)
-        self._trainer.open(fl_ctx.get_identity_name(), folder)
         ask = partial(
             self._trainer.ask,
             aborted=TaskCheck(fl_ctx, abort_signal),
             report=lambda problem: self._log(f"{problem.full}; trying again in a new process", problem, fl_ctx),
         )
         try:
+            policy = self._opened(fl_ctx)
+            job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
+            if policy:
+                admitted(policy, job)  # as the training process does; here before anything is kept for the job
             member_of = partial(SumMember.of, fl_ctx, self._method, ())
-            message, line = task.work(model, ask, partial(_state_of, fl_ctx), member_of)
+            message, line = task.work(model, ask, partial(_state_of, fl_ctx, job, policy), member_of)
+            message = allowed(message, policy)
         except Aborted:
             self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -93,9 +117,17 @@ class SiteExecutor(Executor):
             write_json(folder / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": failed.problem.full})
             message = task.excuse(model.current_round, failed)
         else:
+            if task_name == HELLO and policy is None:
+                self.log_info(fl_ctx, SIMULATED, fire_event=False)
             if line:
                 self.log_info(fl_ctx, line, fire_event=False)
         return write(message, model.current_round)
+
+    def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
+        """The site's policy, with which the learner is built."""
+        policy = policy_of(fl_ctx)
+        self._trainer.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
+        return policy
 
     def _log(self, text: str, problem: Problem, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
@@ -103,10 +135,20 @@ class SiteExecutor(Executor):
         self.log_error(fl_ctx, told, fire_event=False)
 
 
-def _state_of(fl_ctx: FLContext, lineage: str) -> Path:
-    """Where the site's state of a lineage lies; those of old ones are dropped."""
-    folder = state_folder(fl_ctx, lineage)
-    prune(lineages_folder(fl_ctx), lineage)
+def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, order: Order) -> Path:
+    """Where the site's state of the order's lineage lies, if the job may ask for this and the state is its own."""
+    from fedpeft.flare.messages import Hello
+    from fedpeft.flare.order_limits import check_order, note_order
+
+    check_order(order, job)
+    folder, lineages = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx)
+    note_order(order, run_folder(fl_ctx))
+    if policy is None:
+        prune(lineages, order.lineage)
+    elif isinstance(order, Hello):
+        make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib)
+    lasting = {"method": job.method, "training": job.training, "schedule": job.schedule}
+    claim(folder, {name: asdict(settings) for name, settings in lasting.items()}, fl_ctx.get_job_id())
     return folder
 
 

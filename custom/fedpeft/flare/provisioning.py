@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.flare.policy import default_scope
 from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.privacy.site_policy import FILE, SitePolicy
 from fedpeft.settings import at_least, build
 from fedpeft.workspace import GUARDS, PRIVACY, resources
 
@@ -64,7 +66,7 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes what server and sites allow: jobs, classes, rights, filters, jobs at a time; and where the server stores.
+    """Writes what server and sites allow: jobs, classes, rights, filters, each site's own file; where the server stores.
 
     Goes after FLARE's StaticFileBuilder, whose files it rewrites in place under their names `*.default`: a participant
     that wants another policy puts a file of its own beside them, without `.default`, and FLARE reads that one instead.
@@ -75,24 +77,39 @@ class PolicyBuilder(Builder):
             all servers of a machine and gone after a restart.
         max_jobs: jobs that run at the same time.
         privacy: every site's `PrivacySettings`; None: what leaves a site is checked, and neither clipped nor noised.
+        site_policy: values of `SitePolicy` that replace its defaults in the file of every site.
+        site_policies: by site, values that replace those.
     """
 
-    def __init__(self, storage: str, max_jobs: int = 1, privacy: dict[str, Any] | None = None) -> None:
+    def __init__(
+        self,
+        storage: str,
+        max_jobs: int = 1,
+        privacy: dict[str, Any] | None = None,
+        site_policy: dict[str, Any] | None = None,
+        site_policies: dict[str, dict[str, Any]] | None = None,
+    ) -> None:
         if not Path(storage).is_absolute():
             raise FedpeftError(f"storage is {storage!r}, it must be an absolute path on the server's machine.")
         at_least("max_jobs", max_jobs, 1)
         self._storage, self._max_jobs = Path(storage), max_jobs
+        self._site_policy, self._site_policies = site_policy or {}, site_policies or {}
+        for site in ("", *self._site_policies):
+            self._policy_of(site)
         self._scope = default_scope(build(PrivacySettings, privacy, section="privacy") if privacy else None)
 
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policies of the server and of every site."""
         sites = project.get_clients()
+        if strangers := set(self._site_policies) - {site.name for site in sites}:
+            raise FedpeftError(f"site_policies names {min(strangers)!r}, which is no client of this project.")
         for participant in (project.get_server(), *sites):
             local = Path(ctx.get_local_dir(participant))
             file = local / ProvFileName.RESOURCES_JSON_DEFAULT
             settings = {**json.loads(file.read_text()), **resources()}
             if participant in sites:
                 _keep_logs_at_the_site(settings)
+                write_json(local / FILE, asdict(self._policy_of(participant.name)))
                 _component(settings, "process_launcher")["path"] = LAUNCHER
             else:
                 self._limit_the_server(settings, sites=len(sites))
@@ -101,6 +118,10 @@ class PolicyBuilder(Builder):
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
             write_json(local / PRIVACY, self._scope)
             (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
+
+    def _policy_of(self, site: str) -> SitePolicy:
+        values = {**self._site_policy, **self._site_policies.get(site, {})}
+        return build(SitePolicy, values, section="site_policy", source="project.yml")
 
     def _limit_the_server(self, settings: dict[str, Any], *, sites: int) -> None:
         settings["servers"][0]["max_num_clients"] = sites

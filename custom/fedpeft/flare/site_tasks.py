@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
+from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import (
     HELLO,
     METRICS,
@@ -25,13 +27,16 @@ from fedpeft.flare.messages import (
     TrainReply,
 )
 from fedpeft.flare.sum_member import SumMember
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training import worker
 from fedpeft.training.received import complete
 from fedpeft.training.worker_trainer import Answer, Failed
 
 Ask = Callable[..., Answer]
-FolderOf = Callable[[str], Path]
+Order = Hello | ScoreOrder | TrainOrder
+FolderOf = Callable[[Order], Path]
 MemberOf = Callable[[], SumMember]
+HEAD, BLOCKED = "head.", "reply-blocked"
 Reply = Introduction | ScoreReply | TrainReply
 
 
@@ -40,8 +45,9 @@ class SiteTask:
     """One kind of task.
 
     Args:
-        work: from the server's message, a function that asks the learner, one that knows the folder of a lineage and
-            one that knows the site's part in secure sums to a reply and a line about it for the site's log.
+        work: from the server's message, a function that asks the learner, one that checks an order and knows the folder
+            of its state, and one that knows the site's part in secure sums, to a reply and a line about it for the
+            site's log.
         excuse: from the round and what went wrong to a reply that says so.
     """
 
@@ -59,9 +65,24 @@ def write(reply: Reply, round: int) -> Shareable:
     return FLModelUtils.to_shareable(reply.to_model(round=round))
 
 
+def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
+    """The reply without what the site's own file keeps back.
+
+    Raises:
+        FedpeftError: a head is in it, and no head may leave.
+    """
+    if policy is None:
+        return reply
+    if isinstance(reply, TrainReply) and not policy.metrics:
+        reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
+    if not policy.head and any(key.startswith(HEAD) for key in getattr(reply, "state", {})):
+        raise FedpeftError("the reply holds a classifier's head, and head is off in this site's file.", code=BLOCKED)
+    return reply
+
+
 def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[Introduction, str]:
     hello, member = Hello.from_model(model), member_of()
-    folder = folder_of(hello.lineage)
+    folder = folder_of(hello)
     request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = ask({**request, "folder": str(folder)})
     values = dict(answer.values)
@@ -78,7 +99,7 @@ def _no_introduction(_: int, failed: Failed) -> Introduction:
 
 def _score(model: FLModel, ask: Ask, folder_of: FolderOf, _: MemberOf) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
-    folder = folder_of(order.lineage)
+    folder = folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
     answer = ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
     reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
@@ -91,7 +112,7 @@ def _no_scores(round: int, failed: Failed) -> ScoreReply:
 
 def _train(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[TrainReply, str]:
     order, member = TrainOrder.from_model(model), member_of()
-    folder = folder_of(order.lineage)
+    folder = folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
     request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
     answer = ask({**request, "folder": str(folder)}, state)

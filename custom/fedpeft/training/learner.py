@@ -14,14 +14,16 @@ from typing import Any
 
 import torch
 
-from fedpeft import backbones, data
+from fedpeft import backbones
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
-from fedpeft.federation import site_data
+from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.seeds import derive
 from fedpeft.settings import about, build
+from fedpeft.site_job import SiteJob
 from fedpeft.training import personal, site_state
 from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
 from fedpeft.training.batches import Batch, Batches
@@ -91,18 +93,32 @@ class Learner:
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
 
     @classmethod
-    def from_sections(cls, sections: Mapping[str, Any], *, site: str, folder: Path) -> Learner:
-        """Build a learner from a job's sections `backbone`, `method`, `training` and `data`."""
-        chosen = build(DataSettings, site_data(sections["data"], site), section="data")
+    def from_sections(
+        cls, sections: Mapping[str, Any], *, site: str, folder: Path, policy: SitePolicy | None = None
+    ) -> Learner:
+        """Build a learner from a job's sections.
+
+        Args:
+            sections: `backbone`, `method`, `training`, `data` and `schedule`.
+            site: the site's name.
+            folder: where the site's state lies.
+            policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+
+        Raises:
+            FedpeftError: a setting is wrong, or the site does not allow it.
+        """
+        job = SiteJob.from_sections(sections, site=site)
+        if policy:
+            job = admitted(policy, job)
         return cls(
             site=site,
-            backbone=build(backbones.BackboneSettings, sections["backbone"], section="backbone"),
-            method=build(MethodSettings, sections["method"], section="method"),
-            training=build(TrainingSettings, sections["training"], section="training"),
-            site_data=data.load(chosen),
-            dataset=chosen.dataset,
+            backbone=job.backbone,
+            method=job.method,
+            training=job.training,
+            site_data=load_data(policy, job),
+            dataset=job.data.dataset,
             folder=folder,
-            schedule=build(ScheduleSettings, sections.get("schedule", {}), section="schedule"),
+            schedule=job.schedule,
         )
 
     def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
@@ -186,8 +202,8 @@ class Learner:
         return measure_budget(Network(self.backbone, self.head).train(), self.body.parameters(), batch)
 
     def finished(self, most: int) -> int:
-        """The last round, up to `most`, of which the site has its own state; 0: none. Newer states are dropped."""
-        site_state.forget_after(self.folder, most)
+        """The last round, up to `most`, of which the site has its own state; 0: none. Newer states are set aside."""
+        site_state.set_aside_after(self.folder, most)
         return site_state.newest(self.folder, most=most)
 
     @property

@@ -10,6 +10,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.privacy.problem_codes import CODES, SETTING, is_known
 from fedpeft.setting_names import declared_part
 
+NO_MORE = "can't allocate memory"  # what torch says on a processor, as a RuntimeError
 MEMORY = ("MemoryError", "OutOfMemoryError")  # torch has one of its own, and torch is not needed here
 
 
@@ -44,7 +45,7 @@ class Problem:
         name = type(error).__name__
         return cls(
             full=f"{name}: {error}",
-            code="out-of-memory" if name in MEMORY else "training-failed",
+            code="out-of-memory" if name in MEMORY or NO_MORE in str(error) else "training-failed",
             traceback="".join(traceback.format_exception(error)),
             again=True,
         )

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing
+from fedpeft.training.kept_state import set_aside
 
 KEPT_ROUNDS = 4  # the three that the server can go back to by default, and the one that was cut off
 _PARTS = ("adapter", "head", "optimizer")
@@ -54,11 +55,11 @@ def save(folder: Path, state: SiteState) -> Path:
     return final
 
 
-def forget_after(folder: Path, round: int) -> None:
-    """Drop what is newer than the round that a job goes on from: it belongs to rounds that were given up."""
+def set_aside_after(folder: Path, round: int) -> None:
+    """Set aside what is newer than the round that a job goes on from; it is the server that says which one that is."""
     for path in _rounds(folder):
         if _number(path) > round:
-            drop(path)
+            set_aside(path)
 
 
 def newest(folder: Path, *, most: int) -> int:

@@ -19,6 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import FILE, SitePolicy
+from fedpeft.settings import build
+from fedpeft.training.memory_limit import limit_memory
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker_frames import Frame, receive, send, unpack
 
@@ -80,11 +83,14 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
             answer({"values": values}, tensors)
 
 
-def _open(*, sections: dict[str, Any], site: str, log: str) -> Learner:
+def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, Any] | None) -> Learner:
     _print_to(Path(log))
+    own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
+    if own and own.memory_gib:
+        limit_memory(own.memory_gib)
     from fedpeft.training.learner import Learner
 
-    return Learner.from_sections(sections, site=site, folder=Path(log).parent)
+    return Learner.from_sections(sections, site=site, folder=Path(log).parent, policy=own)
 
 
 def _print_to(file: Path) -> None:

@@ -6,10 +6,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.problem import Problem
 from fedpeft.training.worker import OPEN
 from fedpeft.training.worker_process import WORKER, Aborted, Lost, WorkerProcess
@@ -59,15 +60,17 @@ class Trainer:
         """Id of the training process."""
         return self._process.pid if self._process else None
 
-    def open(self, site: str, folder: Path) -> None:
+    def open(self, site: str, folder: Path, *, policy: SitePolicy | None) -> None:
         """Let the learner be built, beside whatever else happens.
 
         Args:
             site: the site's name.
             folder: where a log of what its training prints lies.
+            policy: the site's own file; None in the simulator alone, where the job's settings hold.
         """
         log = str(folder / LOG)
-        self._opening = {"sections": self._sections, "site": site, "log": log}
+        own = asdict(policy) if policy else None
+        self._opening = {"sections": self._sections, "site": site, "log": log, "policy": own}
         with contextlib.suppress(Lost, OSError):  # likewise
             self._opened()
 

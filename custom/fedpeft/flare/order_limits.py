@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Hold what the server asks a site for against the job's own settings, and against what it asked for before.
+
+The settings are those that the site has checked; a server that asks for more does not run the lead's job.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.files import write_json
+from fedpeft.flare.messages import SCORE, TRAIN, Hello, ScoreOrder, TrainOrder
+from fedpeft.site_job import SiteJob
+
+REFUSED = "order-refused"
+FILE = "orders.json"
+REPEATS = 4  # of one round: a site's process that is killed gets its task again
+Order = Hello | ScoreOrder | TrainOrder
+
+
+def check_order(order: Order, job: SiteJob) -> None:
+    """Accept an order only if the job's own settings provide for it.
+
+    Raises:
+        FedpeftError: naming what they do not provide for.
+    """
+    rounds, schedule = job.training.rounds, job.schedule
+    if isinstance(order, Hello):
+        if not 0 <= order.finished < rounds:
+            raise _refused(f"to go on after round {order.finished} of {rounds}")
+        return
+    if not 1 <= order.round <= rounds:
+        raise _refused(f"for round {order.round} of {rounds}")
+    if order.base < 0 or order.version < 0:
+        raise _refused(f"for version {order.version} built on {order.base}")
+    if isinstance(order, ScoreOrder):
+        if not schedule.active:
+            raise _refused("for layer scores, and no layers are scheduled")
+        return
+    if order.scored and not (schedule.active and schedule.scoring == "with_reply"):
+        raise _refused("for layer scores with the reply")
+    if schedule.active != (order.layers is not None):
+        raise _refused("to train some layers, and none are scheduled" if order.layers else "to train all layers")
+    if order.layers is None:
+        return
+    numbers = all(type(layer) is int and layer >= 0 for layer in order.layers)
+    if not numbers or len(set(order.layers)) != len(order.layers):
+        raise _refused(f"to train layers {order.layers!r:.80}")
+    budget = schedule.budget_of(job.site, seed=job.training.seed)
+    if budget is not None and len(order.layers) > budget:
+        raise _refused(f"to train {len(order.layers)} layers, the budget is {budget}")
+
+
+def note_order(order: Order, folder: Path) -> None:
+    """Remember an order, and refuse one that goes back: one job has one lineage, and its rounds rise.
+
+    Args:
+        order: what the server asks for.
+        folder: the job's run folder.
+
+    Raises:
+        FedpeftError: the order names another lineage, an earlier round, or a round too often.
+    """
+    seen = _read(folder / FILE) or {"lineage": order.lineage}
+    if seen["lineage"] != order.lineage:
+        raise _refused(f"for the state of {order.lineage!r:.120}, this job's is {seen['lineage']!r}")
+    if isinstance(order, Hello):
+        if TRAIN in seen or SCORE in seen:
+            raise _refused("to begin anew, and this job has begun")
+    else:
+        task = TRAIN if isinstance(order, TrainOrder) else SCORE
+        last, times = seen.get(task, (0, 0))
+        times = times + 1 if order.round == last else 1
+        if order.round < last or times > REPEATS:
+            raise _refused(f"for round {order.round} after round {last}" + f", for the {times}th time" * (times > 1))
+        seen[task] = [order.round, times]
+    write_json(folder / FILE, seen)
+
+
+def _read(file: Path) -> dict:
+    try:
+        return json.loads(file.read_text()) if file.exists() else {}
+    except (OSError, ValueError) as error:
+        raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
+
+
+def _refused(what: str) -> FedpeftError:
+    return FedpeftError(
+        f"the server asks {what}, which is not what this job does: ask whoever runs the server.", code=REFUSED
+    )

@@ -1,0 +1,134 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Hold a job against a site's own file, and put the site's values in the place of the job's.
+
+What the settings ask is checked before anything is loaded, what the data amount to before anything is trained.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from fedpeft import data
+from fedpeft.backbones import usual_source
+from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
+from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.privacy.site_policy import SitePolicy
+
+if TYPE_CHECKING:
+    from fedpeft.site_job import SiteJob
+
+NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
+MOST = {
+    "training.rounds": "most_rounds",
+    "training.local_epochs": "most_local_epochs",
+    "training.batch_size": "most_batch_size",
+    "training.evaluation_batch_size": "most_batch_size",
+    "training.learning_rate": "most_learning_rate",
+    "training.head_learning_rate": "most_learning_rate",
+    "training.weight_decay": "most_weight_decay",
+    "training.threads": "most_threads",
+    "training.workers": "most_workers",
+    "method.probe_samples": "most_probe_samples",
+    "schedule.score_samples": "most_score_samples",
+    "backbone.image_size": "most_image_size",
+    "backbone.text_length": "most_text_length",
+}
+OWN = ("seed", "validation_fraction", "test_fraction")  # of `data`
+
+
+def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+    """Every setting of a job that a site's file does not allow, with a sentence for the site itself."""
+    yield from _of_data(policy, job)
+    if job.backbone.name not in policy.backbones:
+        yield "backbone.name", f"is {job.backbone.name!r}, backbones has {', '.join(policy.backbones) or 'none'}"
+    source = job.backbone.source
+    if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
+        yield "backbone.source", f"is {source!r:.120}, which sources does not list"
+    for setting, limit in MOST.items():
+        section, name = setting.split(".")
+        value, most = getattr(getattr(job, section), name), getattr(policy, limit)
+        if value is not None and value > most:
+            yield setting, f"is {value!r}, {limit} is {most!r}"
+    if job.training.batch_size < policy.least_batch_size:
+        yield "training.batch_size", f"is {job.training.batch_size}, least_batch_size is {policy.least_batch_size}"
+    devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
+    if job.training.device not in devices:
+        yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
+    if job.schedule.active and not policy.scores:
+        yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
+    if job.schedule.active and job.schedule.score_samples < policy.least_score_samples:
+        yield (
+            "schedule.score_samples",
+            f"is {job.schedule.score_samples}, least_score_samples is {policy.least_score_samples}",
+        )
+
+
+def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+    asked = job.data
+    if asked.root is not None:
+        yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
+    if asked.exclude:
+        yield "data.exclude", "is set: which images take part is this site's to say"
+    if asked.site not in (job.site, policy.site):
+        yield "data.site", f"is {asked.site!r:.60}, the data know this site as {policy.site or job.site!r}"
+    if asked.split not in policy.splits:
+        yield "data.split", f"is {asked.split!r}, splits has {', '.join(policy.splits) or 'none'}"
+    if data.is_procedural(asked.dataset):
+        return
+    usual = DataSettings()
+    for name in OWN:
+        value, own = getattr(asked, name), getattr(policy, name)
+        if value not in (getattr(usual, name), own):
+            yield f"data.{name}", f"is {value!r}, here it is {own!r}"
+
+
+def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
+    """The job with the site's own values in it.
+
+    Raises:
+        FedpeftError: the job asks for more than the file allows; it names the first such setting.
+    """
+    for setting, why in refusals(policy, job):
+        raise FedpeftError(
+            f"{setting} {why}: change the job, or local/fedpeft.json of this site.", setting=setting, code=NOT_ALLOWED
+        )
+    own = {} if data.is_procedural(job.data.dataset) else {name: getattr(policy, name) for name in OWN}
+    root, site = policy.roots.get(job.data.dataset), policy.site or job.site
+    chosen = replace(job.data, root=root, site=site, **own)
+    device = policy.device if job.training.device == "auto" else job.training.device
+    return replace(job, data=chosen, training=replace(job.training, device=device))
+
+
+def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
+    """A site's data without the images that it excludes, if there are enough of them.
+
+    Args:
+        policy: the site's; None in the simulator, where the job's settings hold.
+        job: as `admitted` returned it.
+
+    Raises:
+        DataError: the data cannot be read.
+        LocalError: there are fewer than the site's file requires.
+    """
+    loaded = data.load(job.data)
+    if policy is None:
+        return loaded
+    here = {example.image_id for examples in loaded.splits().values() for example in examples}
+    loaded = loaded.without_images(here & set(policy.exclude))
+    counts = {
+        "least_train_samples": len(loaded.train),
+        "least_train_images": len({example.image_id for example in loaded.train}),
+        "least_answers": len(AnswerVocabulary.from_examples(loaded.train)),
+        "least_test_samples": len(loaded.test),
+    }
+    if job.schedule.active:
+        counts["least_score_samples"] = min(len(loaded.train), job.schedule.score_samples)
+    for name, count in counts.items():
+        if count < getattr(policy, name):
+            raise LocalError(
+                f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
+                code=TOO_FEW,
+            )
+    return loaded

@@ -1,0 +1,151 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own file, `local/fedpeft.json`: what only the site decides, and how much a job may ask of it.
+
+python -m fedpeft.privacy.site_policy > local/fedpeft.json     # the defaults
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.settings import at_least, build, one_of
+
+FILE = "fedpeft.json"
+WRITE = "python -m fedpeft.privacy.site_policy > local/fedpeft.json"
+SPLITS = ("published", "image_disjoint", "paper")
+BACKBONES = ("tiny-vilt", "vilt")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePolicy:
+    """What a site decides for itself; a job that asks for more is refused with the name of its setting.
+
+    Args:
+        roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
+            environment in which the site was started.
+        site: the name under which the data sets know this site; empty: its name in the consortium.
+        exclude: ids of images that take part in nothing.
+        splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
+        validation_fraction, test_fraction: as in the section `data`, for data that have no split of their own.
+        seed: of the cuts by `splits` and fractions.
+        least_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
+            samples tells of each.
+        least_train_images: the same for different images.
+        least_answers: the same for different answers in training.
+        least_test_samples: the same for the samples on which accuracies are measured.
+        least_score_samples: samples over which a layer score is formed.
+        least_batch_size: samples per training step.
+        most_rounds, most_local_epochs: how long a job may train here.
+        most_batch_size: samples per step, of training and of evaluation.
+        most_probe_samples, most_score_samples: samples that a job may look at beside training.
+        most_image_size, most_text_length: pixels and tokens.
+        most_learning_rate, most_weight_decay: larger ones let the last few samples decide what leaves.
+        device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
+        most_threads, most_workers: threads of the training process, processes that decode images.
+        memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
+        backbones: registered backbones that a job may name.
+        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
+        scores: whether layer scores leave; off: scheduled jobs are refused.
+        metrics: whether accuracies and losses leave; off: they become "not measured".
+        head: whether a classifier's head may leave; no method sends one today.
+        kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
+            for so long, whatever the server says.
+        kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
+    """
+
+    roots: Mapping[str, Any] = field(default_factory=dict)
+    site: str = ""
+    exclude: tuple[str, ...] = ()
+    splits: tuple[str, ...] = SPLITS
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.2
+    seed: int = 0
+    least_train_samples: int = 30
+    least_train_images: int = 20
+    least_answers: int = 2
+    least_test_samples: int = 10
+    least_score_samples: int = 8
+    least_batch_size: int = 4
+    most_rounds: int = 200
+    most_local_epochs: int = 20
+    most_batch_size: int = 512
+    most_probe_samples: int = 1024
+    most_score_samples: int = 1024
+    most_image_size: int = 1024
+    most_text_length: int = 512
+    most_learning_rate: float = 0.1
+    most_weight_decay: float = 0.1
+    device: str = "auto"
+    most_threads: int = 16
+    most_workers: int = 8
+    memory_gib: float = 0.0
+    backbones: tuple[str, ...] = BACKBONES
+    sources: tuple[str, ...] = ()
+    scores: bool = True
+    metrics: bool = True
+    head: bool = False
+    kept_days: float = 7.0
+    kept_gib: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name, root in self.roots.items():
+            if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
+                raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
+        for name in ("exclude", "splits", "backbones", "sources"):
+            if not all(isinstance(item, str) for item in getattr(self, name)):
+                raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
+        for split in self.splits:
+            one_of("splits", split, SPLITS)
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FedpeftError(f"{item.name} is {value!r}, it must be a finite number.")
+            if item.name.startswith("least_") or item.name in ("most_rounds", "most_local_epochs", "most_threads"):
+                at_least(item.name, value, 1)
+            elif item.name.startswith("most_") or item.name in ("seed", "memory_gib", "kept_days", "kept_gib"):
+                at_least(item.name, value, 0)
+        if not (self.validation_fraction >= 0 and self.test_fraction > 0):
+            raise FedpeftError("validation_fraction must be at least 0, and test_fraction above 0.")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise FedpeftError("validation_fraction and test_fraction leave nothing to train on: lower them.")
+
+
+def read_policy(file: Path) -> SitePolicy:
+    """The policy in a site's own file.
+
+    Raises:
+        LocalError: the file is missing, cannot be read, or says something that is not allowed.
+    """
+    try:
+        values = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise LocalError(
+            f"there is no {file}, without which this site takes part in no job: {WRITE}", code="site-file-missing"
+        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise LocalError(
+            f"{file} cannot be read as JSON ({error}): mend it, or write it anew with {WRITE}",
+            code="site-file-unusable",
+        ) from error
+    try:
+        return build(SitePolicy, values, section=FILE, source=str(file))
+    except FedpeftError as error:
+        raise LocalError(str(error), code="site-file-unusable") from error
+
+
+def main() -> int:
+    """Print the defaults."""
+    print(json.dumps(dataclasses.asdict(SitePolicy()), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

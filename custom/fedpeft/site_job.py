@@ -1,0 +1,50 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A job as one site reads it: its sections as settings, of the section `data` the site's own share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedpeft.backbones import BackboneSettings
+from fedpeft.data import DataSettings
+from fedpeft.federation import site_data
+from fedpeft.settings import build
+from fedpeft.training.assignment import ScheduleSettings
+from fedpeft.training.settings import MethodSettings, TrainingSettings
+
+SECTIONS = ("backbone", "method", "training", "data", "schedule")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteJob:
+    """The settings of one site in a job.
+
+    Args:
+        site: the site's name in the consortium.
+        backbone, method, training, data, schedule: as their classes say.
+    """
+
+    site: str
+    backbone: BackboneSettings
+    method: MethodSettings
+    training: TrainingSettings
+    data: DataSettings
+    schedule: ScheduleSettings
+
+    @classmethod
+    def from_sections(cls, sections: Mapping[str, Any], *, site: str) -> SiteJob:
+        """Check the sections of a job.
+
+        Raises:
+            FedpeftError: a section or setting is missing or wrong; it is named.
+        """
+        return cls(
+            site=site,
+            backbone=build(BackboneSettings, sections["backbone"], section="backbone"),
+            method=build(MethodSettings, sections["method"], section="method"),
+            training=build(TrainingSettings, sections["training"], section="training"),
+            data=build(DataSettings, site_data(sections["data"], site), section="data"),
+            schedule=build(ScheduleSettings, sections.get("schedule", {}), section="schedule"),
+        )

@@ -1,0 +1,136 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site of a consortium without its own file does nothing; only the simulator does without one."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.errors import LocalError
+from fedpeft.flare.executor import SiteExecutor
+from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.own_policy import policy_of, simulated
+from fedpeft.flare.site_tasks import allowed
+from fedpeft.privacy.site_policy import SitePolicy
+
+SECRET = "/home/lead/patient-7"
+SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {}, "schedule": {}}
+
+
+@pytest.fixture
+def context(tmp_path):
+    """Function: what FLARE says at a site, in the simulator or from a start-up kit."""
+
+    def make(*, flag=None, kit=True):
+        (tmp_path / "startup").mkdir(exist_ok=True)
+        (tmp_path / "local").mkdir(exist_ok=True)
+        if kit:
+            (tmp_path / "startup" / "fed_client.json").write_text("{}")
+        workspace = SimpleNamespace(
+            get_startup_kit_dir=lambda: str(tmp_path / "startup"),
+            get_site_config_dir=lambda: str(tmp_path / "local"),
+            get_root_dir=lambda: str(tmp_path),
+            get_run_dir=lambda job: str(tmp_path / "run"),
+        )
+        made = FLContext()
+        made.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
+        made.set_prop(ReservedKey.IDENTITY_NAME, "north")
+        made.set_prop(ReservedKey.RUN_NUM, "job-1")
+        if flag is not None:
+            made.set_prop(FLContextKey.SIMULATE_MODE, flag, private=True, sticky=True)
+        return made
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("flag", "kit", "expected"),
+    [(True, False, True), (True, True, False), (None, False, False), (None, True, False), (False, False, False)],
+)
+def test_only_flares_simulator_is_one(context, flag, kit, expected):
+    assert simulated(context(flag=flag, kit=kit)) is expected
+
+
+def test_the_simulator_has_no_policy_and_a_site_needs_one(context, tmp_path):
+    assert policy_of(context(flag=True, kit=False)) is None
+    with pytest.raises(LocalError) as refused:
+        policy_of(context())
+    assert refused.value.code == "site-file-missing"
+    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"most_rounds": 3}))
+    assert policy_of(context()) == SitePolicy(most_rounds=3)
+
+
+def answer(context, task, order, **sections):
+    """What a site with these sections in its job answers; no training process is started for it."""
+    executor = SiteExecutor(**{**SECTIONS, **sections})
+    executor._trainer.close()
+    context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+    shareable = executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=0)), context, Signal())
+    assert SECRET not in repr(shareable)
+    return FLModelUtils.from_shareable(shareable)
+
+
+TRAINING = TrainOrder(lineage="small-1", round=1, base=0, version=0, layers=None, scored=False, state={})
+ASKED = [
+    ({"data": {"exclude": [SECRET]}}, "setting-not-allowed", "data.exclude"),
+    ({"data": {"root": SECRET}}, "setting-not-allowed", "data.root"),
+    ({"data": {"site": SECRET}}, "setting-not-allowed", "data.site"),
+    ({"backbone": {"source": SECRET}}, "setting-not-allowed", "backbone.source"),
+    ({"training": {"rounds": 10**6}}, "setting-not-allowed", "training.rounds"),
+    ({"schedule": {"solver": "own", "score_samples": 1}}, "setting-not-allowed", "schedule.score_samples"),
+    ({"method": {"adapter_settings": {SECRET: 1}}}, "setting-refused", "method"),
+    ({"data": {"dataset": SECRET}}, "setting-refused", "data.dataset"),
+    ({"training": None}, "setting-refused", "training"),
+]
+
+
+@pytest.mark.parametrize(("sections", "code", "setting"), ASKED)
+def test_a_job_that_asks_for_more_is_told_the_setting_and_leaves_nothing(context, tmp_path, sections, code, setting):
+    site = context()
+    (tmp_path / "local" / "fedpeft.json").write_text("{}")
+    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
+    assert (got.problem, got.setting, got.samples) == (code, setting, {})
+    assert not (tmp_path / "fedpeft").exists(), "nothing is kept for such a job"
+
+
+@pytest.mark.parametrize(
+    ("content", "code"), [(None, "site-file-missing"), ("{", "site-file-unusable"), ('{"x": 1}', "site-file-unusable")]
+)
+def test_without_a_file_in_order_every_task_is_refused(context, tmp_path, content, code):
+    site = context()
+    if content:
+        (tmp_path / "local" / "fedpeft.json").write_text(content)
+    assert Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="a"))).problem == code
+    assert TrainReply.from_model(answer(site, TRAIN, TRAINING)).problem == code
+
+
+def test_a_server_that_names_the_state_of_another_job_gets_nothing_and_loses_nothing(context, tmp_path):
+    site = context()
+    (tmp_path / "local" / "fedpeft.json").write_text("{}")
+    victim = tmp_path / "fedpeft" / "small-1"
+    (victim / "round-00003").mkdir(parents=True)
+    (victim / "job.json").write_text(json.dumps({"settings": {"training": {"rounds": 30}}, "jobs": ["theirs"]}))
+    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1")))
+    assert got.problem == "state-of-another-job"
+    assert (victim / "round-00003").is_dir()
+
+
+def reply(**changes):
+    values = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5), "scores": [], "seconds": 1.0, "problem": ""}
+    return TrainReply(**{**values, "round": 1, "state": {"layer.0.output.down.bias": torch.ones(2)}, **changes})
+
+
+def test_what_the_site_keeps_back_does_not_leave():
+    sent = reply()
+    assert allowed(sent, None) is allowed(sent, SitePolicy()) is sent
+    assert allowed(reply(), SitePolicy()).metrics == dict.fromkeys(METRICS, 0.5)
+    assert allowed(reply(), SitePolicy(metrics=False)).metrics == dict.fromkeys(METRICS)
+    head = reply(state={"head.0.weight": torch.ones(2)})
+    with pytest.raises(ValueError, match="head is off"):
+        allowed(head, SitePolicy())
+    assert allowed(head, SitePolicy(head=True)) is head

@@ -1,0 +1,170 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a job may ask of a site, and whose values hold: the site's, whatever the job says."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from fedpeft.backbones import usual_source
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_check import admitted, load_data, refusals
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.site_job import SiteJob
+from fedpeft.training.learner import Learner
+
+SECTIONS = {
+    "backbone": {"name": "tiny-vilt"},
+    "method": {},
+    "training": {"rounds": 5},
+    "data": {"dataset": "manifest"},
+    "schedule": {},
+}
+SCHEDULED = {"solver": "exact", "budget": 1}
+
+
+def job(**changes):
+    sections = {name: {**values, **changes.get(name, {})} for name, values in SECTIONS.items()}
+    return SiteJob.from_sections(sections, site="north")
+
+
+def test_every_shipped_job_is_allowed_by_default(request):
+    for folder in (request.config.rootpath / "jobs").rglob("config_fed_client.json"):
+        if "paper" in folder.parts:  # they cut no validation set: a site writes validation_fraction 0
+            continue
+        sections = json.loads(folder.read_text())["executors"][0]["executor"]["args"]
+        for site in ("slake", "vqa-rad", "head", "north"):
+            assert not list(refusals(SitePolicy(), SiteJob.from_sections(sections, site=site)))
+
+
+REFUSED = [
+    ("an excluded image", {"data": {"exclude": ["synpic1"]}}, {}, "data.exclude"),
+    ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
+    ("a folder", {"data": {"root": "/etc"}}, {}, "data.root"),
+    ("the folder of the site", {"data": {"root": "/srv"}}, {"roots": {"manifest": "/srv"}}, "data.root"),
+    ("another site's data", {"data": {"site": "../south"}}, {}, "data.site"),
+    ("another seed of the cuts", {"data": {"seed": 1}}, {}, "data.seed"),
+    ("another validation set", {"data": {"validation_fraction": 0.9, "test_fraction": 0.05}}, {}, "data.validation"),
+    ("another test set", {"data": {"test_fraction": 0.01}}, {}, "data.test_fraction"),
+    ("a cut that is not allowed", {"data": {"split": "image_disjoint"}}, {"splits": ("published",)}, "data.split"),
+    ("a backbone's folder", {"backbone": {"source": "/home/lead/backbone"}}, {}, "backbone.source"),
+    ("a hub name", {"backbone": {"source": "evil/model"}}, {}, "backbone.source"),
+    ("a backbone", {"backbone": {"name": "vilt"}}, {"backbones": ("tiny-vilt",)}, "backbone.name"),
+    ("large images", {"backbone": {"image_size": 10**6}}, {}, "backbone.image_size"),
+    ("long questions", {"backbone": {"text_length": 10**6}}, {}, "backbone.text_length"),
+    ("many rounds", {"training": {"rounds": 10**6}}, {}, "training.rounds"),
+    ("many epochs", {"training": {"local_epochs": 21}}, {}, "training.local_epochs"),
+    ("one sample a step", {"training": {"batch_size": 1}}, {}, "training.batch_size"),
+    ("a large batch", {"training": {"batch_size": 10**9}}, {}, "training.batch_size"),
+    ("large batches of evaluation", {"training": {"evaluation_batch_size": 10**9}}, {}, "training.evaluation_batch"),
+    ("a rate that forgets", {"training": {"learning_rate": 1.0}}, {}, "training.learning_rate"),
+    ("the same of the head", {"training": {"head_learning_rate": 1.0}}, {}, "training.head_learning_rate"),
+    ("a decay that forgets", {"training": {"weight_decay": 1.0}}, {}, "training.weight_decay"),
+    ("threads", {"training": {"threads": 1000}}, {}, "training.threads"),
+    ("processes", {"training": {"workers": 1000}}, {}, "training.workers"),
+    ("another GPU", {"training": {"device": "cuda:3"}}, {}, "training.device"),
+    ("a GPU where none is given", {"training": {"device": "cuda"}}, {"device": "cpu"}, "training.device"),
+    ("one sample to score on", {"schedule": {**SCHEDULED, "score_samples": 1}}, {}, "schedule.score_samples"),
+    ("many samples to score on", {"schedule": {**SCHEDULED, "score_samples": 9999}}, {}, "schedule.score_samples"),
+    ("scores", {"schedule": SCHEDULED}, {"scores": False}, "schedule.solver"),
+    ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
+]
+
+
+@pytest.mark.parametrize(("what", "asked", "own", "setting"), REFUSED, ids=[row[0] for row in REFUSED])
+def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, own, setting):
+    with pytest.raises(FedpeftError) as refused:
+        admitted(SitePolicy(**own), job(**asked))
+    assert refused.value.setting.startswith(setting)
+    assert refused.value.code == "setting-not-allowed"
+
+
+@pytest.mark.parametrize(
+    ("asked", "own"),
+    [
+        ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
+        ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
+        ({"data": {"seed": 3}}, {"seed": 3}),
+        ({"data": {"validation_fraction": 0.0}}, {"validation_fraction": 0.0}),
+        ({"data": {"site": "north"}}, {}),
+        ({"data": {"dataset": "phantom", "seed": 3, "train_size": 16}}, {}),
+        ({"training": {"device": "cpu"}}, {"device": "cuda:1"}),
+        ({"training": {"device": "cuda:1"}}, {"device": "cuda:1"}),
+        ({"training": {"device": "cuda"}}, {}),
+    ],
+)
+def test_what_the_file_allows_passes(asked, own):
+    assert not list(refusals(SitePolicy(**own), job(**asked)))
+
+
+def test_the_sites_values_hold_where_a_job_says_nothing():
+    own = {"validation_fraction": 0.3, "test_fraction": 0.1, "seed": 7, "device": "cpu", "site": "ward 3"}
+    chosen = admitted(SitePolicy(roots={"manifest": "/srv/scans"}, **own), job())
+    assert (chosen.data.validation_fraction, chosen.data.test_fraction, chosen.data.seed) == (0.3, 0.1, 7)
+    assert (str(chosen.data.root), chosen.data.site, chosen.training.device) == ("/srv/scans", "ward 3", "cpu")
+    other = admitted(SitePolicy(roots={"vqa_rad": "/srv/rad"}), job())
+    assert other.data.root is None, "the data set is looked for under FEDPEFT_DATA"
+
+
+@pytest.fixture
+def scans(tmp_path):
+    """Twelve images with three questions each, under FEDPEFT_DATA of the site."""
+    Image.new("RGB", (8, 8)).save(tmp_path / "scan.png")
+    rows = ["image,question,answer,split"]
+    for number in range(12):
+        (tmp_path / f"{number}.png").write_bytes((tmp_path / "scan.png").read_bytes())
+        split = "train" if number < 6 else "validation" if number < 8 else "test"
+        rows += [f"{number}.png,What is {word}?,{word},{split}" for word in ("left", "right", "none")]
+    (tmp_path / "manifest.csv").write_text("\n".join(rows) + "\n")
+    return tmp_path
+
+
+SMALL = {"least_train_samples": 1, "least_train_images": 1, "least_answers": 1, "least_test_samples": 1}
+ENOUGH = {"least_train_samples": 18, "least_train_images": 6, "least_answers": 3, "least_test_samples": 12}
+
+
+def loaded(scans, scheduled=False, **own):
+    policy = SitePolicy(roots={"manifest": str(scans)}, **{**SMALL, **own})
+    chosen = job(schedule={**SCHEDULED, "score_samples": 64} if scheduled else {})
+    return load_data(policy, admitted(policy, chosen))
+
+
+def test_enough_data_are_loaded(scans):
+    assert len(loaded(scans, **ENOUGH).train) == 18
+
+
+@pytest.mark.parametrize("name", ENOUGH)
+def test_too_few_are_refused_without_a_number(scans, name):
+    with pytest.raises(FedpeftError, match=name) as refused:
+        loaded(scans, **{name: ENOUGH[name] + 1})
+    assert (refused.value.code, refused.value.setting) == ("data-too-few", "")
+
+
+def test_scores_over_fewer_samples_than_asked_for_are_refused(scans):
+    assert loaded(scans, scheduled=True, least_score_samples=18)
+    with pytest.raises(FedpeftError, match="least_score_samples"):
+        loaded(scans, scheduled=True, least_score_samples=19)
+
+
+def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans):
+    excluding = {"exclude": ("0.png", "an image of another data set")}
+    assert len(loaded(scans, **excluding).train) == 15
+    with pytest.raises(FedpeftError, match="least_train_images"):
+        loaded(scans, **excluding, least_train_images=6)
+
+
+def test_a_job_cannot_leave_one_image_and_train_on_it(scans, tmp_path, monkeypatch):
+    monkeypatch.setenv("FEDPEFT_DATA", str(scans))
+    sections = json.loads(json.dumps(SECTIONS))
+    sections["data"]["exclude"] = [f"{number}.png" for number in range(1, 6)]
+    one = Learner.from_sections(sections, site="north", folder=tmp_path / "state")
+    assert len({example.image_id for example in one.data.train}) == 1, "as the simulator would"
+    with pytest.raises(FedpeftError) as refused:
+        Learner.from_sections(sections, site="north", folder=tmp_path / "state", policy=SitePolicy(**SMALL))
+    assert refused.value.setting == "data.exclude"
+
+
+def test_known_and_unknown_ids_are_refused_alike():
+    ids = "0.png", "no such image"
+    known, unknown = (list(refusals(SitePolicy(), job(data={"exclude": [image]}))) for image in ids)
+    assert known == unknown

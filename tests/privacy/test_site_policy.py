@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own file: safe by default, checked when read, and what in it is wrong stays at the site."""
+
+import json
+from dataclasses import asdict
+
+import pytest
+
+from fedpeft.errors import LocalError
+from fedpeft.privacy import site_policy
+from fedpeft.privacy.site_policy import SitePolicy, read_policy
+
+
+def written(folder, values):
+    file = folder / "fedpeft.json"
+    file.write_text(values if isinstance(values, str) else json.dumps(values))
+    return file
+
+
+def test_what_is_printed_is_the_file_with_the_defaults(tmp_path, capsys):
+    assert site_policy.main() == 0
+    assert read_policy(written(tmp_path, capsys.readouterr().out)) == SitePolicy()
+
+
+def test_an_empty_file_means_the_defaults(tmp_path):
+    assert read_policy(written(tmp_path, {})) == SitePolicy()
+
+
+def test_lists_and_numbers_come_back_as_declared(tmp_path):
+    policy = SitePolicy(roots={"vqa_rad": "/srv/rad"}, exclude=("synpic1",), kept_days=3)
+    assert read_policy(written(tmp_path, asdict(policy))) == policy
+
+
+def test_one_image_is_never_enough_by_default():
+    policy = SitePolicy()
+    assert policy.least_train_images >= 20
+    assert min(policy.least_train_samples, policy.least_score_samples, policy.least_test_samples) >= 8
+    assert not policy.head
+    assert policy.sources == ()
+
+
+WRONG = [
+    ("{", "cannot be read as JSON"),
+    ("[" * 100_000, "cannot be read as JSON"),
+    ([], "must be an object of settings"),
+    ({"leest_answers": 3}, "did you mean 'least_answers'"),
+    ({"least_answers": 0}, "least_answers is 0"),
+    ({"least_answers": None}, "least_answers is None: give it a value in"),
+    ({"least_answers": "two"}, "not of type int: correct"),
+    ({"most_rounds": 0}, "most_rounds is 0"),
+    ({"most_weight_decay": -1}, "most_weight_decay is -1"),
+    ({"kept_gib": float("nan")}, "kept_gib is nan"),
+    ({"memory_gib": -1}, "memory_gib is -1"),
+    ({"roots": {"vqa_rad": "data"}}, "roots.vqa_rad is 'data', it must be the whole path"),
+    ({"exclude": [7]}, "exclude is"),
+    ({"splits": ["own"]}, "splits is 'own', allowed are"),
+    ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), WRONG, ids=[row[1] for row in WRONG])
+def test_a_file_that_is_wrong_is_named_at_the_site(tmp_path, values, expected):
+    with pytest.raises(LocalError, match="(?s)fedpeft.json.*" + expected.replace("(", r"\(")) as refused:
+        read_policy(written(tmp_path, values))
+    assert (refused.value.code, refused.value.setting) == ("site-file-unusable", "")
+
+
+def test_a_missing_file_has_a_code_of_its_own(tmp_path):
+    with pytest.raises(LocalError, match="takes part in no job: python -m") as refused:
+        read_policy(tmp_path / "fedpeft.json")
+    assert refused.value.code == "site-file-missing"
