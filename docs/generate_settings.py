@@ -31,6 +31,7 @@ from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
 from fedpeft.privacy import PrivacySettings
 from fedpeft.privacy.problem_codes import CODES
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
@@ -45,6 +46,7 @@ SECTIONS: dict[str, type] = {
     "federation": FederationSettings,
     "flare": FlareSettings,
     "privacy": PrivacySettings,
+    "site": SitePolicy,
 }
 BY_ADAPTER = "[by adapter](methods.md#the-four-adapters)"
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}

@@ -105,7 +105,7 @@ class SiteExecutor(Executor):
             job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
             if policy:
                 admitted(policy, job)  # as the training process does; here before anything is kept for the job
-            member_of = partial(SumMember.of, fl_ctx, self._method, ())
+            member_of = partial(SumMember.of, fl_ctx, self._method, policy.sum_with if policy else ())
             message, line = task.work(model, ask, partial(_state_of, fl_ctx, job, policy), member_of)
             message = allowed(message, policy)
         except Aborted:

@@ -39,6 +39,7 @@ from fedpeft.flare.messages import (
 )
 from fedpeft.flare.orders import FOLDER, Memory, Order
 from fedpeft.flare.outgoing import Reply, permitted, read, refusal
+from fedpeft.flare.own_policy import simulated
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
@@ -167,8 +168,7 @@ class AdapterOnly(Filter):
 
 def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
     name = type(what).__name__
-    simulated = fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)
-    if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated:
+    if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated(fl_ctx):
         raise FedpeftError(f"{name} stands in the job: only a site's own privacy.json may use it.")
     if unknown:
         raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import SecureSumError
 from fedpeft.flare.messages import TrainOrder
+from fedpeft.flare.own_policy import simulated
 from fedpeft.privacy import secure_sum
 from fedpeft.privacy.signed_keys import Kit, SignedKey
 from fedpeft.settings import build
@@ -52,7 +52,7 @@ class SumMember:
             FedpeftError: the job and the site's file disagree about secure sums, or the site's certificate is missing.
         """
         settings, site = build(MethodSettings, method, section="method"), fl_ctx.get_identity_name()
-        if fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
+        if simulated(fl_ctx):
             return cls(site=site, method=settings)
         if settings.secure_sum != bool(members):
             what = (

@@ -56,6 +56,8 @@ class SitePolicy:
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave; off: they become "not measured".
         head: whether a classifier's head may leave; no method sends one today.
+        sum_with: the sites of every secure sum, this one among them; where it is set, nothing but such sums leaves, and
+            only jobs with `method.secure_sum` take part here. Empty: jobs with it are refused.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
             for so long, whatever the server says.
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
@@ -92,6 +94,7 @@ class SitePolicy:
     scores: bool = True
     metrics: bool = True
     head: bool = False
+    sum_with: tuple[str, ...] = ()
     kept_days: float = 7.0
     kept_gib: float = 100.0
 
@@ -99,7 +102,7 @@ class SitePolicy:
         for name, root in self.roots.items():
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
-        for name in ("exclude", "splits", "backbones", "sources"):
+        for name in ("exclude", "splits", "backbones", "sources", "sum_with"):
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
         for split in self.splits:
