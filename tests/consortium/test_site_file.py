@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What only a site decides, in a running consortium: a job that asks for it learns the setting's name and nothing else."""
+"""What only a site decides, in a running consortium: a job that asks for it learns the name of the setting."""
 
 import json
 import shutil

@@ -16,7 +16,7 @@ from fedpeft.site_job import SiteJob
 
 REFUSED = "order-refused"
 FILE = "orders.json"
-REPEATS = 4  # of one round: a site's process that is killed gets its task again
+REPEATS = 10  # of one round: a site whose processes are killed, some times, gets its task again
 Order = Hello | ScoreOrder | TrainOrder
 
 
