@@ -3,9 +3,11 @@
 
 import pytest
 
+import fedpeft
 from fedpeft.data import DataError, DataSettings
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.flare.messages import Introduction
+from fedpeft.flare.reply_contract import read_introduction
 from fedpeft.privacy.problem_codes import CODES, is_known, sentence
 from fedpeft.setting_names import declared_part, names
 from fedpeft.settings import build
@@ -117,9 +119,8 @@ def test_every_setting_of_a_job_is_declared():
     assert {"training.rounds", "data.exclude", "backbone.source", "schedule.score_samples", "method.pia"} <= names()
 
 
-def test_the_handshake_prints_no_text_of_a_site():
-    from fedpeft.flare.handshake import read
-
-    introduction = Introduction(version="1", problem=FORGED)
-    _, problems = read({"north": introduction.to_model()}, sites=["north"], timeout=1)
-    assert problems == {"north": f"site north cannot take part: {UNKNOWN}"}
+def test_the_server_prints_no_text_of_a_site():
+    introduction = Introduction(version=fedpeft.__version__, problem=FORGED)
+    with pytest.raises(FedpeftError) as refused:
+        read_introduction(introduction.to_model(), site="north", initial=False, most_samples=100)
+    assert str(refused.value) == f"site north cannot take part: {UNKNOWN}"
