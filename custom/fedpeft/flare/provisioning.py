@@ -66,7 +66,7 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes what server and sites allow: jobs, classes, rights, filters, each site's own file; where the server stores.
+    """Writes what server and sites allow: jobs, classes, rights, filters, each site's own file; where to store.
 
     Goes after FLARE's StaticFileBuilder, whose files it rewrites in place under their names `*.default`: a participant
     that wants another policy puts a file of its own beside them, without `.default`, and FLARE reads that one instead.
