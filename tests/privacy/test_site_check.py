@@ -67,6 +67,7 @@ REFUSED = [
     ("one sample to score on", {"schedule": {**SCHEDULED, "score_samples": 1}}, {}, "schedule.score_samples"),
     ("many samples to score on", {"schedule": {**SCHEDULED, "score_samples": 9999}}, {}, "schedule.score_samples"),
     ("scores", {"schedule": SCHEDULED}, {"scores": False}, "schedule.solver"),
+    ("one probe", {"method": {"probe_samples": 1}}, {}, "method.probe_samples"),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
 ]
 

@@ -50,6 +50,10 @@ def test_it_ends_with_table_picture_adapters_and_manifest(five_sites):
     assert "procedural" in five_sites.text
 
 
+def test_it_says_whose_values_hold(five_sites):
+    assert five_sites.text.count("the simulator uses the job's values") == 5
+
+
 def test_no_pickle_is_left_behind(five_sites):
     kinds = {path.suffix for path in five_sites.workspace.rglob("*") if path.is_file()}
     assert not kinds & {".pt", ".pth", ".pkl", ".pickle", ".bin", ".npy", ".npz"}

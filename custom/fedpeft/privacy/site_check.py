@@ -35,6 +35,8 @@ MOST = {
     "backbone.image_size": "most_image_size",
     "backbone.text_length": "most_text_length",
 }
+LEAST = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
+SCORED = {"schedule.score_samples": "least_score_samples"}  # where layers are scored at all
 OWN = ("seed", "validation_fraction", "test_fraction")  # of `data`
 
 
@@ -47,22 +49,23 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
         yield "backbone.source", f"is {source!r:.120}, which sources does not list"
     for setting, limit in MOST.items():
-        section, name = setting.split(".")
-        value, most = getattr(getattr(job, section), name), getattr(policy, limit)
+        value, most = _asked(job, setting), getattr(policy, limit)
         if value is not None and value > most:
             yield setting, f"is {value!r}, {limit} is {most!r}"
-    if job.training.batch_size < policy.least_batch_size:
-        yield "training.batch_size", f"is {job.training.batch_size}, least_batch_size is {policy.least_batch_size}"
+    for setting, limit in (LEAST | SCORED if job.schedule.active else LEAST).items():
+        value, least = _asked(job, setting), getattr(policy, limit)
+        if value < least:
+            yield setting, f"is {value!r}, {limit} is {least!r}"
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
     if job.schedule.active and not policy.scores:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
-    if job.schedule.active and job.schedule.score_samples < policy.least_score_samples:
-        yield (
-            "schedule.score_samples",
-            f"is {job.schedule.score_samples}, least_score_samples is {policy.least_score_samples}",
-        )
+
+
+def _asked(job: SiteJob, setting: str) -> float | None:
+    section, name = setting.split(".")
+    return getattr(getattr(job, section), name)
 
 
 def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:

@@ -43,6 +43,7 @@ class SitePolicy:
         least_test_samples: the same for the samples on which accuracies are measured.
         least_score_samples: samples over which a layer score is formed.
         least_batch_size: samples per training step.
+        least_probe_samples: samples whose activations decide the order of neurons.
         most_rounds, most_local_epochs: how long a job may train here.
         most_batch_size: samples per step, of training and of evaluation.
         most_probe_samples, most_score_samples: samples that a job may look at beside training.
@@ -76,6 +77,7 @@ class SitePolicy:
     least_test_samples: int = 10
     least_score_samples: int = 8
     least_batch_size: int = 4
+    least_probe_samples: int = 8
     most_rounds: int = 200
     most_local_epochs: int = 20
     most_batch_size: int = 512
