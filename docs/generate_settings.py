@@ -23,6 +23,7 @@ from typing import Any
 from fedpeft import adapters
 from fedpeft.adapters.bottleneck.config import BottleneckConfig
 from fedpeft.adapters.registration import METHODS
+from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings
 from fedpeft.backbones.sites import SITES
@@ -40,6 +41,7 @@ SECTIONS: dict[str, type] = {
     "backbone": BackboneSettings,
     "method": MethodSettings,
     "method.pia": PIASettings,
+    "method.robust": RobustSettings,
     "training": TrainingSettings,
     "data": DataSettings,
     "schedule": ScheduleSettings,

@@ -83,6 +83,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section the way server and sites will."""
     from fedpeft import adapters
+    from fedpeft.alignment.robust_settings import RobustSettings
     from fedpeft.alignment.settings import PIASettings
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
@@ -101,6 +102,7 @@ def check(sections: Mapping[str, Any]) -> None:
     federation = build(FederationSettings, sections.get("federation"), section="federation")
     method = build(MethodSettings, sections.get("method"), section="method")
     build(PIASettings, method.pia, section="method.pia")
+    build(RobustSettings, method.robust, section="method.robust")
     build(TrainingSettings, sections.get("training"), section="training")
     schedule = build(ScheduleSettings, sections.get("schedule"), section="schedule")
     check_secure_sum(method, schedule, federation)

@@ -10,6 +10,7 @@ from functools import cache
 @cache
 def names() -> frozenset[str]:
     """Every section and every setting in it that a dataclass declares."""
+    from fedpeft.alignment.robust_settings import RobustSettings
     from fedpeft.alignment.settings import PIASettings
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
@@ -22,6 +23,7 @@ def names() -> frozenset[str]:
         "backbone": BackboneSettings,
         "method": MethodSettings,
         "method.pia": PIASettings,
+        "method.robust": RobustSettings,
         "training": TrainingSettings,
         "data": DataSettings,
         "schedule": ScheduleSettings,

@@ -38,7 +38,7 @@ def reply(site, order, **changes):
     value = float(SITES.index(site) + order.round)
     state = {key: torch.full(shape, value) for key, shape in SCHEMA.items()}
     values = {"metrics": dict.fromkeys(METRICS, 0.5), "scores": [], "seconds": 1.0, "problem": "", "state": state}
-    return TrainReply(round=order.round, samples=5, **{**values, **changes})
+    return TrainReply(**{"round": order.round, "samples": 5, **values, **changes})
 
 
 def scores(site, order, **changes):

@@ -26,6 +26,7 @@ from fedpeft import lazy
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {
     "PIASettings": "settings",
+    "RobustSettings": "robust_settings",
     "cost_matrix": "transport",
     "transport_plan": "transport",
     "Bottleneck": "neurons",

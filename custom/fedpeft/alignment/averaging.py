@@ -32,6 +32,22 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor
     return total
 
 
+def cap_share(counts: Sequence[float], most: float) -> list[float]:
+    """Sample counts of which none is more than a share of their sum; unchanged where none was.
+
+    Args:
+        counts: above 0, one for each of K sites.
+        most: the largest share, from above 0 to 1; below 1 / K it is 1 / K, where all sites weigh the same.
+    """
+    most = max(most, 1 / len(counts))
+    falling = sorted(map(float, counts), reverse=True)
+    for capped, largest in enumerate(falling):  # so many sites weigh `level` each, and the others what they counted
+        level = most * sum(falling[capped:]) / (1 - capped * most)
+        if largest <= level * (1 + 1e-9):
+            break
+    return [min(count, level) for count in counts] if capped else list(counts)
+
+
 def fedavg_weights(counts: Sequence[float], settings: PIASettings) -> list[float]:
     """n_k / n, or 1 / K under `weighting="uniform"`."""
     return _normalized([float(count) if settings.weighting == "samples" else 1.0 for count in counts])

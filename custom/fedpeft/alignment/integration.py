@@ -13,8 +13,10 @@ from torch import Tensor
 from fedpeft.alignment.averaging import fedavg_weights, pia_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
 from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
-from fedpeft.alignment.permutation import align_adapter
+from fedpeft.alignment.permutation import Aligned, align_adapter
 from fedpeft.alignment.report import Figures, report_of
+from fedpeft.alignment.robust_mean import average, nearest, robust_mean
+from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.alignment.wire import State, common_dtype, computable, places
 from fedpeft.errors import FedpeftError
@@ -30,6 +32,7 @@ def integrate(
     *,
     sites: Sequence[str] | None = None,
     previous: State | None = None,
+    robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """One round of the server: reference, alignment, integration, one adapter (place) after the other.
 
@@ -45,12 +48,16 @@ def integrate(
     where none has. Sites may differ in width (number of neurons): the result is as wide as `previous`, without it as
     the widest site; W_G is then the FedAvg of the sites of this width, or `previous` where there is none.
 
+    With a robust average, it takes the place of both means, in W_G and in W: a site that sends noise would otherwise
+    already be in the reference that the others are aligned to.
+
     Args:
         states: one adapter in wire form for each site.
         counts: training samples n_k of each site, above 0.
         settings: all but `client`, `support`, `integration` and `upload` are used.
         sites: names for errors and report; `states[0]`, `states[1]`, ... when not given.
         previous: the global adapter so far; says which keys there are and how wide each adapter is.
+        robust: its `average` and `attackers` are used; the mean when not given.
 
     Returns:
         The global adapter in wire form, in the sites' dtype and sharing no memory with them, and a report that JSON can
@@ -64,7 +71,7 @@ def integrate(
     """
     names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
     owners = names if sites is None else [f"site {site}" for site in names]
-    merged, figures = integrate_owned(states, counts, settings or PIASettings(), owners, previous)
+    merged, figures = integrate_owned(states, counts, settings or PIASettings(), owners, previous, robust)
     name_of = dict(zip(owners, names, strict=True))
     return merged, report_of({place: {name_of[o]: f for o, f in row.items()} for place, row in figures.items()})
 
@@ -76,13 +83,20 @@ def integrate_owned(
     settings: PIASettings,
     owners: Sequence[str],
     previous: State | None = None,
+    robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
     """`integrate`, with the figures by place and owner.
 
     Args:
-        states, counts, settings, previous: as in `integrate`.
+        states, counts, settings, previous, robust: as in `integrate`.
         owners: what errors call the states, e.g. `site slake`.
     """
+    robust = robust or RobustSettings()
+    if settings.reference == "largest" and settings.aligns_on_server and not robust.weighs:
+        raise FedpeftError(
+            f"reference='largest' follows one site, whatever it sends: use reference='fedavg' with "
+            f"average={robust.average!r}."
+        )
     model = check_round(states, counts, owners, previous)
     grouped = [(place, names, neurons_of(names)) for place, names in places(model).items()]
     result: dict[str, Tensor] = {}
@@ -96,13 +110,15 @@ def integrate_owned(
             continue
         if neurons is None:
             shares = fedavg_weights(weights, settings)
-            merged = {name: weighted_mean((states[k][key] for k in members), shares) for name, key in names.items()}
+            tables = [{name: states[k][key] for name, key in names.items()} for k in members]
+            merged = average(tables, names, shares, robust)
         else:
             merged, figures[place] = _integrate_adapter(
                 place,
                 {owners[k]: neurons.gather(states[k], names) for k in members},
                 weights,
                 settings,
+                robust,
                 neurons,
                 previous=neurons.gather(previous, names) if previous else None,
                 shared={key: computable(result[key]) for key in neurons.shared},
@@ -117,6 +133,7 @@ def _integrate_adapter(
     clients: Mapping[str, Tensors],
     counts: Sequence[float],
     settings: PIASettings,
+    robust: RobustSettings,
     neurons: Neurons,
     *,
     previous: Tensors | None,
@@ -128,7 +145,7 @@ def _integrate_adapter(
         place: for errors.
         clients: owner -> its tensors here and those that its kind shares over the model.
         counts: training samples of each of these.
-        settings: as in `integrate`.
+        settings, robust: as in `integrate`.
         neurons: where the neurons lie.
         previous: the global adapter here so far, or None.
         shared: the new global value of what the kind shares over the model.
@@ -144,21 +161,29 @@ def _integrate_adapter(
                     f"{owner} has {own} neurons in {place}, the global adapter {width}: plain FedAvg needs one "
                     f"width everywhere, use server=True."
                 )
-    average = previous
+    center = previous
     if peers:
         shares = fedavg_weights(list(peers.values()), settings)
-        average = {name: weighted_mean((clients[owner][name] for owner in peers), shares) for name in names} | shared
+        center = average([clients[owner] for owner in peers], names, shares, robust) | shared
     if not settings.aligns_on_server:
-        figures = {owner: Figures(weight=share) for owner, share in zip(peers, shares, strict=True)}
-        return {name: average[name] for name in names}, figures
+        weights = shares if robust.weighs else [None] * len(shares)
+        figures = {owner: Figures(weight=weight) for owner, weight in zip(peers, weights, strict=True)}
+        return {name: center[name] for name in names}, figures
 
-    guide = _guide(average, clients[max(peers, key=peers.get)], settings) if peers else previous
+    guide = previous
+    if peers:
+        tables = [clients[owner] for owner in peers]
+        leading = clients[max(peers, key=peers.get)] if robust.weighs else nearest(tables, center, names)
+        guide = _guide(center, leading, settings)
     aligned = {owner: align_adapter(tensors, guide, neurons, settings) for owner, tensors in clients.items()}
     shares = fedavg_weights(counts, settings)
     if settings.reference == "largest":
-        average = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
+        center = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
     network = neurons.network(names)
-    distances = [_distance(a.tensors, average, network) for a in aligned.values()]
+    distances = [_distance(a.tensors, center, network) for a in aligned.values()]
+    if not robust.weighs:
+        merged = robust_mean([a.tensors for a in aligned.values()], names, robust)
+        return merged, _figures(aligned, distances, [None] * len(aligned))
     weights = pia_weights(counts, distances, settings)
     if not settings.normalize and sum(weights) < LEAST_SHARE:
         raise FedpeftError(
@@ -169,22 +194,28 @@ def _integrate_adapter(
         name: weighted_mean((a.tensors[name] for a in aligned.values()), weights if name in network else shares)
         for name in names
     }
-    figures = {
+    return merged, _figures(aligned, distances, weights)
+
+
+def _figures(
+    aligned: Mapping[str, Aligned], distances: Sequence[float], weights: Sequence[float | None]
+) -> dict[str, Figures]:
+    return {
         owner: Figures(before=a.before, after=a.after, moved=a.moved, distance=distance, weight=weight)
         for (owner, a), distance, weight in zip(aligned.items(), distances, weights, strict=True)
     }
-    return merged, figures
 
 
-def _guide(average: Tensors, largest: Tensors, settings: PIASettings) -> dict[str, Tensor]:
+def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str, Tensor]:
     """What neurons are compared with: the average, or the largest site's adapter.
 
     The average of two copies in different orders is equally far from both, so that each may keep its own order: exact
-    ties, which a small step towards the largest site breaks for all sites alike. In float64, where it is visible.
+    ties, which a small step towards one site breaks for all sites alike: the largest, or under a robust average, where
+    no site's own count is believed, the one nearest to it. In float64, where it is visible.
     """
     if settings.reference == "largest":
-        return dict(largest)
-    return {name: tensor.double().lerp(largest[name].double(), TIE_BREAK) for name, tensor in average.items()}
+        return dict(leading)
+    return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
 
 
 def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:

@@ -16,6 +16,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
+from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
 from fedpeft.flare import checkpoint, handshake
@@ -44,11 +45,12 @@ from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.seeds import derive
 from fedpeft.settings import build
-from fedpeft.training.aggregation import State
+from fedpeft.training.aggregation import State, check_global
 from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, layers_of
 from fedpeft.training.export import export_adapter
 from fedpeft.training.secure_round import check_secure_sum
 from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training.update_check import outlying
 
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
@@ -117,6 +119,7 @@ class FederationController(ModelController):
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
+            build(RobustSettings, self._method.robust, section="method.robust")
             check_secure_sum(self._method, self._schedule, self._federation)
             threading.Thread(target=_import_peft, daemon=True).start()
             before = self._checkpoint()
@@ -240,6 +243,8 @@ class FederationController(ModelController):
             models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
             read = partial(self._read_training, orders, introductions)
             accepted, refused = self._ask(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
+            refused |= self._outlying(accepted, current)
+            accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
             current.confirm({site: site in accepted for site in orders})
             _enough(f"round {number}", accepted, needed, rejected)
@@ -372,11 +377,19 @@ class FederationController(ModelController):
         )
         checkpoint.save(state_folder(self.fl_ctx, self._lineage), finished, keep=self._federation.checkpoints)
 
+    def _outlying(self, accepted: dict[str, TrainReply], current: Distribution) -> dict[str, str]:
+        """Reasons by site to refuse an update; none where masks hide them."""
+        if not self._method.exchanges or self._method.secure_sum:
+            return {}
+        robust = build(RobustSettings, self._method.robust, section="method.robust")
+        return outlying({site: reply.state for site, reply in accepted.items()}, current.state, robust)
+
     def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()
         for site, reply in accepted.items():
             aggregator.accept_model(FLModel(params=reply.state, meta={"client_name": site, "samples": reply.samples}))
         merged = aggregator.aggregate_model()
+        check_global(merged.params)
         return merged.params, merged.meta[REPORT]
 
 

@@ -9,19 +9,24 @@ from typing import Any
 import torch
 
 from fedpeft.alignment import integrate
+from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.checks import check_tensors
+from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
+from fedpeft.errors import FedpeftError
 from fedpeft.settings import build
 from fedpeft.training.secure_round import secure_mean
 from fedpeft.training.settings import MethodSettings
 
 State = dict[str, torch.Tensor]
+GLOBAL = "the new global adapter"
+LARGEST_GLOBAL = 1e7  # a site may send up to 1e6
 
 
 def aggregate(
     replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State | None
 ) -> tuple[State, dict[str, Any]]:
-    """The server's half of a round: PIA, or the plain weighted mean for `fedavg`.
+    """The server's half of a round: PIA, or the plain weighted mean for `fedavg`; either with a robust average.
 
     Sites are taken in the order of their names, so the result does not depend on who answered first.
 
@@ -29,15 +34,35 @@ def aggregate(
         replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
         method: says how.
         previous: the global adapter of the round before; layers that no site sent keep its values.
+
+    Raises:
+        FedpeftError: the result is not finite or has exploded: it must neither be saved nor sent.
     """
     if method.secure_sum:
         merged = secure_mean(replies, method, previous=previous or {})
-        check_tensors(merged, "the new global adapter")
+        check_global(merged)
         return merged, {}
     pia = {**method.pia, "server": False} if method.aggregation == "fedavg" else method.pia
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     settings = build(PIASettings, pia, section="method.pia")
-    merged, report = integrate(states, counts, settings, sites=sites, previous=previous)
-    check_tensors(merged, "the new global adapter")
+    robust = build(RobustSettings, method.robust, section="method.robust")
+    counts = cap_share(counts, robust.max_share)
+    merged, report = integrate(states, counts, settings, sites=sites, previous=previous, robust=robust)
+    check_global(merged)
     return merged, report
+
+
+def check_global(state: State) -> None:
+    """Refuse a global adapter that no site could train on.
+
+    Raises:
+        FedpeftError: naming the key.
+    """
+    check_tensors(state, GLOBAL)
+    for key, tensor in state.items():
+        if tensor.numel() and float(tensor.abs().max()) > LARGEST_GLOBAL:
+            raise FedpeftError(
+                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the rounds before are kept, go on from the "
+                f"last one with resume_from=latest once it is known which site trains what diverges."
+            )

@@ -4,25 +4,30 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.seeds import derive
+from fedpeft.settings import build
 from fedpeft.training.aggregation import State, aggregate
 from fedpeft.training.assignment import Assignment, assign, layers_of
 from fedpeft.training.learner import Learner, Update
 from fedpeft.training.secure_round import without_masks
+from fedpeft.training.update_check import outlying
 
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: updates by site, the new global adapter, what the alignment did, and who trained which layers."""
+    """One round: updates by site, the new global adapter, what the alignment did, who trained which layers, and why
+    some updates were refused."""
 
     round: int
     updates: dict[str, Update]
     state: State
     report: dict[str, Any]
     assignment: Assignment | None = None
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
@@ -53,6 +58,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
             if settings.active and settings.scoring == "with_reply":
                 scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}
+        refused: dict[str, str] = {}
         if first.method.exchanges:
             replies = {site: (update.state, update.samples) for site, update in updates.items()}
             if secure:
@@ -60,5 +66,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
                     site: (without_masks(sent, samples, first.method, sites=len(replies)), samples)
                     for site, (sent, samples) in replies.items()
                 }
+            robust = build(RobustSettings, first.method.robust, section="method.robust")
+            refused = {} if secure else outlying({site: sent for site, (sent, _) in replies.items()}, state, robust)
+            replies = {site: reply for site, reply in replies.items() if site not in refused}
             state, report = aggregate(replies, first.method, previous=state or None)
-        yield RoundResult(number, updates, state, report, assignment)
+        yield RoundResult(number, updates, state, report, assignment, refused)

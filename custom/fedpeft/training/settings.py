@@ -27,6 +27,8 @@ class MethodSettings:
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. With `lora`,
             `support` is `weights` and `integration` is `merge` where they are not set.
+        robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
+            updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         initialisation: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
@@ -40,6 +42,7 @@ class MethodSettings:
     site_adapter_settings: Mapping[str, Any] = field(default_factory=dict)
     aggregation: str = "pia"
     pia: Mapping[str, Any] = field(default_factory=dict)
+    robust: Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
     initialisation: str = "shared"
     secure_sum: bool = False
@@ -89,6 +92,10 @@ class MethodSettings:
         if self.aggregation == "pia" and self.pia.get("server", True) and self.pia.get("aligned_at") != "site":
             raise FedpeftError(
                 "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
+            )
+        if self.robust.get("average", "mean") != "mean":
+            raise FedpeftError(
+                "secure_sum hides the adapters that a robust average must see: leave out method.robust.average."
             )
         if self.initialisation == "own":
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialisation='shared'.")

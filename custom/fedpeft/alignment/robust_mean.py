@@ -1,0 +1,125 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Averages that a few arbitrary members cannot move far: median, trimmed mean, Krum, multi-Krum, geometric median.
+
+Written here because what is published does not fit: Flower's versions come with its whole framework, ByzFL's with
+torchvision, plotting libraries and a simulator, both for flat vectors of one process; scipy has the trimmed mean alone.
+The tests compare with numpy, scipy and brute force.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from fedpeft.alignment.averaging import weighted_mean
+from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
+from fedpeft.alignment.wire import computable
+
+ITERATIONS, TOLERANCE = 200, 1e-10
+
+
+def average(
+    tables: Sequence[Mapping[str, Tensor]],
+    names: Iterable[str],
+    weights: Sequence[float],
+    settings: RobustSettings,
+) -> dict[str, Tensor]:
+    """The weighted mean of several tables of tensors, or their robust average, which takes no weights."""
+    if settings.weighs:
+        return {name: weighted_mean((table[name] for table in tables), weights) for name in names}
+    return robust_mean(tables, names, settings)
+
+
+def robust_mean(
+    tables: Sequence[Mapping[str, Tensor]], names: Iterable[str], settings: RobustSettings
+) -> dict[str, Tensor]:
+    """One table of tensors from those of several sites, all tensors together as one vector of each site.
+
+    Args:
+        tables: K >= 1, with equal shapes.
+        names: which tensors.
+        settings: `average` and `attackers` are used.
+
+    Returns:
+        By name, in float32 (float64 for float64 tensors).
+    """
+    names = list(names)
+    rows = torch.stack([torch.cat([computable(table[name]).flatten() for name in names]) for table in tables])  # (K, D)
+    parts = robust_row(rows, settings).split([tables[0][name].numel() for name in names])
+    return {name: part.reshape(tables[0][name].shape) for name, part in zip(names, parts, strict=True)}
+
+
+def robust_row(rows: Tensor, settings: RobustSettings) -> Tensor:
+    """The robust average (D,) of rows (K, D); their median where K is too small for the rule."""
+    count, attackers = len(rows), settings.attackers
+    rule, least = RULES[settings.average]
+    return (rule if count >= least(attackers) else _median)(rows, attackers)
+
+
+def nearest(
+    tables: Sequence[Mapping[str, Tensor]], center: Mapping[str, Tensor], names: Iterable[str]
+) -> Mapping[str, Tensor]:
+    """The table that is nearest to another in the named tensors, in the Frobenius norm; the first of several."""
+    names = list(names)
+
+    def gap(table: Mapping[str, Tensor]) -> float:
+        return sum(float((table[name].double() - center[name].double()).square().sum()) for name in names)
+
+    return min(tables, key=gap)
+
+
+def _median(rows: Tensor, _: int) -> Tensor:
+    """Coordinate by coordinate; of an even number the mean of the middle two."""
+    ordered, middle = rows.sort(dim=0).values, len(rows) // 2
+    return ordered[middle].clone() if len(rows) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def _trimmed_mean(rows: Tensor, attackers: int) -> Tensor:
+    """Coordinate by coordinate the mean without the f largest and the f smallest."""
+    return rows.sort(dim=0).values[attackers : len(rows) - attackers].mean(dim=0)
+
+
+def _krum(rows: Tensor, attackers: int) -> Tensor:
+    """The row with the smallest sum of squared distances to its K - f - 2 nearest others."""
+    return rows[_krum_order(rows, attackers)[0]].clone()
+
+
+def _multi_krum(rows: Tensor, attackers: int) -> Tensor:
+    """The mean of the K - f rows that Krum likes best."""
+    chosen = sorted(_krum_order(rows, attackers)[: len(rows) - attackers])
+    return rows[chosen].mean(dim=0)
+
+
+def _krum_order(rows: Tensor, attackers: int) -> list[int]:
+    squared = torch.stack([(rows - row).double().square().sum(dim=1) for row in rows])  # (K, K)
+    squared.fill_diagonal_(torch.inf)
+    scores = squared.sort(dim=1).values[:, : len(rows) - attackers - 2].sum(dim=1)
+    return scores.argsort(stable=True).tolist()
+
+
+def _geometric_median(rows: Tensor, _: int) -> Tensor:
+    """The point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median."""
+    exact = rows.double()
+    point = _median(exact, 0)
+    smallest = TOLERANCE * (1 + float(torch.linalg.vector_norm(exact, dim=1).median()))
+    for _ in range(ITERATIONS):
+        distances = torch.linalg.vector_norm(exact - point, dim=1).clamp(min=smallest)
+        weights = 1 / distances
+        moved = (weights / weights.sum()) @ exact
+        step = float(torch.linalg.vector_norm(moved - point))
+        point = moved
+        if step < smallest:
+            break
+    return point.to(rows.dtype)
+
+
+# by name: from rows and number of attackers to the average, and from that number to the rows that it takes
+RULES = {
+    MEDIAN: (_median, lambda attackers: 1),
+    "trimmed_mean": (_trimmed_mean, lambda attackers: 2 * attackers + 1),
+    "krum": (_krum, lambda attackers: 2 * attackers + 3),
+    "multi_krum": (_multi_krum, lambda attackers: 2 * attackers + 3),
+    "geometric_median": (_geometric_median, lambda attackers: 1),
+}

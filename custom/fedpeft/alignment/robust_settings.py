@@ -1,0 +1,59 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How much a single site can move the global adapter: settings and their defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least, one_of
+
+MEAN, MEDIAN = "mean", "median"
+AVERAGES = (MEAN, MEDIAN, "trimmed_mean", "krum", "multi_krum", "geometric_median")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RobustSettings:
+    """What the server does against sites that send wrong updates, by mistake or on purpose.
+
+    Args:
+        average: how the (aligned) adapters of a round become one. `mean` weighs by samples and, under PIA, by distance.
+            The others count every site equally, since a weight is what a site could lie about: coordinate by coordinate
+            the `median` or the `trimmed_mean` without the `attackers` largest and smallest values; `krum`, the adapter
+            nearest to its neighbors; `multi_krum`, the mean of the K - `attackers` such adapters; `geometric_median`.
+        attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
+            that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
+        max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K): with 1/2 no
+            site outweighs all others together, whatever number of samples it announces. 1: no cap.
+        update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
+            its numbers, from the adapter that it was sent) is refused in this round; 0: nobody is. In this project's
+            embedded jobs, whose sites hold equally much data, the largest is 1.13 times the median; the default leaves
+            room for sites that take ten times as many steps.
+
+    Source: Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Pillutla et al. 2022 (geometric
+    median).
+    """
+
+    average: str = MEAN
+    attackers: int = 1
+    max_share: float = 0.5
+    update_factor: float = 10.0
+
+    def __post_init__(self) -> None:
+        one_of("average", self.average, AVERAGES)
+        at_least("attackers", self.attackers, 0)
+        at_least("max_share", self.max_share, 0, exclusive=True)
+        at_least("update_factor", self.update_factor, 0)
+        if self.max_share > 1:
+            raise FedpeftError(f"max_share is {self.max_share!r}, it must be at most 1.", setting="max_share")
+        if 0 < self.update_factor <= 1:
+            raise FedpeftError(
+                f"update_factor is {self.update_factor!r}, which would refuse every second site: give a number above "
+                f"1, or 0 for no limit.",
+                setting="update_factor",
+            )
+
+    @property
+    def weighs(self) -> bool:
+        """Whether the adapters are averaged by weights."""
+        return self.average == MEAN

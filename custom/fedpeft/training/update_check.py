@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which sites moved the adapter much further than the others in one round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import torch
+
+from fedpeft.alignment.robust_mean import robust_row
+from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
+
+State = dict[str, torch.Tensor]
+MEDIAN_RULE = RobustSettings(average=MEDIAN)
+
+
+def outlying(states: Mapping[str, State], previous: State, settings: RobustSettings) -> dict[str, str]:
+    """Reasons by site to refuse its update in this round.
+
+    An update's length is the root mean square of its numbers, so that sites with few layers or neurons compare with
+    others. The median of an even number of sites is the lower of the middle two, which one site cannot raise; sites
+    that moved nothing do not count in it. Of two sites it cannot be known which one is wrong: the longer is refused.
+
+    Args:
+        states: by site, what it sent.
+        previous: the adapter that the sites were sent; empty in a first round, where each has its own first one and
+            the round's coordinate-wise median is the reference.
+        settings: `update_factor` is used.
+    """
+    factor = settings.update_factor
+    if not factor or len(states) < 2:
+        return {}
+    reference = previous or _median_of(states)
+    lengths = {site: update_length(state, reference) for site, state in states.items()}
+    moved = sorted(length for length in lengths.values() if length > 0)
+    usual = moved[(len(moved) - 1) // 2] if moved else 0.0
+    return {
+        site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {factor:g} times the "
+        f"{usual:.3g} of the median site (method.robust.update_factor): its update is refused."
+        for site, length in lengths.items()
+        if length > factor * usual
+    }
+
+
+def update_length(state: State, reference: State) -> float:
+    """Root mean square of the change; a tensor of another width than the reference counts whole."""
+    total, count = 0.0, 0
+    for key, tensor in state.items():
+        start = reference.get(key)
+        change = tensor.double() if start is None or start.shape != tensor.shape else tensor.double() - start.double()
+        total += float(change.square().sum())
+        count += tensor.numel()
+    return math.sqrt(total / count) if count else 0.0
+
+
+def _median_of(states: Mapping[str, State]) -> State:
+    """Coordinate by coordinate, of the tensors that at least two sites sent in one shape."""
+    found: State = {}
+    for key in {key for state in states.values() for key in state}:
+        tensors = [state[key] for state in states.values() if key in state]
+        if len(tensors) > 1 and len({tensor.shape for tensor in tensors}) == 1:
+            rows = torch.stack([tensor.double().flatten() for tensor in tensors])
+            found[key] = robust_row(rows, MEDIAN_RULE).reshape(tensors[0].shape)
+    return found
