@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import SCHEMA, SITES, introduction, reply
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import TrainOrder
 from fedpeft.flare.sum_member import SumMember
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.settings import MethodSettings
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
@@ -145,25 +146,19 @@ def test_a_site_refuses_an_order_that_would_show_more_than_the_sum(consortium, c
     assert refused.value.code == "secure-sum-refused"
 
 
-def context(folder, *, simulated):
+def context(folder):
     fl_ctx = FLContext()
     fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "chest", private=True, sticky=False)
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True, sticky=False)
     workspace = SimpleNamespace(get_startup_kit_dir=lambda: str(folder))
     fl_ctx.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
     return fl_ctx
 
 
-def test_a_site_whose_file_names_the_members_refuses_a_job_without_a_sum_and_the_reverse(tmp_path):
-    plain_job = {"aggregation": "fedavg"}
-    for method, members in ((plain_job, SITES), (METHOD, ())):
-        with pytest.raises(FedpeftError) as refused:
-            SumMember.of(context(tmp_path, simulated=False), method, members)
-        assert (refused.value.code, refused.value.setting) == ("setting-not-allowed", "method.secure_sum")
-    assert SumMember.of(context(tmp_path, simulated=False), plain_job, ()).offer(tmp_path, job=JOB, round=1) == {}
-
-
-def test_outside_the_simulator_a_site_needs_its_certificate(tmp_path):
-    assert SumMember.of(context(tmp_path, simulated=True), METHOD, ()).kit is None
+def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of_its_file(tmp_path):
+    method, policy = MethodSettings(**METHOD), SitePolicy(sum_with=tuple(SITES))
     with pytest.raises(FedpeftError, match="a secure sum needs the start-up kit"):
-        SumMember.of(context(tmp_path, simulated=False), METHOD, SITES)
+        SumMember.of(context(tmp_path), method, policy)
+    simulated = SumMember.of(context(tmp_path), method, None)
+    assert (simulated.kit, simulated.members) == (None, None)
+    without = SumMember.of(context(tmp_path), MethodSettings(aggregation="fedavg"), SitePolicy())
+    assert without.offer(tmp_path, job=JOB, round=1) == {}

@@ -20,6 +20,8 @@ SECTIONS = {
     "data": {"dataset": "manifest"},
     "schedule": {},
 }
+MEMBERS = ("north", "south", "west")
+SUMMED = {"aggregation": "fedavg", "secure_sum": True}
 SCHEDULED = {"solver": "exact", "budget": 1}
 
 
@@ -67,6 +69,9 @@ REFUSED = [
     ("one sample to score on", {"schedule": {**SCHEDULED, "score_samples": 1}}, {}, "schedule.score_samples"),
     ("many samples to score on", {"schedule": {**SCHEDULED, "score_samples": 9999}}, {}, "schedule.score_samples"),
     ("scores", {"schedule": SCHEDULED}, {"scores": False}, "schedule.solver"),
+    ("an adapter in plain view", {}, {"sum_with": MEMBERS}, "method.secure_sum"),
+    ("a sum of unknown sites", {"method": SUMMED}, {}, "method.secure_sum"),
+    ("scores beside a sum", {"method": SUMMED, "schedule": SCHEDULED}, {"sum_with": MEMBERS}, "schedule.solver"),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
 ]
 
@@ -91,6 +96,8 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
         ({"training": {"device": "cpu"}}, {"device": "cuda:1"}),
         ({"training": {"device": "cuda:1"}}, {"device": "cuda:1"}),
         ({"training": {"device": "cuda"}}, {}),
+        ({"method": SUMMED}, {"sum_with": MEMBERS}),
+        ({"method": {"aggregation": "none"}}, {"sum_with": MEMBERS}),
     ],
 )
 def test_what_the_file_allows_passes(asked, own):
