@@ -77,6 +77,10 @@ def test_every_round_has_keys_of_its_own_and_the_same_for_all_sites(run, consort
 LOST = {
     "silence": (lambda site, order: None, "site chest sent no usable reply in round 2"),
     "a plain adapter": (reply, "site chest sent .* without a mask in a secure sum"),
+    "a mask but no key for the next round": (
+        lambda site, order: reply(site, order, state={k: torch.ones(s, dtype=torch.int64) for k, s in SCHEMA.items()}),
+        "the key of site chest is malformed",
+    ),
     "a refusal": (
         lambda site, order: reply(site, order, problem="secure-sum-refused", state={}),
         "site chest could not finish round 2: it does not take part in the secure sum",
@@ -96,6 +100,18 @@ def test_without_one_member_the_round_is_lost_by_name_and_earlier_ones_stay(run,
     assert "round 2 ended with too few valid replies (2, the quorum is 3)" in panic
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(panic)
+
+
+@pytest.mark.parametrize("key", [{}, {"public": ["00"], "certificate": [], "signature": []}], ids=["none", "short"])
+def test_a_site_without_a_proper_key_is_named_in_the_handshake(run, consortium, key):
+    def introduce(site):
+        introduced = consortium.introduce(site)
+        return dataclasses.replace(introduced, sum_key=key) if site == "chest" else introduced
+
+    harness, _, _ = run(introduce, consortium.train, method=METHOD)
+    assert not consortium.orders
+    assert "site chest" in harness.panics[0]
+    assert "key" in harness.panics[0]
 
 
 def nobody(site):
