@@ -7,12 +7,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 from harness import SCHEMA, SITES, introduction, reply
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import TrainOrder
 from fedpeft.flare.sum_member import SumMember
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.settings import MethodSettings
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
@@ -76,6 +77,10 @@ def test_every_round_has_keys_of_its_own_and_the_same_for_all_sites(run, consort
 LOST = {
     "silence": (lambda site, order: None, "site chest sent no usable reply in round 2"),
     "a plain adapter": (reply, "site chest sent .* without a mask in a secure sum"),
+    "a mask but no key for the next round": (
+        lambda site, order: reply(site, order, state={k: torch.ones(s, dtype=torch.int64) for k, s in SCHEMA.items()}),
+        "the key of site chest is malformed",
+    ),
     "a refusal": (
         lambda site, order: reply(site, order, problem="secure-sum-refused", state={}),
         "site chest could not finish round 2: it does not take part in the secure sum",
@@ -95,6 +100,18 @@ def test_without_one_member_the_round_is_lost_by_name_and_earlier_ones_stay(run,
     assert "round 2 ended with too few valid replies (2, the quorum is 3)" in panic
     with pytest.raises(AssertionError, match=reason):
         raise AssertionError(panic)
+
+
+@pytest.mark.parametrize("key", [{}, {"public": ["00"], "certificate": [], "signature": []}], ids=["none", "short"])
+def test_a_site_without_a_proper_key_is_named_in_the_handshake(run, consortium, key):
+    def introduce(site):
+        introduced = consortium.introduce(site)
+        return dataclasses.replace(introduced, sum_key=key) if site == "chest" else introduced
+
+    harness, _, _ = run(introduce, consortium.train, method=METHOD)
+    assert not consortium.orders
+    assert "site chest" in harness.panics[0]
+    assert "key" in harness.panics[0]
 
 
 def nobody(site):
@@ -145,25 +162,19 @@ def test_a_site_refuses_an_order_that_would_show_more_than_the_sum(consortium, c
     assert refused.value.code == "secure-sum-refused"
 
 
-def context(folder, *, simulated):
+def context(folder):
     fl_ctx = FLContext()
     fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "chest", private=True, sticky=False)
-    fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated, private=True, sticky=False)
     workspace = SimpleNamespace(get_startup_kit_dir=lambda: str(folder))
     fl_ctx.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
     return fl_ctx
 
 
-def test_a_site_whose_file_names_the_members_refuses_a_job_without_a_sum_and_the_reverse(tmp_path):
-    plain_job = {"aggregation": "fedavg"}
-    for method, members in ((plain_job, SITES), (METHOD, ())):
-        with pytest.raises(FedpeftError) as refused:
-            SumMember.of(context(tmp_path, simulated=False), method, members)
-        assert (refused.value.code, refused.value.setting) == ("setting-not-allowed", "method.secure_sum")
-    assert SumMember.of(context(tmp_path, simulated=False), plain_job, ()).offer(tmp_path, job=JOB, round=1) == {}
-
-
-def test_outside_the_simulator_a_site_needs_its_certificate(tmp_path):
-    assert SumMember.of(context(tmp_path, simulated=True), METHOD, ()).kit is None
+def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of_its_file(tmp_path):
+    method, policy = MethodSettings(**METHOD), SitePolicy(sum_with=tuple(SITES))
     with pytest.raises(FedpeftError, match="a secure sum needs the start-up kit"):
-        SumMember.of(context(tmp_path, simulated=False), METHOD, SITES)
+        SumMember.of(context(tmp_path), method, policy)
+    simulated = SumMember.of(context(tmp_path), method, None)
+    assert (simulated.kit, simulated.members) == (None, None)
+    without = SumMember.of(context(tmp_path), MethodSettings(aggregation="fedavg"), SitePolicy())
+    assert without.offer(tmp_path, job=JOB, round=1) == {}

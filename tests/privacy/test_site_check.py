@@ -20,6 +20,8 @@ SECTIONS = {
     "data": {"dataset": "manifest"},
     "schedule": {},
 }
+MEMBERS = ("north", "south", "west")
+SUMMED = {"aggregation": "fedavg", "secure_sum": True}
 SCHEDULED = {"solver": "exact", "budget": 1}
 
 
@@ -68,6 +70,9 @@ REFUSED = [
     ("many samples to score on", {"schedule": {**SCHEDULED, "score_samples": 9999}}, {}, "schedule.score_samples"),
     ("scores", {"schedule": SCHEDULED}, {"scores": False}, "schedule.solver"),
     ("one probe", {"method": {"probe_samples": 1}}, {}, "method.probe_samples"),
+    ("an adapter in plain view", {}, {"sum_with": MEMBERS}, "method.secure_sum"),
+    ("a sum of unknown sites", {"method": SUMMED}, {}, "method.secure_sum"),
+    ("scores beside a sum", {"method": SUMMED, "schedule": SCHEDULED}, {"sum_with": MEMBERS}, "schedule.solver"),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
 ]
 
@@ -92,6 +97,8 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
         ({"training": {"device": "cpu"}}, {"device": "cuda:1"}),
         ({"training": {"device": "cuda:1"}}, {"device": "cuda:1"}),
         ({"training": {"device": "cuda"}}, {}),
+        ({"method": SUMMED}, {"sum_with": MEMBERS}),
+        ({"method": {"aggregation": "none"}}, {"sum_with": MEMBERS}),
     ],
 )
 def test_what_the_file_allows_passes(asked, own):

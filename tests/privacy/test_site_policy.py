@@ -2,6 +2,7 @@
 """A site's own file: safe by default, checked when read, and what in it is wrong stays at the site."""
 
 import json
+import re
 from dataclasses import asdict
 
 import pytest
@@ -53,6 +54,9 @@ WRONG = [
     ({"memory_gib": -1}, "memory_gib is -1"),
     ({"roots": {"vqa_rad": "data"}}, "roots.vqa_rad is 'data', it must be the whole path"),
     ({"exclude": [7]}, "exclude is"),
+    ({"sum_with": "north"}, "sum_with"),
+    ({"sum_with": ["north", "south"]}, "sum_with is ['north', 'south'], it must name all sites"),
+    ({"sum_with": ["north", "south", "north"]}, "it must name all sites of the sum, at least 3"),
     ({"splits": ["own"]}, "splits is 'own', allowed are"),
     ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
 ]
@@ -60,7 +64,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("values", "expected"), WRONG, ids=[row[1] for row in WRONG])
 def test_a_file_that_is_wrong_is_named_at_the_site(tmp_path, values, expected):
-    with pytest.raises(LocalError, match="(?s)fedpeft.json.*" + expected.replace("(", r"\(")) as refused:
+    with pytest.raises(LocalError, match="(?s)fedpeft.json.*" + re.escape(expected)) as refused:
         read_policy(written(tmp_path, values))
     assert (refused.value.code, refused.value.setting) == ("site-file-unusable", "")
 

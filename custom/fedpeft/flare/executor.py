@@ -70,7 +70,6 @@ class SiteExecutor(Executor):
             "schedule": schedule,
         }
         self._trainer = Trainer(self._sections, module=self.worker)
-        self._method = method
         threading.Thread(target=_import_tensors, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -105,7 +104,7 @@ class SiteExecutor(Executor):
             job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
             if policy:
                 admitted(policy, job)  # as the training process does; here before anything is kept for the job
-            member_of = partial(SumMember.of, fl_ctx, self._method, policy.sum_with if policy else ())
+            member_of = partial(SumMember.of, fl_ctx, job.method, policy)
             message, line = task.work(model, ask, partial(_state_of, fl_ctx, job, policy), member_of)
             message = allowed(message, policy)
         except Aborted:

@@ -32,6 +32,12 @@ def agree(
         for site, introduction in introductions.items()
         if introduction.version != version
     }
+    if method.secure_sum:
+        problems |= {
+            site: f"site {site} offers no key for the secure sum: install the same fedpeft version everywhere."
+            for site, introduction in introductions.items()
+            if not introduction.sum_key and site not in problems
+        }
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems

@@ -190,8 +190,8 @@ def check_reply(
         raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
     _check_metrics(reply.metrics, site)
     check_scores(reply.scores, scores, site)
-    _check_sum_key(reply.sum_key, site)
     check_tensors(reply.state, site=site, schema=schema, dtype=dtype, masked=masked)
+    _check_sum_key(reply.sum_key, site, needed=masked)
 
 
 def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
@@ -234,8 +234,9 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
             )
 
 
-def _check_sum_key(offered: Mapping[str, list[str]], site: str) -> None:
-    if offered:
+def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
+    """Blame the right one: a malformed key would make all other sites refuse the round."""
+    if offered or needed:
         signed_keys.read(offered, site=site)
 
 

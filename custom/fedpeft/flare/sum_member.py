@@ -3,20 +3,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import SecureSumError
 from fedpeft.flare.messages import TrainOrder
-from fedpeft.flare.own_policy import simulated
 from fedpeft.privacy import secure_sum
 from fedpeft.privacy.signed_keys import Kit, SignedKey
-from fedpeft.settings import build
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.secure_round import weight_of
 from fedpeft.training.settings import MethodSettings
 
@@ -40,33 +38,22 @@ class SumMember:
     members: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, fl_ctx: FLContext, method: Mapping[str, Any] | None, members: Sequence[str]) -> SumMember:
+    def of(cls, fl_ctx: FLContext, method: MethodSettings, policy: SitePolicy | None) -> SumMember:
         """The site of a FLARE context.
 
         Args:
             fl_ctx: of the site.
-            method: the job's section.
-            members: `sum_with` of the site's own file.
+            method: of a job that the site's own file allows.
+            policy: that file; None in the simulator.
 
         Raises:
-            FedpeftError: the job and the site's file disagree about secure sums, or the site's certificate is missing.
+            SecureSumError: the site's certificate is missing.
         """
-        settings, site = build(MethodSettings, method, section="method"), fl_ctx.get_identity_name()
-        if simulated(fl_ctx):
-            return cls(site=site, method=settings)
-        if settings.secure_sum != bool(members):
-            what = (
-                "names no sites in sum_with" if settings.secure_sum else f"lets only a sum leave (of {list(members)})"
-            )
-            raise SecureSumError(
-                f"method.secure_sum is {settings.secure_sum}, and this site's own file {what}: change one of the two.",
-                setting="method.secure_sum",
-                code="setting-not-allowed",
-            )
-        if not settings.secure_sum:
-            return cls(site=site, method=settings)
+        site = fl_ctx.get_identity_name()
+        if policy is None or not method.secure_sum:
+            return cls(site=site, method=method)
         startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
-        return cls(site=site, method=settings, kit=Kit.load(startup), members=tuple(members))
+        return cls(site=site, method=method, kit=Kit.load(startup), members=policy.sum_with)
 
     def offer(self, folder: Path, *, job: str, round: int) -> SignedKey:
         """The public key for a round, as it travels; empty without secure sums.

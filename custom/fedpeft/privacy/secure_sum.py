@@ -24,9 +24,9 @@ from fedpeft.files import replacing
 from fedpeft.privacy import fixed_point
 from fedpeft.privacy.pairwise_masks import context_of, masked, new_secret, public_key
 from fedpeft.privacy.signed_keys import Kit, SignedKey, signed, verified
+from fedpeft.privacy.site_policy import LEAST_MEMBERS
 
 FILE = "secure_sum.json"
-LEAST_MEMBERS = 3
 State = Mapping[str, torch.Tensor]
 
 

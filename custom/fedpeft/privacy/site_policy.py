@@ -22,6 +22,7 @@ FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.privacy.site_policy > local/fedpeft.json"
 SPLITS = ("published", "image_disjoint", "paper")
 BACKBONES = ("tiny-vilt", "vilt")
+LEAST_MEMBERS = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +58,9 @@ class SitePolicy:
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave; off: they become "not measured".
         head: whether a classifier's head may leave; no method sends one today.
-        sum_with: the sites of every secure sum, this one among them; where it is set, nothing but such sums leaves, and
-            only jobs with `method.secure_sum` take part here. Empty: jobs with it are refused.
+        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
+            without `method.secure_sum`, or with other sites, is refused. Empty: adapters leave as they are, and a job
+            with `method.secure_sum` is refused, because its members would be for the server to choose.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
             for so long, whatever the server says.
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
@@ -107,6 +109,11 @@ class SitePolicy:
         for name in ("exclude", "splits", "backbones", "sources", "sum_with"):
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
+        if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
+            raise FedpeftError(
+                f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
+                f"{LEAST_MEMBERS}, because of two each learns the other's adapter."
+            )
         for split in self.splits:
             one_of("splits", split, SPLITS)
         for item in dataclasses.fields(self):

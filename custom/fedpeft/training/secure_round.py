@@ -10,7 +10,8 @@ import torch
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
 from fedpeft.privacy.fixed_point import encode, to_wire
-from fedpeft.privacy.secure_sum import LEAST_MEMBERS, mean
+from fedpeft.privacy.secure_sum import mean
+from fedpeft.privacy.site_policy import LEAST_MEMBERS
 from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings
 
