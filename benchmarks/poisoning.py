@@ -86,11 +86,11 @@ def accuracy(attack: str, overrides: Iterable[str], seed: int) -> tuple[float | 
     job = sections([*SMALL, *overrides, f"training.seed={seed}"])
     refused = 0
     with tempfile.TemporaryDirectory() as folder:
-        learners: Mapping[str, Learner | Poisoner] = {
+        learners: dict[str, Learner | Poisoner] = {
             site: Learner.from_sections(job, site=site, folder=Path(folder) / site)
             for site in job["federation"]["sites"]
         }
-        learners = {s: Poisoner(learner, attack) if s == POISONER else learner for s, learner in learners.items()}
+        learners[POISONER] = Poisoner(learners[POISONER], attack)
         try:
             for result in federate(learners):
                 refused += len(result.refused)
