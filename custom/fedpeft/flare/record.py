@@ -13,6 +13,7 @@ from typing import Any
 
 import fedpeft
 from fedpeft.data import is_procedural
+from fedpeft.errors import LocalError
 from fedpeft.files import write_json
 from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
@@ -126,8 +127,14 @@ class Record:
         )
 
     def fail(self, reason: str) -> None:
-        """Write the manifest of a job that ended early; finished rounds stay where they are."""
-        self._write_manifest("failed", reason=reason)
+        """Write the manifest of a job that ended early; finished rounds stay where they are.
+
+        A disk that is full, perhaps the reason itself, must not take the reason's place.
+        """
+        try:
+            self._write_manifest("failed", reason=reason)
+        except LocalError as error:
+            logging.getLogger(__name__).error("%s", error)
 
     def complete(self) -> list[str]:
         """Render the report, write the manifest, and say where everything lies."""

@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's disk is full: one sentence with path and remedy, and the finished rounds are kept."""
+
+import errno
+
+import pytest
+from harness import Harness
+
+from fedpeft.errors import LocalError
+from fedpeft.flare import checkpoint
+from fedpeft.flare import record as record_module
+
+
+def no_space(*args, **kwargs):
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def in_round(number, monkeypatch, module, name):
+    """The function of a module fails from its call in that round on."""
+    original, calls = getattr(module, name), []
+
+    def write(*args, **kwargs):
+        calls.append(args)
+        return no_space() if len(calls) >= number else original(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, write)
+
+
+def test_a_checkpoint_that_cannot_be_written_ends_the_job_in_one_sentence(run, tmp_path, monkeypatch):
+    in_round(2, monkeypatch, checkpoint, "save_file")
+    harness, manifest, history = run(rounds=3)
+    assert manifest["status"] == "failed"
+    assert "round-00002 cannot be written (No space left on device): make room on its disk" in manifest["reason"]
+    assert str(tmp_path / "state") in manifest["reason"]
+    assert harness.panics == [manifest["reason"]]
+    assert checkpoint.find(tmp_path / "state", "latest", job="test").round == 1
+    assert not list(tmp_path.rglob("*.draft"))
+    assert history["rounds"][0]["round"] == 1
+
+
+@pytest.mark.parametrize("file", ["history.json", "manifest.json"])
+def test_the_reason_is_told_where_not_even_the_manifest_can_be_written(run, tmp_path, monkeypatch, file):
+    original = record_module.write_json
+
+    def write(path, value):
+        if path.name == file or (file == "history.json" and path.name == "manifest.json"):
+            raise LocalError(f"{path} cannot be written (No space left on device): make room on its disk.")
+        original(path, value)
+
+    monkeypatch.setattr(record_module, "write_json", write)
+    harness = Harness(rounds=1)
+    harness.run()
+    (reason,) = harness.panics
+    assert f"{tmp_path / file} cannot be written (No space left on device): make room" in reason
