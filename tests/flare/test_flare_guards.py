@@ -5,14 +5,20 @@ import json
 import logging
 import shutil
 import sys
+import uuid
 from pathlib import Path
 
 import pytest
+from nvflare.apis.workspace import Workspace
 from nvflare.app_common.streamers.streamer_base import KEY_FILE_LOCATION
 from nvflare.fuel.hci.server.hci import AdminServer
 from nvflare.fuel.utils.config import ConfigFormat
 from nvflare.fuel.utils.config_factory import ConfigFactory
 from nvflare.private.fed.client import training_cmds
+from nvflare.private.fed.client.client_engine import ClientEngine
+from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
+from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
+from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
 from nvflare.private.fed.server.job_cmds import CLONED_META_KEYS
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_deployer import AppDeployer
@@ -29,11 +35,18 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 from hostile_jobs import CLIENT, VARIABLE, Target, app_archive, attacks, job_archive, listener  # noqa: E402
 
 SECRET = "hospital-database-password"
+AT_A_SITE = (
+    (training_cmds, "unzip_all_from_bytes"),
+    (ShellCommandProcessor, "process"),
+    (ReportEnvProcessor, "process"),
+    (ClientInfoProcessor, "process"),
+    (ClientEngine, "delete_run"),
+)
 REPLACED = (
     (JobMetaValidator, "validate"),
     (AdminServer, "_process_upload"),
     (FedJsonConfigurator, "_do_configure"),
-    (training_cmds, "unzip_all_from_bytes"),
+    *AT_A_SITE,
 )
 
 
@@ -122,13 +135,16 @@ def test_a_cloned_job_is_known_to_a_site():
     assert CLONED_META_KEYS - {*META_KEYS, *BOOKKEEPING} == {"mandatory_clients", "byoc"}  # no job of ours has these
 
 
-def test_what_goes_wrong_at_a_site_names_nothing_of_it(site, job, monkeypatch, caplog):
+def test_what_goes_wrong_at_a_site_names_nothing_of_it(site, job, tmp_path, monkeypatch, caplog):
     def full(*_):
         raise OSError(28, "No space left on device", "/srv/hospital/secret")
 
     monkeypatch.setattr(AppDeployer, "deploy", full)
     meta = json.loads((job / "meta.json").read_text())
-    assert site.deploy(None, "id", meta, "app", app_archive(job), None) == NOT_DEPLOYED
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "local").mkdir()
+    workspace = Workspace(str(tmp_path), site_name="site")
+    assert site.deploy(workspace, str(uuid.uuid4()), meta, "app", app_archive(job), None) == NOT_DEPLOYED
     assert "/srv/hospital/secret" in caplog.text
 
 
@@ -187,7 +203,7 @@ def test_an_upload_is_removed_whatever_becomes_of_it(server, tmp_path):
 @pytest.mark.parametrize(("owner", "name"), REPLACED)
 def test_another_flare_does_not_start(unguarded, owner, name, monkeypatch):
     monkeypatch.setattr(owner, name, None)
-    component = AdmittedAppDeployer if owner is training_cmds else SubmissionGuard
+    component = AdmittedAppDeployer if (owner, name) in AT_A_SITE else SubmissionGuard
     with pytest.raises(FedpeftError, match=f"FLARE has no .*{name}"):
         component()
 

@@ -14,6 +14,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.job_admission import admit_app
 from fedpeft.flare.job_refusal import AdmissionError
+from fedpeft.flare.site_request_guards import check_job_id, guard_requests
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
@@ -29,11 +30,12 @@ class SubmissionGuard(FLComponent):
 
 
 class AdmittedAppDeployer(AppDeployer):
-    """At a site, as `app_deployer`: is handed a job's archive before FLARE parses what is in it."""
+    """At a site, as `app_deployer`: is handed a job's archive before FLARE parses it, and holds off other requests."""
 
     def __init__(self) -> None:
         guard_configurations()
         guard_deployments()
+        guard_requests()
 
     def deploy(
         self,
@@ -51,6 +53,7 @@ class AdmittedAppDeployer(AppDeployer):
         """
         try:
             admit_app(app_data, app_name, job_meta)
+            check_job_id(job_id, workspace)
             return super().deploy(workspace, job_id, job_meta, app_name, app_data, fl_ctx)
         except AdmissionError as error:
             logger.error("a job of the server is refused: %s", error)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where FLARE 2.9 offers no hook before it parses a job: five of its functions, replaced or preceded by a check.
+"""Where FLARE 2.9 offers no hook before it parses a job: its functions, replaced or preceded by a check.
 
 FLARE's validator parses HOCON and YAML when a job is submitted, before any event, and HOCON reads files and URLs. The
 components that call this are built when a process of a start-up kit starts, before it takes any message. A function
@@ -8,7 +8,6 @@ that is not where it is expected ends the start: a server or site that cannot ch
 
 from __future__ import annotations
 
-import functools
 import logging
 import os
 import sys
@@ -25,12 +24,13 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.job_admission import admit_configuration, admit_submission
 from fedpeft.flare.job_archive import MAX_ARCHIVE, check_archive
 from fedpeft.flare.job_refusal import AdmissionError
+from fedpeft.flare.site_request_guards import guard_requests
 
 logger = logging.getLogger(__name__)
-_GUARD = "fedpeft_guard"
 
 
 class RefusedFormat(ConfigLoader):
@@ -53,28 +53,18 @@ def guard_configurations() -> None:
     """In every process: no HOCON, no YAML, and no configuration of a job is expanded or built unless it is admitted."""
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         ConfigFactory._fmt2Loader[kind] = RefusedFormat(kind)
-    _replace(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
+    replace_function(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
 
 
 def guard_submissions() -> None:
     """At the server: an archive is checked before FLARE's validator opens it, and removed whatever becomes of it."""
-    _replace(JobMetaValidator, "validate", _admitted_before_validation)
-    _replace(AdminServer, "_process_upload", _removing_the_upload)
+    replace_function(JobMetaValidator, "validate", _admitted_before_validation)
+    replace_function(AdminServer, "_process_upload", _removing_the_upload)
 
 
 def guard_deployments() -> None:
     """At a site: FLARE unpacks what the server deploys before it asks anybody, so its size is checked before that."""
-    _replace(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
-
-
-def _replace(owner: Any, name: str, around: Callable[[Callable], Callable]) -> None:
-    present = getattr(owner, name, None)
-    if not callable(present):
-        raise FedpeftError(f"FLARE has no {owner.__name__}.{name}: install the version in constraints.txt.")
-    if not hasattr(present, _GUARD):
-        guarded = functools.wraps(present)(around(present))
-        setattr(guarded, _GUARD, True)
-        setattr(owner, name, guarded)
+    replace_function(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
 
 
 def _admitted_before_expansion(configure: Callable) -> Callable:
@@ -129,6 +119,7 @@ def main() -> int:
     guard_configurations()
     guard_submissions()
     guard_deployments()
+    guard_requests()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")

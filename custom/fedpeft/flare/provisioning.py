@@ -47,7 +47,7 @@ AUTHORIZATION = {
             "download_job": "o:submitter",
             "view": "any",
             "operate": "o:site",
-            "shell_commands": "o:site",
+            "shell_commands": "none",
             **_NO_CODE,
         },
         "lead": {
@@ -57,7 +57,7 @@ AUTHORIZATION = {
             "download_job": "n:submitter",
             "view": "any",
             "operate": "o:site",
-            "shell_commands": "o:site",
+            "shell_commands": "none",
             **_NO_CODE,
         },
         "member": {"view": "any"},
