@@ -1,10 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What is lost when each site aligns to the last global adapter, instead of the server to the mean of the round.
 
-    python benchmarks/anchor.py                # both parts, three seeds
-    python benchmarks/anchor.py --drift-only   # seconds: random adapters that drift from a common one, no training
+    python benchmarks/anchor.py                  # all parts, three seeds
+    python benchmarks/anchor.py --parts drift    # seconds: random adapters, no training
 
-The first part merges adapters whose true correspondence is known. The second one trains the embedded federation.
+`drift` merges adapters that moved from a common one and whose true correspondence is known. `own` and `shared` train the
+embedded federation: from a seed of its own for every site and without client PIA, or from one adapter and with client
+PIA.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ AT_SERVER = {
 }
 AT_SITE = PIASettings(aligned_at="site")
 OWN = ("fedavg", "fedpia, server only", "fedpia, no client PIA, aligned at the site")
+PARTS = ("drift", "own", "shared")
 SHARED = ("fedpia", "fedpia, aligned at the site")
 State = dict[str, torch.Tensor]
 
@@ -119,17 +122,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--drift-only", action="store_true", help="without training")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure (default: all)")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(machine(), flush=True)
-    show_drift(options.seeds)
-    if options.drift_only:
-        return
+    if "drift" in options.parts:
+        show_drift(options.seeds)
     rounds = f"training.rounds={options.rounds}"
-    own = ["method.initialisation=own", rounds]
-    show_learning("Without client PIA; every site starts from a seed of its own", OWN, options.seeds, own)
-    show_learning("With client PIA; all sites start from one adapter", SHARED, options.seeds, [rounds])
+    if "own" in options.parts:
+        own = ["method.initialisation=own", rounds]
+        show_learning("Without client PIA; every site starts from a seed of its own", OWN, options.seeds, own)
+    if "shared" in options.parts:
+        show_learning("With client PIA; all sites start from one adapter", SHARED, options.seeds, [rounds])
 
 
 if __name__ == "__main__":

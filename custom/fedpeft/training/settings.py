@@ -93,9 +93,10 @@ class MethodSettings:
             raise FedpeftError(
                 "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
             )
-        if self.robust.get("average", "mean") != "mean":
+        if self.robust:
             raise FedpeftError(
-                "secure_sum hides the adapters that a robust average must see: leave out method.robust.average."
+                "secure_sum hides the adapters that robust averages, max_share and update_factor must see: leave out "
+                "method.robust."
             )
         if self.initialisation == "own":
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialisation='shared'.")
