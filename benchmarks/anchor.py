@@ -4,9 +4,9 @@
     python benchmarks/anchor.py                  # all parts, three seeds
     python benchmarks/anchor.py --parts drift    # seconds: random adapters, no training
 
-`drift` merges adapters that moved from a common one and whose true correspondence is known. `own` and `shared` train the
-embedded federation: from a seed of its own for every site and without client PIA, or from one adapter and with client
-PIA.
+`drift` merges adapters that moved from a common one and whose true correspondence is known. `own` and `shared` train
+the embedded federation: from a seed of its own for every site and without client PIA, or from one adapter and with
+client PIA.
 """
 
 from __future__ import annotations
