@@ -50,7 +50,7 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
         (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, none"),
         (MethodSettings, {"trains": "head"}, "a head never leaves its site"),
-        (MethodSettings, {"adapter": "lora"}, "no hidden activations"),
+        (MethodSettings, {"adapter": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"trains": "all"}, "aligns adapters"),
     ],
 )
