@@ -1,23 +1,190 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a hostile site can do to the others, brought about for real.
+"""Attacks on a job by a site, a lead or a server, and what each cost: the tables of the documentation.
 
-python benchmarks/attacks.py --poisoning      accuracy with each average when one of five sites sends wrong updates
+    python benchmarks/attacks.py [--only WORD ...]
+    python benchmarks/attacks.py --poisoning      accuracy with each average when one of five sites sends wrong updates
+
+What a site sends in a round goes over FLARE's wire in the simulator, one attack in each round of one job: three sites,
+one of them hostile, quorum 2. What was lost is measured against a federation of the other two sites alone. All other
+attacks meet the real component in this process.
 """
 
 import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
+import hostile_handshakes
+import hostile_servers
 import poisoning
+import torch
+from hostile_jobs import CLIENT, VARIABLE, Target, app_archive, attacks, job_archive, listener
+from hostile_replies import REPLIES, SCORES
+from measured import JOB, ROOT, machine, sections
+from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
+from small_run import CULPRIT, SITES, SMALL, Run, simulate
+
+from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
+from fedpeft.flare.messages import SCORE, TRAIN
+from fedpeft.training.federate import federate
+from fedpeft.training.learner import Learner
+
+SECRET = "hospital-database-password"
+SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")
+Row = tuple[str, str, str]
+State = Mapping[str, torch.Tensor]
+
+
+def reply_rows(names: Sequence[str] = tuple(REPLIES)) -> Iterator[Row]:
+    """A site's replies to `train`, one attack a round."""
+    rounds = [f"training.rounds={len(names)}", f"federation.checkpoints={len(names)}"]
+    run = _attacked(names, TRAIN, rounds)
+    expected = _others(rounds)
+    for number, name in enumerate(names, 1):
+        yield f"round {number}: {name}", *_outcome(run, number, expected)
+
+
+def score_rows(names: Sequence[str] = tuple(SCORES)) -> Iterator[Row]:
+    """A site's replies to `score` in a job with scheduled layers, one attack a round."""
+    rounds = [*SCHEDULED, f"training.rounds={len(names)}", f"federation.checkpoints={len(names)}"]
+    run = _attacked(names, SCORE, rounds)
+    expected = _others(rounds)
+    for number, name in enumerate(names, 1):
+        yield f"round {number}: {name}", *_outcome(run, number, expected)
+
+
+def job_rows() -> Iterator[Row]:
+    """A lead's or a server's job that reads from the machine that parses it."""
+    SubmissionGuard()
+    site = AdmittedAppDeployer()
+    os.environ[VARIABLE] = SECRET
+    for attack in attacks():
+        with tempfile.TemporaryDirectory() as scratch, listener() as (url, seen), _logged() as log:
+            job = shutil.copytree(ROOT / "jobs" / JOB, Path(scratch) / JOB)
+            file = Path(scratch) / "secret.env"
+            file.write_text(f'adapter = "{SECRET}"')
+            meta = json.loads((job / "meta.json").read_text())
+            attack.change(job, Target(file=file, url=url))
+            unseen = (job / CLIENT).exists() and not (job / "meta.json").exists()  # by a site, which gets meta parsed
+            meta = json.loads((job / "meta.json").read_text()) if (job / "meta.json").exists() else meta
+            valid, at_server, _ = JobMetaValidator().validate(job.name, job_archive(job))
+            at_site = None if unseen else site.deploy(None, "id", meta, "app", app_archive(job), None)
+        answers = {"server": "admitted" if valid else at_server}
+        if not unseen:
+            answers["site"] = at_site or "deployed"
+        what = _by_answer(answers)
+        leaked = [place for place, text in (("answer", what), ("log", log.getvalue())) if SECRET in text]
+        leaked += ["listening address"] * bool(seen)
+        yield attack.name, what, f"a value reached the {', '.join(leaked)}" if leaked else "nothing"
+
+
+GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
+    "replies": ("What a site sends in place of its adapter (simulator)", reply_rows),
+    "scores": ("What a site sends in place of its layer scores (simulator)", score_rows),
+    "handshakes": ("What a site claims in the handshake (in this process)", hostile_handshakes.rows),
+    "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
+    "settings": ("Jobs that ask for what only the site decides (in this process)", hostile_servers.settings_rows),
+    "orders": ("A server that orders what the job does not say (in this process)", hostile_servers.order_rows),
+}
+
+
+def _by_answer(answers: Mapping[str, str]) -> str:
+    """Each answer once, after those who gave it."""
+    who = {text: " and ".join(name for name, own in answers.items() if own == text) for text in answers.values()}
+    return " ".join(f"{names}: {text}" for text, names in who.items())
+
+
+def _attacked(names: Sequence[str], task: str, overrides: Sequence[str]) -> Run:
+    attacker = ("hostile_replies.Attacker", {"culprit": CULPRIT, "attacks": list(names), "task": task})
+    with tempfile.TemporaryDirectory() as scratch:
+        return simulate(Path(scratch), ["federation.quorum=2", *overrides], executor=attacker)
+
+
+def _others(overrides: Sequence[str]) -> list[State]:
+    """The global adapter after each round of the sites that do no harm."""
+    chosen = sections([*SMALL, *overrides])
+    with tempfile.TemporaryDirectory() as scratch:
+        sites = [site for site in SITES if site != CULPRIT]
+        learners = {site: Learner.from_sections(chosen, site=site, folder=Path(scratch) / site) for site in sites}
+        return [result.state for result in federate(learners)]
+
+
+def _outcome(run: Run, number: int, expected: Sequence[State]) -> tuple[str, str]:
+    """What the manifest says of a round, and what is missing beside the federation of the other two."""
+    if number > len(run.rounds):
+        return run.manifest.get("reason", "nothing").replace("\n", " "), "the job ended before this round"
+    faults = [fault["what"] for fault in run.manifest["faults"] if fault["round"] == number]
+    replies = len(run.rounds[number - 1]["sites"])
+    differs = [n for n in range(1, number + 1) if not _same(run.states[n], expected[n - 1])]
+    if not differs:
+        state = "the global adapter is that of the other two to the bit"
+    elif differs[0] < number:
+        state = f"the global adapter differs from that of the other two since round {differs[0]}"
+    else:
+        state = f"the global adapter is {_distance(run.states[number], expected[number - 1]):.2g} away from that of the"
+        state += " other two, relative to its norm"
+    lost = f"{len(SITES) - replies} of {len(SITES)} replies" if replies < len(SITES) else "no reply"
+    return "; ".join(faults) or "nothing was noticed", f"{lost}; {state}"
+
+
+def _same(state: State, expected: State) -> bool:
+    return state.keys() == expected.keys() and all(torch.equal(state[key], expected[key]) for key in expected)
+
+
+def _distance(state: State, expected: State) -> float:
+    """The norm of the difference, relative to that of the expected adapter."""
+    apart = sum(float((state[key].double() - expected[key].double()).square().sum()) for key in expected)
+    return (apart / sum(float(tensor.double().square().sum()) for tensor in expected.values())) ** 0.5
+
+
+@contextlib.contextmanager
+def _logged() -> Iterator[io.StringIO]:
+    """All that is logged meanwhile, which nothing else prints."""
+    text = io.StringIO()
+    handler, root = logging.StreamHandler(text), logging.getLogger()
+    before, root.handlers = root.handlers, [handler]
+    try:
+        yield text
+    finally:
+        root.handlers = before
+
+
+def table(title: str, rows: Iterator[Row]) -> Iterator[str]:
+    """Markdown lines of one group."""
+    yield f"\n**{title}**\n\n| what was done | what happened | what was lost |\n|---|---|---|"
+    for row in rows:
+        yield "| " + " | ".join(_cell(text) for text in row) + " |"
+
+
+def _cell(text: Any) -> str:
+    return str(text).replace("|", "\\|").replace("\n", " ").strip()
 
 
 def main() -> None:
-    """Read the command line, run, and print the table."""
+    """Read the command line, attack, and print the tables in Markdown."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", default=list(GROUPS), choices=GROUPS, metavar="WORD", help=str([*GROUPS]))
     parser.add_argument("--poisoning", action="store_true", help="measure what wrong updates do to the accuracy")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="of training, for --poisoning")
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for --poisoning")
     options = parser.parse_args()
     if options.poisoning:
         poisoning.run(options.set, options.seeds)
+        return
+    print(machine())
+    for name in options.only:
+        print(name, file=sys.stderr, flush=True)
+        title, rows = GROUPS[name]
+        for line in table(title, rows()):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -8,90 +8,16 @@ was lost is measured against the same job without the fault: its rounds, its rep
 """
 
 import argparse
-import json
-import os
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from measured import JOB, machine, sections
+from measured import machine
+from small_run import CULPRIT, Run, simulate
 
-from fedpeft.jobs import write_job
-from fedpeft.workspace import KEY, RESOURCES, resources
-
-SITES = ("slake", "vqa-rad", "vqa-med-2019")
-CULPRIT, ROUND, ROUNDS = "vqa-rad", 2, 3
+ROUND, ROUNDS = 2, 3
 ALL, TWO = 0, 2
-SMALL = (
-    f"federation.sites=[{', '.join(SITES)}]",
-    "federation.round_timeout=300",
-    "federation.grace=20",
-    f"training.rounds={ROUNDS}",
-    "method.probe_samples=8",
-    "data.train_size=32",
-    "data.validation_size=4",
-    "data.test_size=16",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Run:
-    """How a job ended: its manifest, its finished rounds and its final tensors."""
-
-    manifest: dict[str, Any]
-    rounds: list[dict[str, Any]]
-    tensors: bytes
-
-
-def simulate(folder: Path, overrides: Iterable[str], *, deed: str = "", mortal: bool = False) -> Run:
-    """Run the small job in the simulator.
-
-    Args:
-        folder: of the workspace; one that another run has left is gone on with.
-        overrides: settings to change.
-        deed: what one site does, see `saboteur.py`.
-        mortal: whether the server's process is killed in the round, the first time.
-
-    Raises:
-        RuntimeError: exit code and manifest tell different stories.
-    """
-    with tempfile.TemporaryDirectory() as scratch:
-        job = Path(scratch) / "job"
-        write_job(job, JOB, sections([*SMALL, *overrides]))
-        client, server = (job / "app" / "config" / f"config_fed_{role}.json" for role in ("client", "server"))
-        config = json.loads(client.read_text())
-        executor = config["executors"][0]["executor"]
-        executor["path"] = "saboteur.Saboteur"
-        executor["args"] |= {"deed": deed, "culprit": CULPRIT, "round": ROUND}
-        client.write_text(json.dumps(config))
-        if mortal:
-            config = json.loads(server.read_text())
-            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
-            aggregator["path"] = "saboteur.MortalAggregator"
-            aggregator["args"] |= {"round": ROUND, "marker": str(folder / "killed")}
-            server.write_text(json.dumps(config))
-        local = folder / "workspace" / "local"
-        local.mkdir(parents=True, exist_ok=True)
-        (local / RESOURCES).write_text(json.dumps(resources() | {KEY: [*resources()[KEY], "saboteur."]}))
-        command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(len(SITES))]
-        command += ["-w", str(folder / "workspace")]
-        paths = os.pathsep.join(filter(None, (str(Path(__file__).parent), os.environ.get("PYTHONPATH"))))
-        environment = {**os.environ, "PYTHONPATH": paths}
-        done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    results = folder / "workspace" / "server" / "simulate_job" / "fedpeft"
-    manifest, history, tensors = (results / name for name in ("manifest.json", "history.json", "global.safetensors"))
-    found = json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": done.stderr.strip()}
-    if (done.returncode == 0) != (found["status"] == "completed"):
-        raise RuntimeError(f"exit code {done.returncode}, but {found}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    return Run(
-        manifest=found,
-        rounds=json.loads(history.read_text())["rounds"] if history.exists() else [],
-        tensors=tensors.read_bytes() if tensors.exists() else b"",
-    )
 
 
 def happened(run: Run) -> str:
@@ -125,7 +51,8 @@ def of_a_site(deed: str, quorum: int) -> Fault:
     """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
 
     def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
-        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], deed=deed)
+        saboteur = ("saboteur.Saboteur", {"deed": deed, "culprit": CULPRIT, "round": ROUND})
+        run = simulate(folder, [f"federation.quorum={quorum}", *overrides], executor=saboteur)
         return happened(run), lost(run, sound)
 
     return bring_about
@@ -133,7 +60,8 @@ def of_a_site(deed: str, quorum: int) -> Fault:
 
 def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
     """The server's process is killed, and the job submitted again with `resume_from=latest`."""
-    killed = simulate(folder, overrides, mortal=True)
+    mortal = ("saboteur.MortalAggregator", {"round": ROUND, "marker": str(folder / "killed")})
+    killed = simulate(folder, overrides, aggregator=mortal)
     resumed = simulate(folder, [*overrides, "resume_from=latest"])
     kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
     left = f"no manifest, {len(killed.rounds)} of {len(sound.rounds)} rounds kept"
@@ -165,16 +93,18 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD", help="faults whose name holds one of these")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     options = parser.parse_args()
+    overrides = [f"training.rounds={ROUNDS}", *options.set]
     chosen = {name: fault for name, fault in FAULTS.items() if any(word in name for word in options.only)}
     print(f"{machine()}\n")
     with tempfile.TemporaryDirectory() as scratch:
-        sound = simulate(Path(scratch), options.set)
+        sound = simulate(Path(scratch), overrides)
     if sound.manifest["status"] != "completed" or sound.manifest["faults"]:
         raise RuntimeError(f"the job without a fault failed: {happened(sound)}")
     print("| fault | what happened | what was lost |\n|---|---|---|", flush=True)
     for name, fault in chosen.items():
+        print(name, file=sys.stderr, flush=True)
         with tempfile.TemporaryDirectory() as scratch:
-            what, cost = fault(options.set, Path(scratch), sound)
+            what, cost = fault(overrides, Path(scratch), sound)
         print(f"| {name} | {what} | {cost} |", flush=True)
 
 

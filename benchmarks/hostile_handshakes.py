@@ -1,0 +1,117 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site that lies in the handshake, against the real controller in this process, with sites that are functions."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from measured import ROOT
+
+from fedpeft import report
+from fedpeft.flare import controller
+from fedpeft.flare.messages import FIELDS, Introduction
+
+sys.path.insert(0, str(ROOT / "tests" / "flare"))
+
+from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, introduction, scheduled
+
+CULPRIT = SITES[-1]
+SAMPLES = {"train": 5, "validation": 1, "test": 2}
+KEY = min(SCHEMA)
+LIES: dict[str, dict[str, Any]] = {
+    "0 training samples": {"samples": {**SAMPLES, "train": 0}},
+    "10**12 training samples": {"samples": {**SAMPLES, "train": 10**12}},
+    "true as number of training samples": {"samples": {**SAMPLES, "train": True}},
+    "a budget of -5 layers": {"budget": -5},
+    "-1 answer classes": {"classes": -1},
+    "an unknown family of backbones": {"family": "unheard-of"},
+    "an unknown data set": {"dataset": "../../etc/passwd"},
+    "another version": {"version": "0.0.1"},
+    "tensors of another shape": {"schema": {key: [4, 4] for key in SCHEMA}},
+    "a tensor less than the others": {"schema": {KEY: SCHEMA[KEY]}},
+    "a shape of 2**40 rows": {"schema": {**SCHEMA, KEY: [2**40, 3]}},
+    "a shape of -1 rows": {"schema": {**SCHEMA, KEY: [-1, 3]}},
+    "a tensor's name with ANSI codes": {"schema": {"\x1b[31mred\n": [2, 3]}},
+    "a path as a tensor's name": {"schema": {"backbone.../../etc/passwd": [2, 3]}},
+    "tensors of float64": {"dtype": "float64"},
+    "tensors of bfloat16": {"dtype": "bfloat16"},
+    "a key for secure sums that is none": {"sum_key": {"public": ["key"]}},
+    "a problem of 2 MB with ANSI codes": {"problem": "\x1b[2Jround 9: completed\n" * 90_000},
+    "a tensor that nobody asked for": {"state": {KEY: torch.ones(SCHEMA[KEY])}},
+}
+Row = tuple[str, str, str]
+
+
+def rows() -> Iterator[Row]:
+    """One of three sites lies, in every way."""
+    without = _run(lambda site: None if site == CULPRIT else introduction(site))
+    for lie, values in LIES.items():
+        run = _run(lambda site, values=values: introduction(site, **(values if site == CULPRIT else {})))
+        yield lie, *_outcome(*run, without[0], CULPRIT)
+    run = _run(_extra_field)
+    yield "a field that no message has", *_outcome(*run, without[0], CULPRIT)
+    for value in (3e38, float("nan")):
+        state = {key: torch.full(shape, value) for key, shape in LAYERS.items()}
+        run = _run(_first_sends(state), train=assigned, schedule=SCHEDULE)
+        others = _run(_first_sends({}, version="0"), train=assigned, schedule=SCHEDULE)
+        what, lost = _outcome(*run, others[0], SITES[0])
+        yield f"the adapter that scheduled layers start from, full of {value:g}", what, lost
+
+
+def _extra_field(site: str) -> Any:
+    model = introduction(site).to_model()
+    if site == CULPRIT:
+        model.meta[FIELDS] |= {"patients": ["name"]}
+    return model
+
+
+def _first_sends(state: dict[str, torch.Tensor], **changes: Any) -> Callable[[str], Introduction]:
+    """The first site is asked for the adapter that layers start from; where that is of no use, the next one."""
+    greeted: list[str] = []
+
+    def introduce(site: str) -> Introduction:
+        greeted.append(site)
+        values = {"state": state, **changes} if site == SITES[0] else {}
+        if site != SITES[0] and len(greeted) > len(SITES):
+            values = {"state": scheduled(SITES[0]).state}
+        return introduction(site, schema=LAYERS, budget=1, **values)
+
+    return introduce
+
+
+def _run(introduce: Callable[[str], Any], **settings: Any) -> tuple[Harness, dict[str, Any]]:
+    """The controller, its manifest."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        folders = {
+            "run_folder": lambda fl_ctx: folder,
+            "lineages_folder": lambda fl_ctx: folder / "state",
+            "state_folder": lambda fl_ctx, lineage: folder / "state" / lineage,
+        }
+        quiet = {"render": lambda *_: None, "show": lambda *_, **__: None}
+        with patch.multiple(controller, **folders), patch.multiple(report, **quiet):
+            harness = Harness(introduce, quorum=2, **settings)
+            harness.run()
+        return harness, json.loads((folder / "manifest.json").read_text())
+
+
+def _outcome(harness: Harness, manifest: dict[str, Any], others: Harness, culprit: str) -> tuple[str, str]:
+    """What the manifest says of the site, and what is missing beside the job without it."""
+    if manifest["status"] != "completed":
+        return manifest["reason"], "the job"
+    what = manifest["sites"][culprit].get("problem", "nothing was noticed")
+    alike = len(harness.saved) == len(others.saved) and all(
+        torch.equal(state[key], expected[key])
+        for state, expected in zip(harness.saved, others.saved, strict=True)
+        for key in expected
+    )
+    part = "its part in the job" if "problem" in manifest["sites"][culprit] else "nothing"
+    same = "the adapter is that of the other two" if alike else "the adapter differs from that of the other two"
+    return what, f"{part}; {len(harness.saved)} of 2 rounds finished, {same}"

@@ -1,0 +1,123 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Rows of benchmarks/attacks.py: what they print is what happened."""
+
+import importlib
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.flare.messages import METRICS, TrainOrder, TrainReply
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+KEY = "layer.0.output.down.bias"
+
+
+@pytest.fixture
+def benchmark(monkeypatch):
+    """Function from a benchmark's file name to its module."""
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module
+
+
+@pytest.fixture
+def attacks(benchmark):
+    return benchmark("attacks")
+
+
+def only(monkeypatch, table, *names):
+    for name in set(table) - set(names):
+        monkeypatch.delitem(table, name)
+
+
+def test_a_lie_in_the_handshake_costs_its_site_its_part(benchmark, monkeypatch):
+    handshakes = benchmark("hostile_handshakes")
+    only(monkeypatch, handshakes.LIES, "10**12 training samples", "tensors of float64")
+    for _, what, lost in list(handshakes.rows())[:2]:
+        assert what.startswith("site chest announces ")
+        assert lost == "its part in the job; 2 of 2 rounds finished, the adapter is that of the other two"
+
+
+def test_a_lie_that_passes_would_be_printed_as_such(benchmark, monkeypatch):
+    handshakes = benchmark("hostile_handshakes")
+    monkeypatch.setattr(handshakes, "LIES", {"nothing": {}})
+    assert next(handshakes.rows())[1:] == (
+        "nothing was noticed",
+        "nothing; 2 of 2 rounds finished, the adapter differs from that of the other two",
+    )
+
+
+def test_a_site_refuses_and_keeps_what_it_has(benchmark, monkeypatch):
+    servers = benchmark("hostile_servers")
+    only(monkeypatch, servers.SETTINGS, "data.root, a folder of the lead's choice")
+    only(monkeypatch, servers.ORDERS, "the state of another job in the handshake", "round 10**12")
+    rows = [*servers.settings_rows(), *servers.order_rows()]
+    assert len(rows) == 3
+    for _, what, lost in rows:
+        assert "The server reads: " in what
+        assert servers.SECRET not in what
+        assert lost == "no value left the site, the state of other jobs is as it was"
+
+
+def sent(benchmark):
+    order = TrainOrder(
+        lineage="a-1", round=2, base=0, version=0, layers=None, scored=False, state={KEY: torch.zeros(2)}
+    )
+    reply = TrainReply(
+        round=2,
+        samples=5,
+        metrics=dict.fromkeys(METRICS, 0.5),
+        scores=[],
+        seconds=1.0,
+        problem="",
+        state={KEY: torch.ones(2)},
+    )
+    reply, order = (FLModelUtils.to_shareable(message.to_model(round=2)) for message in (reply, order))
+    return benchmark("hostile_replies").Sent(reply, order, FLModelUtils.to_shareable(reply_of_round_1()))
+
+
+def reply_of_round_1():
+    return TrainReply(
+        round=1, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={}
+    ).to_model(round=1)
+
+
+def test_every_hostile_reply_differs_from_a_sound_one(benchmark):
+    sound = repr(sent(benchmark).reply)
+    for name, attack in benchmark("hostile_replies").REPLIES.items():
+        changed = sent(benchmark)
+        other = attack(changed)
+        assert repr(other if isinstance(other, Shareable) else changed.reply) != sound, name
+
+
+def test_the_sign_of_the_update_is_changed_and_not_that_of_the_adapter(benchmark):
+    changed = sent(benchmark)
+    changed.order["DXO"]["data"][KEY] += 3
+    benchmark("hostile_replies").REPLIES["its update with the sign changed"](changed)
+    assert torch.equal(changed.tensors[KEY], torch.full((2,), 5.0))
+
+
+def test_a_round_whose_adapter_differs_is_printed_with_its_distance(attacks):
+    small_run = sys.modules["small_run"]
+    expected = [{KEY: torch.ones(4)}] * 2
+    sites = {site: {} for site in small_run.SITES}
+    run = small_run.Run(
+        manifest={"status": "completed", "faults": []},
+        rounds=[{"sites": sites}] * 2,
+        tensors=b"",
+        states={1: expected[0], 2: {KEY: torch.full((4,), 1.5)}},
+    )
+    assert attacks._outcome(run, 1, expected)[1] == "no reply; the global adapter is that of the other two to the bit"
+    what, lost = attacks._outcome(run, 2, expected)
+    assert what == "nothing was noticed"
+    assert "the global adapter is 0.5 away" in lost
+
+
+def test_a_cell_keeps_to_its_line(attacks):
+    *_, row = attacks.table("title", iter([("a|b", "c\nd", "e")]))
+    assert row == "| a\\|b | c d | e |"
+    assert re.search("^\\| what was done", next(attacks.table("title", iter([]))), re.MULTILINE)
