@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from measured import machine
-from small_run import CULPRIT, Run, simulate
+from small_run import CULPRIT, GRACE, Run, simulate
 
 ROUND, ROUNDS = 2, 3
 ALL, TWO = 0, 2
@@ -73,7 +73,7 @@ FAULTS: dict[str, Fault] = {
     "kill -9 of a site's training process, once": of_a_site("kill once", ALL),
     "kill -9 of a site's training process, twice; quorum 2 of 3": of_a_site("kill", TWO),
     "kill -9 of a site's training process, twice; quorum all": of_a_site("kill", ALL),
-    "a site's training hangs; quorum 2 of 3, grace 20 s": of_a_site("hang", TWO),
+    f"a site's training hangs; quorum 2 of 3, grace {GRACE} s": of_a_site("hang", TWO),
     "an exception in a site's training, twice; quorum 2 of 3": of_a_site("raise", TWO),
     "torch.OutOfMemoryError in a site's training, twice; quorum 2 of 3": of_a_site("out of memory", TWO),
     "a site sends NaN; quorum 2 of 3": of_a_site("nan", TWO),

@@ -20,10 +20,11 @@ from fedpeft.workspace import KEY, RESOURCES, resources
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
 CULPRIT = "vqa-rad"
+GRACE = 60  # seconds; a training process that was killed is begun again within it, also on a busy machine
 SMALL = (
     f"federation.sites=[{', '.join(SITES)}]",
     "federation.round_timeout=300",
-    "federation.grace=20",
+    f"federation.grace={GRACE}",
     "method.probe_samples=8",
     "data.train_size=32",
     "data.validation_size=4",
