@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from fedpeft.jobs import write_job
+from fedpeft.simulate import SERVER
 from fedpeft.workspace import KEY, RESOURCES, resources
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
@@ -83,7 +84,7 @@ def simulate(
     ended = json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": done.stderr.strip()}
     if (done.returncode == 0) != (ended["status"] == "completed"):
         raise RuntimeError(f"exit code {done.returncode}, but {ended}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
-    kept = folder.glob("workspace_state/server/*/round-*/global.safetensors")
+    kept = folder.glob(f"workspace_state/{SERVER}/*/round-*/global.safetensors")
     return Run(
         manifest=ended,
         rounds=json.loads(history.read_text())["rounds"] if history.exists() else [],
