@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,17 @@ from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings, TrainingSettings
 
 SECTIONS = ("backbone", "method", "training", "data", "schedule")
+
+
+def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
+    """SHA-256 of a job as it was deployed: the same at all its sites, unless they were sent different jobs.
+
+    Args:
+        sections: of the job, with what `data.sites` says of every site, before a site puts in values of its own.
+        job: FLARE's id of it.
+    """
+    facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

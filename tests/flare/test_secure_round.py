@@ -29,7 +29,7 @@ class Consortium:
 
     def __init__(self, folder):
         self.folder, self.orders, self.sent = folder, {}, {}
-        self.members = {site: SumMember(site=site, method=MethodSettings(**METHOD)) for site in SITES}
+        self.members = {site: SumMember(site=site, method=MethodSettings(**METHOD), settings="same") for site in SITES}
 
     def introduce(self, site):
         start = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if site == SITES[0] else {}
@@ -175,8 +175,16 @@ def context(folder):
 def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of_its_file(tmp_path):
     method, policy = MethodSettings(**METHOD), SitePolicy(sum_with=tuple(SITES))
     with pytest.raises(FedpeftError, match="a secure sum needs the start-up kit"):
-        SumMember.of(context(tmp_path), method, policy)
-    simulated = SumMember.of(context(tmp_path), method, None)
+        SumMember.of(context(tmp_path), method, policy, {})
+    simulated = SumMember.of(context(tmp_path), method, None, {})
     assert (simulated.kit, simulated.members) == (None, None)
-    without = SumMember.of(context(tmp_path), MethodSettings(aggregation="fedavg"), SitePolicy())
+    without = SumMember.of(context(tmp_path), MethodSettings(aggregation="fedavg"), SitePolicy(), {})
     assert without.offer(tmp_path, job=JOB, round=1) == {}
+
+
+def test_sites_that_were_sent_different_jobs_do_not_mask_alike(tmp_path):
+    """A server that has the others train with a rate of nothing would read one site off the sum."""
+    method = MethodSettings(**METHOD)
+    rates = ({"training": {"learning_rate": rate}} for rate in (1e-3, 1e-3, 1e-30))
+    one, same, other = (SumMember.of(context(tmp_path), method, None, sections).settings for sections in rates)
+    assert one == same != other

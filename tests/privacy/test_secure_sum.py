@@ -12,10 +12,12 @@ from nvflare.lighter.utils import Identity, generate_cert, generate_keys, serial
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy import fixed_point, secure_sum
 from fedpeft.privacy.signed_keys import Kit
+from fedpeft.site_job import digest_of
 
 SITES = ("berlin", "paris", "rome", "wien")
 WEIGHTS = {"berlin": 78, "paris": 5, "rome": 1234, "wien": 1}
 JOB = "small-1"
+SECTIONS = {"training": {"learning_rate": 1e-3}, "data": {"dataset": "manifest"}}
 SHAPES = {"layer.0.output.down.weight": (6, 16), "layer.0.output.down.bias": (6,), "shared.rule": (2, 2, 2)}
 RECEIVED = {key: torch.full(shape, 0.25) for key, shape in SHAPES.items()}
 
@@ -69,6 +71,7 @@ class Round:
     def send(self, site, state, **changes):
         how = {
             "job": self.job,
+            "settings": digest_of(SECTIONS, job="1"),
             "round": self.round,
             "site": site,
             "weight": WEIGHTS[site],
@@ -136,6 +139,9 @@ def test_without_one_member_the_sum_is_noise(tmp_path, missing):
 CHANGES = {
     "another global adapter": {"received": {key: tensor + 1 for key, tensor in RECEIVED.items()}},
     "no global adapter": {"received": {}},
+    "a job that trains nothing": {"settings": digest_of({**SECTIONS, "training": {"learning_rate": 1e-30}}, job="1")},
+    "other data": {"settings": digest_of({**SECTIONS, "data": {"sites": {"rome": {"seed": 1}}}}, job="1")},
+    "another job": {"settings": digest_of(SECTIONS, job="2")},
 }
 
 

@@ -104,7 +104,7 @@ class SiteExecutor(Executor):
             job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
             if policy:
                 admitted(policy, job)  # as the training process does; here before anything is kept for the job
-            member_of = partial(SumMember.of, fl_ctx, job.method, policy)
+            member_of = partial(SumMember.of, fl_ctx, job.method, policy, self._sections)
             message, line = task.work(model, ask, partial(_state_of, fl_ctx, job, policy), member_of)
             message = allowed(message, policy)
         except Aborted:

@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from nvflare.apis.fl_context import FLContext
@@ -15,6 +16,7 @@ from fedpeft.flare.messages import TrainOrder
 from fedpeft.privacy import secure_sum
 from fedpeft.privacy.signed_keys import Kit, SignedKey
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.site_job import digest_of
 from fedpeft.training.secure_round import weight_of
 from fedpeft.training.settings import MethodSettings
 
@@ -28,32 +30,37 @@ class SumMember:
     Args:
         site: its name.
         method: of the job.
+        settings: digest of the job as deployed to this site; sums of sites with different ones reveal nothing.
         kit: its certificate; None in the simulator, where keys are not signed.
         members: the sites of every sum, by the site's own file; None in the simulator.
     """
 
     site: str
     method: MethodSettings
+    settings: str
     kit: Kit | None = None
     members: Sequence[str] | None = None
 
     @classmethod
-    def of(cls, fl_ctx: FLContext, method: MethodSettings, policy: SitePolicy | None) -> SumMember:
+    def of(
+        cls, fl_ctx: FLContext, method: MethodSettings, policy: SitePolicy | None, sections: Mapping[str, Any]
+    ) -> SumMember:
         """The site of a FLARE context.
 
         Args:
             fl_ctx: of the site.
             method: of a job that the site's own file allows.
             policy: that file; None in the simulator.
+            sections: of the job, as deployed to this site.
 
         Raises:
             SecureSumError: the site's certificate is missing.
         """
-        site = fl_ctx.get_identity_name()
+        site, settings = fl_ctx.get_identity_name(), digest_of(sections, job=fl_ctx.get_job_id())
         if policy is None or not method.secure_sum:
-            return cls(site=site, method=method)
+            return cls(site=site, method=method, settings=settings)
         startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
-        return cls(site=site, method=method, kit=Kit.load(startup), members=policy.sum_with)
+        return cls(site=site, method=method, settings=settings, kit=Kit.load(startup), members=policy.sum_with)
 
     def offer(self, folder: Path, *, job: str, round: int) -> SignedKey:
         """The public key for a round, as it travels; empty without secure sums.
@@ -88,6 +95,7 @@ class SumMember:
             folder,
             self.kit,
             job=order.lineage,
+            settings=self.settings,
             round=order.round,
             site=self.site,
             weight=weight_of(samples, self.method),

@@ -41,12 +41,14 @@ def public_key(secret: bytes) -> bytes:
 
 
 def context_of(
-    *, job: str, round: int, keys: Mapping[str, bytes], shapes: Mapping[str, list[int]], received: str
+    *, job: str, settings: str, round: int, keys: Mapping[str, bytes], shapes: Mapping[str, list[int]], received: str
 ) -> bytes:
     """A digest of what all sites of a sum must agree on, or else their masks do not cancel.
 
     Args:
         job: the job's lineage.
+        settings: digest of the job as deployed, of `fedpeft.site_job.digest_of`: a server could have all sites but one
+            train with a learning rate of nothing, and read that one off the sum.
         round: counted from 1.
         keys: public key of every site of the sum, by name.
         shapes: of the tensors to be summed, by wire key.
@@ -55,6 +57,7 @@ def context_of(
     """
     facts = {
         "job": job,
+        "settings": settings,
         "round": round,
         "keys": {site: key.hex() for site, key in keys.items()},
         "shapes": {key: list(shape) for key, shape in shapes.items()},

@@ -52,6 +52,7 @@ def upload(
     kit: Kit | None,
     *,
     job: str,
+    settings: str,
     round: int,
     site: str,
     weight: int,
@@ -64,6 +65,7 @@ def upload(
     Args:
         trained: the adapter.
         folder, kit, job, round, site: as in `offer`.
+        settings: digest of the job as deployed to this site.
         weight: of the site in the mean, a whole number.
         offered: the key of every member, as the server passed it on.
         members: the sites of the sum, by the site's own file; None: in the simulator, whoever is offered.
@@ -80,7 +82,7 @@ def upload(
     if len(set(keys.values())) != len(keys):
         raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
     shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
-    context = context_of(job=job, round=round, keys=keys, shapes=shapes, received=digest(received))
+    context = context_of(job=job, settings=settings, round=round, keys=keys, shapes=shapes, received=digest(received))
     numbers = fixed_point.encode(trained, weight, len(keys))
     return masked(numbers, site=site, secret=secret, keys=keys, context=context)
 
