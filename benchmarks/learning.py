@@ -55,7 +55,7 @@ METHODS: dict[str, list[str]] = {
     ],
     "fedpia, gamma 0": [*PIA, "method.pia.integration=merge", "method.pia.gamma=0"],
     "fedpia, gamma 1": [*PIA, "method.pia.integration=merge", "method.pia.gamma=1"],
-    "fedpia, not normalised": [*PIA, "method.pia.integration=merge", "method.pia.normalize=false"],
+    "fedpia, not normalized": [*PIA, "method.pia.integration=merge", "method.pia.normalize=false"],
     "fedpia, largest site as reference": [*PIA, "method.pia.integration=merge", "method.pia.reference=largest"],
     "fedpia, server only": [*PIA, "method.pia.client=false"],
     "fedpia, client only": [*PIA, "method.pia.integration=merge", "method.pia.server=false"],

@@ -104,7 +104,7 @@ def test_inputs_depend_on_the_active_adapters_and_the_model_is_left_alone(vilt, 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (lambda state, batch: ([state], []), "no batch was given"),
+        (lambda state, batch: ([state], []), "there is no batch"),
         (lambda state, batch: ([state], [batch], []), "not as many masks as batches"),
         (lambda state, batch: ([state], [batch], [None, None]), "not as many masks as batches"),
         (

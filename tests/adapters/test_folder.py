@@ -114,7 +114,7 @@ def spoil(folder, what):
         ("unknown kind", r"names peft_type 'HOULSBI', which this PEFT does not know"),
         ("no wire form", r"IA3Config has no wire form"),
         ("no weights", r"adapter_model.safetensors does not exist"),
-        ("truncated weights", r"is no readable safetensors file"),
+        ("truncated weights", r"is not a readable safetensors file"),
         ("missing tensor", r"does not fit ViltModel: the adapter state lacks 'layer.1.output.up.bias'"),
         ("unknown tensor", r"'.*nowhere.houlsby_adapter.up.bias' belongs to no site of houlsby"),
         ("other shape", r"does not fit ViltModel: 'layer.1.output.up.bias' in the adapter state has shape \(31,\)"),
@@ -135,7 +135,7 @@ def test_a_spoilt_folder_is_named_and_the_model_stays_as_it_was(what, message, a
 def test_keys_that_are_none(tmp_path, draw):
     config = adapters.config("houlsby")
     for key, message in (
-        ("encoder.layer.1.down", "is no adapter key"),
+        ("encoder.layer.1.down", "is not an adapter key"),
         ("layer.1.query.down.weight", "names site 'query', but the adapter's are attention, output"),
     ):
         with pytest.raises(FedpeftError, match=message):

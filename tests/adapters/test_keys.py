@@ -47,7 +47,7 @@ def test_parse_key():
     assert parse_key("layer.12.output.down.weight") == SiteKey(12, "output", "down.weight")
     assert parse_key("shared.rule") is None
     for key in ("layer.x.output.down", "output.down.weight", "layer.1.output", "shared.", "head.weight", ""):
-        with pytest.raises(FedpeftError, match="is no adapter key"):
+        with pytest.raises(FedpeftError, match="is not an adapter key"):
             parse_key(key)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data import AnswerVocabulary, DataError, Example
-from fedpeft.data.answers import closed_by_answer, closed_by_type, normalise
+from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 
 
 def _example(answer: str, *alternatives: str) -> Example:
@@ -28,14 +28,14 @@ def _example(answer: str, *alternatives: str) -> Example:
     ],
 )
 def test_normal_form(answer, normal):
-    assert normalise(answer) == normal
-    assert normalise(normal) == normal
+    assert normalize(answer) == normal
+    assert normalize(normal) == normal
 
 
 @pytest.mark.parametrize("answer", ["", " \t", None, True, 2.5, ["yes"]])
 def test_what_is_no_answer_is_refused(answer):
     with pytest.raises(DataError, match="an answer is"):
-        normalise(answer)
+        normalize(answer)
 
 
 def test_open_and_closed():

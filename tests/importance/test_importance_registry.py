@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One call for every score: names, settings, normalisation, and what is refused."""
+"""One call for every score: names, settings, normalization, and what is refused."""
 
 import subprocess
 import sys
@@ -53,7 +53,7 @@ REFUSED = [
     ({"method": "spt", "tau": 2.0}, "tau is 2.0"),
     ({"method": "last_k", "k": 4}, "last_k has no setting 'k'"),
     ({"gradients": "fast"}, "gradients is 'fast', allowed are captured, rows"),
-    ({"batches": []}, "no batch was given"),
+    ({"batches": []}, "there is no batch"),
     ({"layers": {}}, "there are no layers"),
     ({"layers": {"empty": []}}, "layer empty has no trainable parameters"),
     ({"layers": {"x": [torch.zeros(2, requires_grad=True) * 2]}}, "layer x lists a tensor of shape"),

@@ -123,5 +123,5 @@ def test_bad_settings_are_refused(settings, sentence):
 
 
 def test_an_unknown_device_has_to_be_told(case):
-    with pytest.raises(FedpeftError, match="device meta cannot be asked for: set available_mib"):
+    with pytest.raises(FedpeftError, match="device meta is not known: set available_mib"):
         available_memory(torch.device("meta"))

@@ -13,7 +13,7 @@ from PIL import Image
 
 from fedpeft.report.history_reader import parse
 from fedpeft.report.labels import shorten, spread
-from fedpeft.report.palette import COLOURS, DISTINCT
+from fedpeft.report.palette import COLORS, DISTINCT
 from fedpeft.report.plots import convergence, png
 from fedpeft.report.wording import caption
 
@@ -145,7 +145,7 @@ def test_pyplot_stays_out():
 
 
 def test_colours_are_okabe_and_itos():
-    assert set(COLOURS) < {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
+    assert set(COLORS) < {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ways of training few parameters, as PEFT tuners, and the form in which they travel."""
+"""Bottleneck adapters and LoRA as PEFT tuners, and the form in which they are sent."""
 
 from typing import Any
 
@@ -8,8 +8,8 @@ from fedpeft.adapters.registration import METHODS
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
-    "names": "catalogue",
-    "config": "catalogue",
+    "names": "catalog",
+    "config": "catalog",
     "attach": "placing",
     **{f"{method.capitalize()}Config": method for method in METHODS},
     "adapter_state": "state",

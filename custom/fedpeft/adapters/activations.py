@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the neurons of several adapters answer to the same inputs: the supports of client-side alignment."""
+"""Activations of the neurons of several adapters on the same inputs: the supports of client-side alignment."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import zip_longest
@@ -71,7 +71,7 @@ def hidden_activations(
     try:
         with torch.no_grad():
             for batch, mask in _pairs(batches, masks):
-                weights = None if mask is None else _normalised(mask)
+                weights = None if mask is None else _normalized(mask)
                 model(**batch)
     finally:
         for hook in hooks:
@@ -79,7 +79,7 @@ def hidden_activations(
         for module, flag in training.items():
             module.training = flag
     if not all(tensors for collected in means for tensors in collected.values()):
-        raise FedpeftError("no batch was given for the activations: pass at least one.")
+        raise FedpeftError("there is no batch to compute activations on: pass at least one.")
     return [{site: torch.cat(tensors) for site, tensors in collected.items()} for collected in means]
 
 
@@ -115,13 +115,15 @@ def _pairs(
         yield batch, mask
 
 
-def _normalised(mask: torch.Tensor) -> torch.Tensor:
+def _normalized(mask: torch.Tensor) -> torch.Tensor:
     """Weights (B, T) that sum to 1 over the tokens of each sample."""
     if mask.dim() != 2:
         raise FedpeftError(f"a mask has shape {tuple(mask.shape)}: it must be (samples, tokens).")
     total = mask.float().sum(1, keepdim=True)
     if not bool((total > 0).all()):
-        raise FedpeftError(f"the mask of sample {int((total <= 0).nonzero()[0, 0])} counts no token.")
+        raise FedpeftError(
+            f"the mask of sample {int((total <= 0).nonzero()[0, 0])} counts no token: give 1 for at least one."
+        )
     return mask.float() / total
 
 
@@ -131,6 +133,6 @@ def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, site: str) -
         return hidden.mean(1)
     if weights.shape != hidden.shape[:2]:
         raise FedpeftError(
-            f"a mask has shape {tuple(weights.shape)}, but {site} sees (samples, tokens) = {tuple(hidden.shape[:2])}."
+            f"a mask has shape {tuple(weights.shape)}, but {site} reads (samples, tokens) = {tuple(hidden.shape[:2])}."
         )
     return torch.einsum("bt,btr->br", weights.to(hidden), hidden)

@@ -19,7 +19,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
-from fedpeft.adapters.bottleneck.initialisation import glorot_uniform, normal
+from fedpeft.adapters.bottleneck.initialization import glorot_uniform, normal
 from fedpeft.adapters.bottleneck.layer import BottleneckLayer
 from fedpeft.adapters.bottleneck.model import BottleneckModel
 from fedpeft.adapters.bottleneck.module import Bottleneck
@@ -86,7 +86,7 @@ class CompacterConfig(BottleneckConfig):
 
 
 def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` wants it.
+    """Transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` takes it.
 
     Args:
         rule: (n, n, n).

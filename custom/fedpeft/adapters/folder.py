@@ -120,7 +120,7 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
     try:
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
-        raise FedpeftError(f"{file} is no readable safetensors file ({error}): write the adapter again.") from error
+        raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
     templates = _templates(config, family)
     method = config.peft_type.value.lower()
     return {peft_to_wire(key, templates, method): tensor for key, tensor in tensors.items()}

@@ -35,7 +35,7 @@ def parse_key(key: str) -> SiteKey | None:
     if re.fullmatch(r"shared\.[a-z_]+", key):
         return None
     raise FedpeftError(
-        f"key {key!r} is no adapter key: it should read layer.<number>.<site>.<tensor> or shared.<name>."
+        f"key {key!r} is not an adapter key: it should read layer.<number>.<site>.<tensor> or shared.<name>."
     )
 
 
@@ -71,8 +71,8 @@ def peft_to_wire(key: str, templates: Mapping[str, str], method: str) -> str:
         return shared[1]
     tensor = r"lora_([AB])\.weight" if method == "lora" else rf"{method}_adapter\.(.+)"
     match = re.fullmatch(rf"{re.escape(PEFT_ROOT)}(.+)\.{tensor}", key)
-    found = locate(match[1], templates) if match else None
-    if found is None:
+    place = locate(match[1], templates) if match else None
+    if place is None:
         raise FedpeftError(f"tensor {key!r} belongs to no site of {method} ({', '.join(templates.values())}).")
-    role, layer, _ = found
+    role, layer, _ = place
     return f"layer.{layer}.{role}.{match[2]}"

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Make PEFT know fedpeft's methods: the one place that reaches into PEFT where PEFT offers no door.
+"""Register fedpeft's methods with PEFT: the only file that uses PEFT where it has no public hook.
 
 ``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is no member of
 the enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was

@@ -129,5 +129,5 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
     for name in model.peft_config:
         for key, parameter in adapter_parameters(model, name).items():
             parts = parse_key(key)
-            wanted = bool(chosen) if parts is None else parts.layer in chosen
-            parameter.requires_grad_(name == adapter_name and wanted)
+            trained = bool(chosen) if parts is None else parts.layer in chosen
+            parameter.requires_grad_(name == adapter_name and trained)

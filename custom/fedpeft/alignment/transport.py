@@ -77,7 +77,7 @@ def match(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
-    """The plan (n, m) together with the cost (n, m) that it minimises; arguments as in `transport_plan`."""
+    """The plan (n, m) together with the cost (n, m) that it minimizes; arguments as in `transport_plan`."""
     cost = cost_matrix(client, reference)
     if not torch.isfinite(cost).all():
         raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")

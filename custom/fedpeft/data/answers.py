@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 YES_NO = frozenset({"yes", "no"})
 
 
-def normalise(answer: str | int) -> str:
+def normalize(answer: str | int) -> str:
     """The normal form of an answer (see above).
 
     Raises:
@@ -48,7 +48,7 @@ def closed_by_type(answer_type: str) -> bool:
 
 
 def closed_by_answer(answer: str) -> bool:
-    """True when the normalised answer is yes or no: the rule where the publisher gives no answer type."""
+    """True when the normalized answer is yes or no: the rule where the publisher gives no answer type."""
     return answer in YES_NO
 
 
@@ -56,7 +56,7 @@ class AnswerVocabulary:
     """The classes of one site's head: its answers, sorted, numbered from 0.
 
     Args:
-        answers: normalised answers, each once; their order is the numbering.
+        answers: normalized answers, each once; their order is the numbering.
 
     Raises:
         DataError: there is none, or one comes twice.
@@ -73,7 +73,7 @@ class AnswerVocabulary:
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> AnswerVocabulary:
         """The vocabulary of a site: the answers of its training examples, sorted."""
-        return cls(sorted({normalise(example.answer) for example in examples}))
+        return cls(sorted({normalize(example.answer) for example in examples}))
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -85,12 +85,12 @@ class AnswerVocabulary:
 
     def index(self, answer: str | int) -> int:
         """Class number of an answer, -1 where training never saw it (such a question counts as answered wrongly)."""
-        return self._index.get(normalise(answer), -1)
+        return self._index.get(normalize(answer), -1)
 
     def accepted(self, example: Example) -> tuple[int, ...]:
         """Class numbers of every answer that the publisher accepts and that training saw; empty: none can be right."""
-        found = (self.index(answer) for answer in (example.answer, *example.alternatives))
-        return tuple(dict.fromkeys(number for number in found if number >= 0))
+        numbers = (self.index(answer) for answer in (example.answer, *example.alternatives))
+        return tuple(dict.fromkeys(number for number in numbers if number >= 0))
 
     def unseen(self, examples: Iterable[Example]) -> int:
         """How many examples have no accepted answer in the vocabulary; a bound on accuracy that tables print."""

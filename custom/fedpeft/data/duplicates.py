@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Images that two sites, or two splits of one site, have in common.
 
-An image is recognised by its id and by its decoded pixels. Equal ids with other pixels are a resized copy where the
+An image is recognized by its id and by its decoded pixels. Equal ids with other pixels are a resized copy where the
 ids come from one publisher, and mean nothing where two sites number their own scans 1, 2, 3: `same_content` tells
 them apart. Scaled or re-compressed copies under other ids are not found.
 
@@ -79,28 +79,28 @@ def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerpr
     if salt is not None and len(salt) < _SALT_BYTES:
         raise DataError(f"salt has {len(salt)} bytes; use at least {_SALT_BYTES} random ones (secrets.token_bytes).")
     digests: dict[str, str] = {}
-    found = []
+    prints = []
     for split, examples in data.splits().items():
         images = {example.image_id: example.image for example in examples}
         for image_id, image in images.items():
             if image_id not in digests:
                 digests[image_id] = content_digest(image, salt=salt or b"")
             shown = image_id if salt is None else hmac.new(salt, image_id.encode(), hashlib.sha256).hexdigest()
-            found.append(Fingerprint(data.site, split, shown, digests[image_id]))
-    return tuple(found)
+            prints.append(Fingerprint(data.site, split, shown, digests[image_id]))
+    return tuple(prints)
 
 
-def duplicates(found: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
+def duplicates(fingerprints: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
     """Images that are in more than one split or site, by equal id or equal content, in the order of their first place.
 
     Args:
-        found: fingerprints of all sites, made with the same salt.
+        fingerprints: fingerprints of all sites, made with the same salt.
     """
-    found = tuple(found)
-    if not found:
+    fingerprints = tuple(fingerprints)
+    if not fingerprints:
         return ()
     groups: dict[int, list[Fingerprint]] = {}
-    for group, place in zip(_groups(found), found, strict=True):
+    for group, place in zip(_groups(fingerprints), fingerprints, strict=True):
         groups.setdefault(group, []).append(place)
     return tuple(
         Duplicate(tuple(places), same_content=len({place.content for place in places}) == 1)
@@ -127,14 +127,14 @@ def summary(common: Iterable[Duplicate]) -> str:
     )
 
 
-def _groups(found: tuple[Fingerprint, ...]) -> list[int]:
+def _groups(fingerprints: tuple[Fingerprint, ...]) -> list[int]:
     keys: dict[tuple[str, str], int] = {}
     edges = [
-        (number, len(found) + keys.setdefault(key, len(keys)))
-        for number, place in enumerate(found)
+        (number, len(fingerprints) + keys.setdefault(key, len(keys)))
+        for number, place in enumerate(fingerprints)
         for key in (("id", place.image_id), ("content", place.content))
     ]
-    nodes = len(found) + len(keys)
+    nodes = len(fingerprints) + len(keys)
     rows, columns = np.array(edges).T
     graph = coo_array((np.ones(len(edges)), (rows, columns)), shape=(nodes, nodes))
-    return connected_components(graph, directed=False)[1][: len(found)].tolist()
+    return connected_components(graph, directed=False)[1][: len(fingerprints)].tolist()

@@ -59,17 +59,17 @@ def find(root: Path, name: str, *, folder: bool = False) -> Path:
     Raises:
         DataError: there is none, or two at the same depth.
     """
-    found = _search(root, name, folder=folder)
-    if not found:
+    matches = _search(root, name, folder=folder)
+    if not matches:
         kind = "folder" if folder else "file"
         raise DataError(f"The {kind} {name!r} is missing under {root}; unpack the data set's archives there.")
-    if len(found) > 1:
-        raise DataError(f"Both {found[0]} and {found[1]} are there; keep one of them.")
-    return found[0]
+    if len(matches) > 1:
+        raise DataError(f"Both {matches[0]} and {matches[1]} are there; keep one of them.")
+    return matches[0]
 
 
 def contains(root: Path, name: str, *, folder: bool = False) -> bool:
-    """True when `find` would find something."""
+    """True when `find` has a match."""
     return bool(_search(root, name, folder=folder))
 
 
@@ -79,16 +79,16 @@ def images_below(folder: Path) -> dict[str, Path]:
     Raises:
         DataError: there is no image, or two of one name.
     """
-    found: dict[str, Path] = {}
+    images: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
         if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or "__MACOSX" in path.parts:
             continue
-        if path.stem in found:
-            raise DataError(f"Both {found[path.stem]} and {path} are there; keep one of them.")
-        found[path.stem] = path
-    if not found:
+        if path.stem in images:
+            raise DataError(f"Both {images[path.stem]} and {path} are there; keep one of them.")
+        images[path.stem] = path
+    if not images:
         raise DataError(f"The folder {folder} holds no image; unpack the data set's images there.")
-    return found
+    return images
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:
@@ -112,17 +112,17 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
     level = [root]
     for _ in range(_DEPTH):
         deeper: list[Path] = []
-        found: list[Path] = []
+        matches: list[Path] = []
         for parent in level:
             for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
                 if entry.name == "__MACOSX" or entry.name.startswith("."):
                     continue
                 is_folder = entry.is_dir()
                 if entry.name.lower() == name.lower() and is_folder == folder:
-                    found.append(Path(entry.path))
+                    matches.append(Path(entry.path))
                 if is_folder:
                     deeper.append(Path(entry.path))
-        if found:
-            return found
+        if matches:
+            return matches
         level = deeper
     return []

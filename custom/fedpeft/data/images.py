@@ -2,7 +2,7 @@
 """An image as 8-bit RGB, whatever its file holds.
 
 Grey, palette and CMYK files become RGB. Transparent pixels are laid on black, as the background of a radiograph is; an
-opaque RGBA file keeps its colours. Files with more than 8 bits per grey value are refused: which window of the range
+opaque RGBA file keeps its colors. Files with more than 8 bits per gray value are refused: which window of the range
 shows the finding is a clinical choice, and a wrong one hides it without anybody noticing.
 """
 
@@ -23,7 +23,7 @@ def open_image(image: Path | str | np.ndarray) -> Image.Image:
         image: path of an image file, or an (H, W, 3) uint8 array.
 
     Raises:
-        DataError: the file is missing, corrupt, cut off, or has 16 or more bits per grey value; the array has another
+        DataError: the file is missing, corrupt, cut off, or has 16 or more bits per gray value; the array has another
             shape or type.
     """
     if isinstance(image, np.ndarray):
@@ -55,7 +55,7 @@ def _as_rgb(image: Image.Image, path: Path) -> Image.Image:
             f"The image {path} has more than 8 bits per pixel (mode {image.mode}); choose a window, save 8-bit."
         )
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
-        coloured = image.convert("RGBA")
-        black = Image.new("RGBA", coloured.size, (0, 0, 0, 255))
-        return Image.alpha_composite(black, coloured).convert("RGB")
+        colored = image.convert("RGBA")
+        black = Image.new("RGBA", colored.size, (0, 0, 0, 255))
+        return Image.alpha_composite(black, colored).convert("RGB")
     return image.convert("RGB")

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
 
-from fedpeft.data.answers import closed_by_answer, closed_by_type, normalise
+from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, pooled
@@ -53,12 +53,12 @@ def load(settings: DataSettings) -> SiteData:
 
 
 def _rows(root: Path) -> list[Row]:
-    found = [root / name for name in ("manifest.csv", "manifest.jsonl") if (root / name).is_file()]
-    if not found:
+    files = [root / name for name in ("manifest.csv", "manifest.jsonl") if (root / name).is_file()]
+    if not files:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
-    if len(found) > 1:
-        raise DataError(f"Both {found[0]} and {found[1]} are there; keep one of them.")
-    return csv_rows(found[0], _KEYS) if found[0].suffix == ".csv" else jsonl_rows(found[0], _KEYS)
+    if len(files) > 1:
+        raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
+    return csv_rows(files[0], _KEYS) if files[0].suffix == ".csv" else jsonl_rows(files[0], _KEYS)
 
 
 def _split_of(row: Row) -> str | None:
@@ -75,7 +75,7 @@ def _example(row: Row, root: Path) -> Example:
     if name.is_absolute() or ".." in name.parts:
         raise DataError(f"{row.where}: the image {name} is not inside {root}; give a path relative to the manifest.")
     with reading(row):
-        answer = normalise(row.values["answer"])
+        answer = normalize(row.values["answer"])
         kind = row.values.get("answer_type")
         closed = closed_by_type(kind) if kind else closed_by_answer(answer)
     return Example(

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The embedded benchmark federation: procedural medical visual questions for five named sites, or any other name.
 
-Every site has its own scanner (grey values, noise), findings, wordings, mix of question types and answers; all share
+Every site has its own scanner (gray values, noise), findings, wordings, mix of question types and answers; all share
 the clinical words of `phantom_words`, whose meaning the tiny backbone has to learn. Nothing was measured on anybody.
 """
 
@@ -65,7 +65,7 @@ def load(settings: DataSettings) -> SiteData:
             site,
             profile,
             split,
-            size if (given := getattr(settings, f"{split}_size")) is None else given,
+            size if (own := getattr(settings, f"{split}_size")) is None else own,
             np.random.default_rng([settings.seed, zlib.crc32(site.encode()), number]),
         )
         for number, (split, size) in enumerate(SIZES.items())
@@ -129,13 +129,13 @@ def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random
         image = render(scene, draw_look(modality, rng, spread=0.5), rng)
         image.flags.writeable = False
         image_id = f"{site}-{split}-{len(examples) // QUESTIONS_PER_IMAGE:04d}"
-        asked = rng.choice(
+        chosen = rng.choice(
             len(QUESTION_TYPES),
             size=min(QUESTIONS_PER_IMAGE, size - len(examples)),
             replace=False,
             p=profile.type_weights,
         )
-        for index in asked:
+        for index in chosen:
             question = ask(
                 scene,
                 QUESTION_TYPES[index],

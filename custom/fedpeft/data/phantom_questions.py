@@ -54,17 +54,17 @@ def ask(
             absent = [k for k in kinds if k not in {finding.kind for finding in scene.findings}]
             kind, quadrants = absent[rng.integers(len(absent))], ()
     elif question_type == "placement":
-        asked = target.quadrant if truth else (target.quadrant + int(rng.integers(1, QUADRANTS))) % QUADRANTS
-        slots["place"] = _place(asked, languages, rng)
+        quadrant = target.quadrant if truth else (target.quadrant + int(rng.integers(1, QUADRANTS))) % QUADRANTS
+        slots["place"] = _place(quadrant, languages, rng)
     elif question_type == "density":
         slots["density"] = _word(_density(target, flip=not truth), languages, rng)
     elif question_type == "location":
         answer = PLACES[target.quadrant]
     elif question_type == "abnormality":
-        asked = target.quadrant if rng.random() < 0.9 else int(rng.integers(QUADRANTS))
-        found = scene.at(asked)
-        answer, quadrants = (found.kind if found else NOTHING), (asked,)
-        slots["place"] = _place(asked, languages, rng)
+        quadrant = target.quadrant if rng.random() < 0.9 else int(rng.integers(QUADRANTS))
+        finding = scene.at(quadrant)
+        answer, quadrants = (finding.kind if finding else NOTHING), (quadrant,)
+        slots["place"] = _place(quadrant, languages, rng)
     elif question_type == "shade":
         answer = _density(target)
     elif question_type == "count":

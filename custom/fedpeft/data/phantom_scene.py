@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The procedural patient: findings in the quadrants of a body region, drawn as a small grey image.
+"""The procedural patient: findings in the quadrants of a body region, drawn as a small gray image.
 
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine.
 """
@@ -41,7 +41,7 @@ class Scene:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Look:
-    """How a scanner turns tissue into grey values; all values on the scale 0 to 1."""
+    """How a scanner turns tissue into gray values; all values on the scale 0 to 1."""
 
     air: float
     body: float
@@ -64,7 +64,7 @@ _LOOKS = {
 
 
 def draw_look(modality: str, rng: np.random.Generator, spread: float = 1.0) -> Look:
-    """Draw grey-value parameters of a modality.
+    """Draw gray-value parameters of a modality.
 
     Args:
         modality: one of MODALITIES.
@@ -121,14 +121,14 @@ def render(scene: Scene, look: Look, rng: np.random.Generator) -> np.ndarray:
     noise = rng.integers(-128, 129, size=(3, SIZE, SIZE)).sum(0) / 128  # variance 1, nearly normal, exact arithmetic
     grain = rng.integers(-128, 129, size=(SIZE, SIZE)) / 74  # variance 1, uniform
     image = image * (1 + look.speckle * grain) + look.noise * noise
-    grey = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
-    return np.repeat(grey[:, :, None], 3, axis=2)
+    gray = np.rint(np.clip(image, 0, 1) * 255).astype(np.uint8)
+    return np.repeat(gray[:, :, None], 3, axis=2)
 
 
 def _anatomy(region: str, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Return the body mask (SIZE, SIZE) in [0, 1] and the region's landmarks, as contrast in [-1, 1]."""
-    centre = (SIZE - 1) / 2 + (rng.random(2) - 0.5) * 2
-    dy, dx = _ROWS - centre[0], _COLUMNS - centre[1]
+    center = (SIZE - 1) / 2 + (rng.random(2) - 0.5) * 2
+    dy, dx = _ROWS - center[0], _COLUMNS - center[1]
     if region == "limb":
         body = np.clip(21.5 - np.abs(dx), 0, 1)
         return body, -np.clip(2.0 - np.abs(dy), 0, 1) * body

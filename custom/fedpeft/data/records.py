@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines whose fields a bar separates.
 
-Every row knows where it stands, so that an error names file and row. No error repeats a question or an answer.
+Every row carries its file and line number for errors. No error repeats a question or an answer.
 """
 
 from __future__ import annotations

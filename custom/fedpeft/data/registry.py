@@ -44,7 +44,7 @@ def names() -> tuple[str, ...]:
 
 
 def require_known(name: object) -> None:
-    """Refuse a data set name that nobody registered; the sentence lists the known ones."""
+    """Refuse a data set name that is not registered; the error lists the known ones."""
     if not isinstance(name, str) or name not in _ENTRIES:
         raise DataError(
             f"dataset={name!r} is not a known data set; choose one of {', '.join(_ENTRIES)}.", setting="dataset"

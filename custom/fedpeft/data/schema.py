@@ -25,11 +25,11 @@ class Example:
     Args:
         image: path of the image file, decoded when it is needed (`fedpeft.data.images`), or an (H, W, 3) uint8 array.
         question: as its author wrote it.
-        answer: normalised (`fedpeft.data.answers.normalise`).
+        answer: normalized (`fedpeft.data.answers.normalize`).
         closed: the question offers its answers (yes/no, or a choice); open otherwise.
         image_id: the same for all questions about one image, and in every data set that has the image (`synpic54610`).
         question_type: the publisher's category, empty where there is none.
-        alternatives: further answers that the publisher accepts as right, normalised.
+        alternatives: further answers that the publisher accepts as right, normalized.
     """
 
     image: Path | np.ndarray = field(compare=False)

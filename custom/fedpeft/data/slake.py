@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fedpeft.data.answers import closed_by_type, normalise
+from fedpeft.data.answers import closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange
@@ -56,7 +56,7 @@ def _english(path: Path) -> tuple[Example, ...]:
 def _example(row: Row, folder: Path) -> Example:
     name = row.text("img_name")
     with reading(row):
-        answer, closed = normalise(row.values["answer"]), closed_by_type(row.values["answer_type"])
+        answer, closed = normalize(row.values["answer"]), closed_by_type(row.values["answer_type"])
     return Example(
         image=image_file(folder, name, where=row.where),
         question=row.text("question"),

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedpeft.data.answers import closed_by_answer, normalise
+from fedpeft.data.answers import closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import find, images_below, missing_image
 from fedpeft.data.records import Row, bar_rows, reading
@@ -42,19 +42,24 @@ def questions_with_references(root: Path, questions: str, references: str, image
     Raises:
         DataError: an id is in one of the two files only, or twice in one.
     """
-    asked_in, answered_in = find(root, questions), find(root, references)
-    asked = _once(bar_rows(asked_in, ("id", "question")))
-    answered = _once(bar_rows(answered_in, ("id", "answer"), alternatives=True))
-    odd = sorted(asked.keys() ^ answered.keys())
-    if odd:
-        raise DataError(f"{odd[0]} is in only one of {asked_in} and {answered_in}; put the owners' two files there.")
+    question_file, answer_file = find(root, questions), find(root, references)
+    question_rows = _once(bar_rows(question_file, ("id", "question")))
+    answer_rows = _once(bar_rows(answer_file, ("id", "answer"), alternatives=True))
+    unpaired = sorted(question_rows.keys() ^ answer_rows.keys())
+    if unpaired:
+        raise DataError(
+            f"{unpaired[0]} is in only one of {question_file} and {answer_file}; put the owners' two files there."
+        )
     folder = find(root, images, folder=True)
     known = images_below(folder)
     return tuple(
         example(
-            row, [answered[name].values["answer"], *answered[name].values["alternatives"]], folder=folder, images=known
+            row,
+            [answer_rows[name].values["answer"], *answer_rows[name].values["alternatives"]],
+            folder=folder,
+            images=known,
         )
-        for name, row in asked.items()
+        for name, row in question_rows.items()
     )
 
 
@@ -66,7 +71,7 @@ def example(
     if image_id not in images:
         raise missing_image(folder / f"{image_id}.jpg", where=row.where)
     with reading(row):
-        normal = tuple(dict.fromkeys(normalise(answer) for answer in answers or ("",)))
+        normal = tuple(dict.fromkeys(normalize(answer) for answer in answers or ("",)))
     return Example(
         image=images[image_id],
         question=row.text("question"),

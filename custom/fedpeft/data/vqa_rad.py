@@ -11,7 +11,7 @@ pairs, and are left out. What remains is the official 1797 + 451. Where both lay
 The papers print 1799 + 449; `split="paper"` is the official split.
 
 202 of the 203 published test images are in train as well: use `split="image_disjoint"` for whatever claims to
-generalise.
+generalize.
 
 As several sites: head, chest-a, chest-b, abd-a, abd-b (`settings.site`). The halves a and b have no image in common,
 whatever the seed; vqa-rad (or None) is all of it.
@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from fedpeft.data.answers import closed_by_type, normalise
+from fedpeft.data.answers import closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
@@ -108,7 +108,7 @@ def _examples(rows: Sequence[Row], folder: Path) -> tuple[Example, ...]:
 def _example(row: Row, folder: Path) -> Example:
     kinds = [kind.strip() for kind in row.label("question_type").upper().split(",")]
     with reading(row):
-        answer, closed = normalise(row.values["answer"]), closed_by_type(row.values["answer_type"])
+        answer, closed = normalize(row.values["answer"]), closed_by_type(row.values["answer_type"])
     return Example(
         image=image_file(folder, row.text("image_name"), where=row.where),
         question=row.text("question"),

@@ -8,7 +8,7 @@ layers          the trainable parameters of a model with adapters, by layer
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)
 lntk_squared    the supplement's Algorithm 1 as it is printed
 saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
-rgn, grasp, synflow, fedselect, spt, blind      the other peers; blind: fd and last_k, which look at nothing
+rgn, grasp, synflow, fedselect, spt, blind      the other peers; blind: fd and last_k, which use neither model nor data
 jacobian        a Jacobian row for every sample, without a loop over samples; capture is how, eigen what follows
 memory_budget   how many layers fit into a device (Algorithm 46)
 

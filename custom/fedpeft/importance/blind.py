@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Peers that look neither at the model nor at the data."""
+"""Peers that use neither the model nor the data."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def fd(problem: Problem) -> Tensor:
     """Federated dropout: uniform random scores, so that the chosen layers are a random subset; (L,) float64.
 
     Raises:
-        FedpeftError: no generator was given.
+        FedpeftError: `generator` is missing.
 
     Source: Wen et al. 2022, Federated Dropout; Caldas et al. 2018, Expanding the Reach of Federated Learning by
     Reducing Client Resource Requirements.

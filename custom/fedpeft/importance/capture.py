@@ -37,7 +37,7 @@ class Use(NamedTuple):
 
 
 class Tape(TorchFunctionMode):
-    """While active, replaces linear, normalising and scaling operations on scored parameters by captured ones.
+    """While active, replaces linear, normalizing and scaling operations on scored parameters by captured ones.
 
     Args:
         parameters: the scored ones.
@@ -113,16 +113,16 @@ class Tape(TorchFunctionMode):
             return ()
         if tensor.is_leaf:
             return (tensor,) if id(tensor) in self.scored else ()
-        found, seen, queue = {}, set(), [tensor.grad_fn]
+        variables, visited, queue = {}, set(), [tensor.grad_fn]
         while queue:
             node = queue.pop()
-            if node in seen:
+            if node in visited:
                 continue
-            seen.add(node)
-            if len(seen) > LONGEST_DERIVATION or isinstance(node, BackwardCFunction):
+            visited.add(node)
+            if len(visited) > LONGEST_DERIVATION or isinstance(node, BackwardCFunction):
                 return None
             variable = getattr(node, "variable", None)
             if id(variable) in self.scored:
-                found[id(variable)] = variable
+                variables[id(variable)] = variable
             queue.extend(following for following, _ in node.next_functions if following is not None)
-        return tuple(found.values())
+        return tuple(variables.values())

@@ -75,16 +75,16 @@ def _watched(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tup
 
 def _reached(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
     """Parameters that autograd's graph still leads to: those that some operation reads uncaptured."""
-    scored, found = {id(p) for p in parameters}, set()
-    seen, queue = set(), [values.grad_fn]
+    scored, reached = {id(p) for p in parameters}, set()
+    visited, queue = set(), [values.grad_fn]
     while queue:
         node = queue.pop()
-        if node is None or node in seen:
+        if node is None or node in visited:
             continue
-        seen.add(node)
-        found.add(id(getattr(node, "variable", None)))
+        visited.add(node)
+        reached.add(id(getattr(node, "variable", None)))
         queue.extend(following for following, _ in node.next_functions)
-    return [p for p in parameters if id(p) in found & scored]
+    return [p for p in parameters if id(p) in reached & scored]
 
 
 def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:

@@ -126,7 +126,7 @@ def available_memory(device: torch.device) -> float:
         import psutil  # a dependency of PEFT's
 
         return float(psutil.virtual_memory().available)
-    raise FedpeftError(f"the free memory of device {device} cannot be asked for: set available_mib.")
+    raise FedpeftError(f"the free memory of device {device} is not known: set available_mib.")
 
 
 def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The operations that `capture` knows: what they compute, what their backward pass notes, and the rows from it.
+"""The operations that `capture` supports: what they compute, what their backward pass notes, and the rows from it.
 
     y = x W^T + c     rows of W: sum_t g[b, t] x[b, t]^T    rows of c: sum_t g[b, t]
     y = x * s + c     rows of s: sum_t g[b, t] * x[b, t]    rows of c: sum_t g[b, t]
@@ -89,7 +89,7 @@ def _mul(tape: Tape, input: Any, other: Any, **kwargs: Any) -> Any:
 def _batch_norm(tape: Tape, *args: Any, **kwargs: Any) -> Any:
     if kwargs.get("training", args[5] if len(args) > 5 else False):
         raise FedpeftError(
-            "the model normalises over its batch, so samples depend on each other: put it into eval mode, or score "
+            "the model normalizes over its batch, so samples depend on each other: put it into eval mode, or score "
             "with gradients='rows'."
         )
     return NotImplemented

@@ -23,7 +23,7 @@ class Problem:
     """Everything that a score may need; see `fedpeft.importance.score` for the fields.
 
     Raises:
-        FedpeftError: no layers, a layer without parameters or with NaN in them, or something that is no parameter.
+        FedpeftError: no layers, a layer without parameters or with NaN in them, or something that is not a parameter.
     """
 
     model_fn: Callable[[Any], Tensor]
@@ -93,7 +93,7 @@ class Problem:
             FedpeftError: there is none.
         """
         if not self.batches:
-            raise FedpeftError("no batch was given, and this score looks at data: give at least one.")
+            raise FedpeftError("there is no batch, and this score needs data: give at least one.")
         return self.batches
 
     def name(self, layer: int) -> str:
@@ -141,7 +141,7 @@ def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
             raise FedpeftError(f"layer {name} has no trainable parameters: leave it out.")
         for parameter in group:
             if not isinstance(parameter, Tensor) or not parameter.is_leaf or not parameter.is_floating_point():
-                raise FedpeftError(f"layer {name} lists {_described(parameter)}, which is no parameter of a model.")
+                raise FedpeftError(f"layer {name} lists {_described(parameter)}, which is not a parameter of a model.")
             if not torch.isfinite(parameter.detach()).all():
                 raise FedpeftError(
                     f"layer {name} has NaN or infinity in its parameters: its training diverged, go back to an earlier "

@@ -46,7 +46,7 @@ def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any
     if cls is not None:
         return build(cls, values or {}, section=method)
     if values:
-        raise FedpeftError(f"{method} has no setting {next(iter(values))!r}: it has none at all.")
+        raise FedpeftError(f"{method} has no setting {next(iter(values))!r}: leave it out, {method} has none.")
     return None
 
 

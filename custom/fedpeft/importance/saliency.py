@@ -72,8 +72,8 @@ def gradients(value: Tensor, problem: Problem, *, create_graph: bool = False) ->
     """Gradients of one number with respect to every scored parameter, zero where there is none."""
     if not value.requires_grad:
         return [torch.zeros_like(p) for p in problem.parameters]
-    found = torch.autograd.grad(value, problem.parameters, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, found, strict=True)]
+    slopes = torch.autograd.grad(value, problem.parameters, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, slopes, strict=True)]
 
 
 def squared_gradients(problem: Problem, *, target: str) -> tuple[dict[int, Tensor], int]:

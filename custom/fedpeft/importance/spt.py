@@ -23,7 +23,7 @@ def spt(problem: Problem, settings: SPTSettings) -> Tensor:
     count = max(1, round(settings.tau * len(sensitivities)))
     chosen = torch.zeros_like(sensitivities)
     chosen[sensitivities.topk(count).indices] = 1
-    # a NaN counts as the largest value: it has to be found instead
+    # topk takes a NaN for the largest value: keep it visible instead
     chosen = torch.where(torch.isfinite(sensitivities), chosen, torch.nan)
     parts = chosen.split([p.numel() for p in problem.parameters])
     return over_layers(problem, dict(zip(map(id, problem.parameters), parts, strict=True)), settings.reduce)

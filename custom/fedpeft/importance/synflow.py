@@ -28,14 +28,14 @@ def synflow(problem: Problem, settings: LayerMean) -> Tensor:
     """`|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
 
     Raises:
-        FedpeftError: the whole model was not given.
+        FedpeftError: `model` is missing.
     """
     if problem.model is None:
         raise FedpeftError("synflow takes all of the model's weights in absolute value: pass model=, the whole module.")
     batch = all_ones(problem.needs_batches()[0])
     with absolute(problem.model):
-        found = gradients(problem.logits(batch).sum(), problem)
-        values = {id(p): (p.detach() * g).abs() for p, g in zip(problem.parameters, found, strict=True)}
+        slopes = gradients(problem.logits(batch).sum(), problem)
+        values = {id(p): (p.detach() * g).abs() for p, g in zip(problem.parameters, slopes, strict=True)}
     return over_layers(problem, values, settings.reduce)
 
 

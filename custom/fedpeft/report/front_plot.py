@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from fedpeft.report.history import History, Round, Schedule
-from fedpeft.report.palette import COLOURS, Theme
+from fedpeft.report.palette import COLORS, Theme
 from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names, schedule
 
@@ -69,10 +69,10 @@ def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule, th
     axes.step(exact.importance, exact.variance, where="pre", color=theme.soft, linewidth=0.8, zorder=2)
     hollow = {"markerfacecolor": theme.paper, "markeredgecolor": theme.soft, "markersize": 4.2, "markeredgewidth": 0.8}
     axes.plot(exact.importance, exact.variance, "o", label="exact front", zorder=3, **hollow)
-    look = {"color": COLOURS[0], "markersize": 2.6, "markeredgewidth": 0, "zorder": 4}
+    look = {"color": COLORS[0], "markersize": 2.6, "markeredgewidth": 0, "zorder": 4}
     axes.plot(front.importance, front.variance, "o", label="found by the solver", **look)
     if plan.importance is not None and plan.variance is not None:
-        look = {"color": COLOURS[1], "markersize": 5.5, "markeredgewidth": 1.4, "zorder": 5}
+        look = {"color": COLORS[1], "markersize": 5.5, "markeredgewidth": 1.4, "zorder": 5}
         axes.plot(plan.importance, plan.variance, "x", label="assigned in the run", **look)
     axes.grid(color=theme.grid, linewidth=0.6)
     for axis in (axes.xaxis, axes.yaxis):

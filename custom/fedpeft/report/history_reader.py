@@ -96,16 +96,16 @@ def parse(record: Any, *, origin: str) -> History:
 
 def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
     """Nested settings under dotted names, each value as text."""
-    found: dict[str, str] = {}
+    flat: dict[str, str] = {}
     for key, value in settings.items():
         name = prefix + as_name(key, origin, "a setting's name")
         if isinstance(value, Mapping):
-            found |= _flat(value, origin, f"{name}.")
+            flat |= _flat(value, origin, f"{name}.")
         else:
-            found[name] = as_sentence(
+            flat[name] = as_sentence(
                 value if isinstance(value, str) else json.dumps(value), origin, f"setting {name!r}"
             )
-    return found
+    return flat
 
 
 def _round(entry: Any, where: str) -> Round:
@@ -173,13 +173,15 @@ def _scores(values: Any, where: str) -> tuple[float, ...]:
 def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
     if not isinstance(values, list):
         fail(where, what, values, "a list of layer numbers")
-    found = tuple(as_count(value, where, f"a layer in {what}") for value in values)
-    return found if sorted(set(found)) == list(found) else fail(where, what, values, "rising layer numbers, each once")
+    layers = tuple(as_count(value, where, f"a layer in {what}") for value in values)
+    return (
+        layers if sorted(set(layers)) == list(layers) else fail(where, what, values, "rising layer numbers, each once")
+    )
 
 
 def _chosen(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
-    found = _layers(values, where, "'layers'")
-    return found if set(found) <= set(numbers) else fail(where, "'layers'", values, "layers that have a score")
+    layers = _layers(values, where, "'layers'")
+    return layers if set(layers) <= set(numbers) else fail(where, "'layers'", values, "layers that have a score")
 
 
 def _site(entry: Any, where: str) -> SiteResult:

@@ -78,7 +78,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
     Args:
         axes: the accuracy panel, with its size and limits set.
         labels: from ``end_labels``.
-        theme: colours.
+        theme: colors.
     """
     (low, high), (first, last) = axes.get_ylim(), axes.get_xlim()
     across = (last - first) / (axes.bbox.width / axes.figure.dpi)  # rounds per inch
@@ -105,12 +105,12 @@ def shorten(name: str, longest: int) -> str:
 def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -> np.ndarray:
     """Move labels apart by as little as possible, in order.
 
-    Minimises sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
+    Minimizes sum_i (y_i - x_i)^2 subject to y_(i+1) >= y_i + gap and low <= y_i <= high over the sorted positions x.
     With z_i = y_i - i*gap this is isotonic regression, and its bounded form is the unbounded one, clipped.
 
     Args:
         positions: (n,) where the labels belong.
-        gap: least distance between neighbours, in the unit of the positions; smaller where n labels do not fit.
+        gap: least distance between neighbors, in the unit of the positions; smaller where n labels do not fit.
         low: lowest place.
         high: highest place.
 
@@ -119,12 +119,12 @@ def spread(positions: Sequence[float], *, gap: float, low: float, high: float) -
 
     Source: Barlow, Bartholomew, Bremner and Brunk, Statistical Inference under Order Restrictions, 1972.
     """
-    wanted = np.asarray(positions, dtype=float)
-    count = len(wanted)
+    targets = np.asarray(positions, dtype=float)
+    count = len(targets)
     if count == 0:
-        return wanted
+        return targets
     steps = np.arange(count) * min(gap, (high - low) / max(count - 1, 1))
-    order = np.argsort(wanted, kind="stable")
+    order = np.argsort(targets, kind="stable")
     places = np.empty(count)
-    places[order] = np.clip(isotonic_regression(wanted[order] - steps).x, low, high - steps[-1]) + steps
+    places[order] = np.clip(isotonic_regression(targets[order] - steps).x, low, high - steps[-1]) + steps
     return places

@@ -33,8 +33,8 @@ def page(
         fronts: the picture of the solvers' fronts, light and dark, likewise.
     """
     first, *others = all_tables(history)
-    told = note(history)
-    warning = f'<p class="warning">{told[0].upper()}{told[1:]}.</p>' if told else ""
+    text = note(history)
+    warning = f'<p class="warning">{text[0].upper()}{text[1:]}.</p>' if text else ""
     refused = "".join(f"<li>{escape(line)}</li>" for line in rejections(history))
     return f"""<!doctype html>
 <html lang="en">

@@ -1,21 +1,21 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Colours and line styles of the picture, light and dark."""
+"""Colors and line styles of the picture, light and dark."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-# Okabe and Ito's set for colour-blind readers (https://jfly.uni-koeln.de/color/) but its black, which is the mean's,
+# Okabe and Ito's set for color-blind readers (https://jfly.uni-koeln.de/color/) but its black, which is the mean's,
 # and yellow, which does not show on white
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 DASHES = ("solid", (0, (4, 1.5)), (0, (1, 1.2)))
 BRIDGE = (0, (0.8, 2))  # over rounds without a figure
-DISTINCT = len(COLOURS) * len(DASHES)
+DISTINCT = len(COLORS) * len(DASHES)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Theme:
-    """Colours of paper, text, secondary text, grid and the warning line."""
+    """Colors of paper, text, secondary text, grid and the warning line."""
 
     paper: str
     ink: str
@@ -29,7 +29,7 @@ DARK = Theme(paper="#16181c", ink="#f2f2f2", soft="#a8abb2", grid="#30343b", war
 
 
 def line_style(index: int, count: int, theme: Theme) -> dict:
-    """How the line of site number index is drawn: six colours, then the same dashed and dotted, all alike beyond that.
+    """How the line of site number index is drawn: six colors, then the same dashed and dotted, all alike beyond that.
 
     Args:
         index: the site's place, from 0.
@@ -38,4 +38,4 @@ def line_style(index: int, count: int, theme: Theme) -> dict:
     """
     if count > DISTINCT:
         return {"color": theme.soft, "linestyle": "solid", "linewidth": 0.6, "alpha": 0.45}
-    return {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index // len(COLOURS)], "linewidth": 1.3}
+    return {"color": COLORS[index % len(COLORS)], "linestyle": DASHES[index // len(COLORS)], "linewidth": 1.3}

@@ -24,7 +24,7 @@ def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, 
         history: the run.
         quantity: one of ``series.QUANTITIES``.
         title: stands over the panel, with the unit.
-        theme: colours.
+        theme: colors.
         scale: factor on the figures; 100 makes percent, which stay within 0 and 100.
     """
     rounds = np.array([one.round for one in history.rounds])
@@ -46,13 +46,13 @@ def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, 
 
 
 def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, style: dict, size: float) -> None:
-    """A line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbour).
+    """A line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbor).
 
     Args:
         axes: where.
         rounds: (T,) their numbers.
         values: (T,) NaN for none.
-        style: colour, dashes and width of the line.
+        style: color, dashes and width of the line.
         size: of the markers, in points.
     """
     axes.plot(rounds, values, **style)

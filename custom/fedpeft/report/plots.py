@@ -19,7 +19,7 @@ from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
 from fedpeft.report.wording import caption, note
 
-Head = list[tuple[str, str, str]]  # text, the theme's colour for it, weight
+Head = list[tuple[str, str, str]]  # text, the theme's color for it, weight
 DPI = 200
 # inches
 MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
@@ -56,13 +56,13 @@ def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
     """Make a figure under the report's style, whatever the user's own.
 
     Args:
-        make: draws with the theme it is given.
+        make: draws with a theme.
         dark: for a dark page.
     """
     theme = DARK if dark else LIGHT
-    colours = {"text.color": theme.ink, "axes.labelcolor": theme.soft, "axes.edgecolor": theme.soft}
-    colours |= {"xtick.color": theme.soft, "ytick.color": theme.soft, "axes.facecolor": theme.paper}
-    with matplotlib.style.context(["default", STYLE, colours]):
+    colors = {"text.color": theme.ink, "axes.labelcolor": theme.soft, "axes.edgecolor": theme.soft}
+    colors |= {"xtick.color": theme.soft, "ytick.color": theme.soft, "axes.facecolor": theme.paper}
+    with matplotlib.style.context(["default", STYLE, colors]):
         figure = make(theme)
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()  # ticks are made while drawing: make them while the style holds
@@ -121,23 +121,23 @@ def write_frame(figure: Figure, history: History, head: Head, foot: Sequence[str
         history: the run.
         head: from ``head_lines``.
         foot: what stands at the bottom.
-        theme: colours.
+        theme: colors.
     """
     width, total = figure.get_size_inches()
     x = 0.12 / width
     figure.text(x, 1 - 0.12 / total, shorten(history.job, int(width * 8)), fontsize=11, fontweight="bold", va="top")
-    for index, (line, colour, weight) in enumerate(head):
+    for index, (line, color, weight) in enumerate(head):
         y = 1 - (0.34 + LINE * index) / total
-        figure.text(x, y, line, fontsize=7.5, color=getattr(theme, colour), fontweight=weight, va="top")
+        figure.text(x, y, line, fontsize=7.5, color=getattr(theme, color), fontweight=weight, va="top")
     for index, line in enumerate(reversed(foot)):
         figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
 
 
 def head_lines(history: History, width: float) -> Head:
-    """Lines under the job's name with their colour and weight: the method, and a warning if the data are procedural."""
+    """Lines under the job's name with their color and weight: the method, and a warning if the data are procedural."""
     lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
-    if told := note(history):
-        lines.append((told[0].upper() + told[1:] + ".", "warning", "bold"))
+    if text := note(history):
+        lines.append((text[0].upper() + text[1:] + ".", "warning", "bold"))
     return lines
 
 

@@ -15,11 +15,11 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.report.history import History, Round
 from fedpeft.report.labels import shorten, text_width
-from fedpeft.report.palette import COLOURS, Theme
+from fedpeft.report.palette import COLORS, Theme
 from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
 
 MOST_PANELS = 6
-MAP = "viridis"  # even steps of lightness, which colour-blind readers and grey prints keep
+MAP = "viridis"  # even steps of lightness, which color-blind readers and gray prints keep
 # inches
 CELL, GRID_WIDTH, TALLEST = 0.2, 7.2, 3.0
 GUTTER, BETWEEN, USE_HEIGHT, SIDE = 0.12, 0.52, 1.25, 0.85
@@ -32,8 +32,8 @@ def schedule_figure(history: History, *, dark: bool = False) -> Figure:
     """Draw the schedule of a run.
 
     A heat map, site by layer, of the scores in up to six evenly chosen rounds, first and last included, all on one
-    colour scale; a dot marks every layer that was chosen. Below, over all rounds: how often each layer was chosen,
-    stacked by site where the colours suffice.
+    color scale; a dot marks every layer that was chosen. Below, over all rounds: how often each layer was chosen,
+    stacked by site where the colors suffice.
 
     Args:
         history: a run with at least one scheduled round.
@@ -97,11 +97,11 @@ def _figure(history: History, theme: Theme) -> Figure:
 
 
 def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: Theme, *, dot: float) -> AxesImage:
-    """One round: scores as colours, chosen layers as dots; ``dot`` is the smaller side of a cell in points."""
+    """One round: scores as colors, chosen layers as dots; ``dot`` is the smaller side of a cell in points."""
     plan = one.schedule
     table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])
-    colours = matplotlib.colormaps[MAP].with_extremes(bad=theme.grid)
-    image = axes.imshow(table, cmap=colours, norm=norm, aspect="auto", interpolation="nearest")
+    colors = matplotlib.colormaps[MAP].with_extremes(bad=theme.grid)
+    image = axes.imshow(table, cmap=colors, norm=norm, aspect="auto", interpolation="nearest")
     axes.set_xticks(np.arange(1, len(plan.numbers)) - 0.5, minor=True)
     axes.set_yticks(np.arange(1, len(sites)) - 0.5, minor=True)
     axes.grid(which="minor", color=theme.paper, linewidth=0.07 * dot)
@@ -138,20 +138,20 @@ def _scale(axes: Axes, image: AxesImage) -> None:
 
 
 def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme, history: History) -> None:
-    """How often each layer was chosen, all rounds and sites: stacked by site while there are colours for them."""
+    """How often each layer was chosen, all rounds and sites: stacked by site while there are colors for them."""
     total = sum(use.values())
     layers = np.arange(len(total))
-    if len(use) <= len(COLOURS):
+    if len(use) <= len(COLORS):
         low = np.zeros(len(total))
-        for counts, colour in zip(use.values(), COLOURS, strict=False):
-            look = {"color": colour, "edgecolor": theme.paper, "linewidth": 0.5}
+        for counts, color in zip(use.values(), COLORS, strict=False):
+            look = {"color": color, "edgecolor": theme.paper, "linewidth": 0.5}
             axes.bar(layers, counts, bottom=low, width=0.8, **look)
             low = low + counts
     else:
-        axes.bar(layers, total, width=0.8, color=COLOURS[0])
+        axes.bar(layers, total, width=0.8, color=COLORS[0])
     even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)))
-    handles = [*axes.containers[::-1], even] if len(use) <= len(COLOURS) else [even]
-    labels = [*names[::-1], "even use"] if len(use) <= len(COLOURS) else ["even use"]
+    handles = [*axes.containers[::-1], even] if len(use) <= len(COLORS) else [even]
+    labels = [*names[::-1], "even use"] if len(use) <= len(COLORS) else ["even use"]
     look = {"fontsize": NAME_SIZE, "frameon": False, "borderaxespad": 0, "handlelength": 1.2, "labelspacing": 0.35}
     legend = axes.legend(handles, ["site"] * len(handles), loc="upper left", bbox_to_anchor=(1.02, 1), **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
@@ -170,12 +170,12 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
 
 
 def _foot(history: History, width: float, *, marked: int, shown: list[Round]) -> list[str]:
-    """What the colours and marks mean."""
+    """What the colors and marks mean."""
     source = history.source.rstrip(".")
     parts = [
         source[0].upper() + source[1:] + "." if source else "",
         "Dot: layer chosen for the site in this round. Even use: all layers chosen equally often.",
     ]
     if any(len(one.schedule.scores) < marked for one in shown):
-        parts.append("Row without colours: site not scheduled in this round.")
+        parts.append("Row without colors: site not scheduled in this round.")
     return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))

@@ -44,9 +44,9 @@ def means(history: History, quantity: str) -> list[Mean]:
         FedpeftError: an unknown quantity.
     """
     lines = [line for line in series(history, quantity).values() if any(value is not None for value in line)]
-    found = []
+    averages = []
     for index in range(len(history.rounds)):
         values = [line[index] for line in lines if line[index] is not None]
         mean = sum(values) / len(values) if values else None
-        found.append(Mean(value=mean, complete=len(values) == len(lines)))
-    return found
+        averages.append(Mean(value=mean, complete=len(values) == len(lines)))
+    return averages

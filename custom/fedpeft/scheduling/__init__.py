@@ -4,7 +4,7 @@
     problem           the problem, checked; the assignments that every solver can start from
     front             the Pareto front: what it keeps, its hypervolume, how to choose from it
     solvers           the solvers by name, and ``schedule``
-    nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorised over the population
+    nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorized over the population
     exact             the exact front, by shortest paths (paths) or HiGHS (linear_program)
 
 Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One round of the server:

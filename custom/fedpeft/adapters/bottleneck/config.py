@@ -10,7 +10,7 @@ import torch
 from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
-from fedpeft.adapters.bottleneck.initialisation import normal
+from fedpeft.adapters.bottleneck.initialization import normal
 from fedpeft.adapters.bottleneck.module import ACTIVATIONS
 from fedpeft.adapters.targets import check_targets
 from fedpeft.backbones.sites import site_templates

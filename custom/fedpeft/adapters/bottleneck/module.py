@@ -11,7 +11,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"relu": F.relu
 
 
 class Projection(nn.Linear):
-    """A linear layer whose weights are set by the adapter's own initialisation."""
+    """A linear layer whose weights are set by the adapter's own initialization."""
 
     def reset_parameters(self) -> None:
         """Draw nothing: torch would take the numbers from the global generator."""

@@ -20,7 +20,7 @@ LORA_DEFAULTS = {"target_modules": ["query", "value"], "r": 4}
 
 
 def names() -> tuple[str, ...]:
-    """Names that ``config`` knows: fedpeft's methods and PEFT's LoRA."""
+    """Names that ``config`` takes: fedpeft's methods and PEFT's LoRA."""
     return (*METHODS, "lora")
 
 
