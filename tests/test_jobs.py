@@ -52,6 +52,12 @@ def test_one_argument_gives_a_variant(tmp_path):
     assert settings["training"]["rounds"] == 2
 
 
+@pytest.mark.parametrize(("text", "number"), [("1e-4", 1e-4), ("1.0e-4", 1e-4), ("2E-3", 2e-3)])
+def test_numbers_are_read_as_people_write_them(text, number):
+    sections = compose(CONFIGS, "fedpia_task1", [f"training.learning_rate={text}"])
+    assert sections["training"]["learning_rate"] == number
+
+
 @pytest.mark.parametrize("name", adapters.names())
 @pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
 def test_every_adapter_is_one_argument(job, name):
