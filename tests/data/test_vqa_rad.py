@@ -137,7 +137,7 @@ def _broken(root: Path, change: str) -> dict:
         ("truncated", r"trainset\.json is not valid JSON .*download it again"),
         ("object", r"trainset\.json is not a JSON list of records"),
         ("empty", r"testset\.json holds no record"),
-        ("site", r"site='leg' is no part of VQA-RAD; choose one of vqa-rad, head, chest-a"),
+        ("site", r"site='leg' is not a part of VQA-RAD; choose one of vqa-rad, head, chest-a"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path, change, sentence):

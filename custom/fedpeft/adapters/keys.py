@@ -27,7 +27,7 @@ def parse_key(key: str) -> SiteKey | None:
     """Take a wire key apart; None for a key that is shared between layers (``shared.rule``).
 
     Raises:
-        FedpeftError: the key is no wire key.
+        FedpeftError: the key is not a wire key.
     """
     match = re.fullmatch(r"layer\.(\d+)\.([a-z][a-z0-9_]*)\.([A-Za-z_.]+)", key)
     if match:

@@ -15,7 +15,7 @@ def lora_templates(config: LoraConfig, family: str | None) -> dict[str, str]:
     """Role -> module path template of the projections that a LoRA configuration adapts.
 
     Raises:
-        FedpeftError: the family is unknown, or ``target_modules`` names something that is no role of it.
+        FedpeftError: the family is unknown, or ``target_modules`` names something that is not a role of it.
     """
     targets = config.target_modules
     if isinstance(targets, str) and (templates := roles_of(targets)):
@@ -83,7 +83,8 @@ def lora_parameters(
         place = locate(path, templates)
         if place is None:
             raise FedpeftError(
-                f"lora: module {path} is no site of model family {family!r}: it has no name on the wire."
+                f"lora: module {path} has no role in model family {family!r}, so it has no name on the wire: use "
+                "target_modules={role: path}."
             )
         matrices = {"A": module.lora_A[adapter_name].weight, "B": module.lora_B[adapter_name].weight}
         sites[f"layer.{place[1]}.{place[0]}"] = matrices

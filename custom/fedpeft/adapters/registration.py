@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Register fedpeft's methods with PEFT: the only file that uses PEFT where it has no public hook.
 
-``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is no member of
-the enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was
+``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is not in the
+enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was
 tested with and no other.
 """
 

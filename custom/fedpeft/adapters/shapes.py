@@ -18,7 +18,7 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
         config: configuration of an adapter (or PEFT's LoraConfig).
         family: transformers ``model_type``; may be None where the configuration has its own ``target_modules``.
         num_layers: number of transformer layers of the backbone.
-        hidden_size: its width d.
+        hidden_size: its width d; a projection that LoRA adapts is taken to be (d, d).
 
     Raises:
         FedpeftError: a layer is beyond ``num_layers``, a width does not fit, or the kind of adapter is unknown.

@@ -24,7 +24,7 @@ def load(settings: DataSettings) -> SiteData:
     """VQA-Med 2020 as one site.
 
     Raises:
-        DataError: missing folder, file or image, a line that is no pair, or an empty split.
+        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS)
     validation = pairs(root, "VQAnswering_2020_Val_QA_Pairs.txt", "VQAnswering_2020_Val_images")

@@ -24,7 +24,7 @@ def load(settings: DataSettings) -> SiteData:
     """VQA-Med 2021 as one site.
 
     Raises:
-        DataError: missing folder, file or image, a line that is no pair, or an empty split.
+        DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS)
     train = pairs(

@@ -54,7 +54,7 @@ def load(settings: DataSettings) -> SiteData:
     """
     site = settings.site or WHOLE
     if site != WHOLE and site not in PARTS:
-        raise DataError(f"site={site!r} is no part of VQA-RAD; choose one of {WHOLE}, {', '.join(PARTS)}.")
+        raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {WHOLE}, {', '.join(PARTS)}.")
     root = dataset_folder(settings, FOLDERS)
     train_rows, test_rows = _published(root)
     if site != WHOLE:

@@ -80,7 +80,7 @@ def _mul(tape: Tape, input: Any, other: Any, **kwargs: Any) -> Any:
     if kwargs or not (isinstance(input, Tensor) and isinstance(other, Tensor)):
         return NotImplemented
     for x, scale in ((input, other), (other, input)):
-        # a weight that is scaled before it is used is no activation: its first dimension is not the samples'
+        # a weight that is scaled before it is used is not an activation: its first dimension is not the samples'
         if scale.requires_grad and x.is_floating_point() and _repeats(scale, x) and not tape.sources(x):
             return _affine(tape, x, scale, None)
     return NotImplemented

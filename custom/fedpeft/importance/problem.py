@@ -68,7 +68,7 @@ class Problem:
         """One loss for each sample, (B,).
 
         Raises:
-            FedpeftError: the loss is no such vector, or not finite.
+            FedpeftError: the loss is not such a vector, or not finite.
         """
         logits = self.logits(batch)
         losses = self.loss(logits, batch)

@@ -33,5 +33,5 @@ def _markdown_table(table: Table, line: str) -> str:
 def _escape(text: str) -> str:
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*\[\]|~$])", r"\\\1", text)
-    # an underscore inside a word is no emphasis, and site_1 reads better than site\_1
+    # an underscore inside a word is not emphasis, and site_1 reads better than site\_1
     return re.sub(r"(?<!\w)_|_(?!\w)", r"\\_", text)

@@ -55,7 +55,7 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
         clients: (N,) names, by which errors call the clients.
 
     Raises:
-        FedpeftError: wrong shapes, a score that is not finite, a budget that is no whole number from 0 to L.
+        FedpeftError: wrong shapes, a score that is not finite, a budget that is not a whole number from 0 to L.
     """
     scores, budgets = _numbers("scores", scores), _numbers("budgets", budgets)
     if scores.ndim != 2 or 0 in scores.shape:
