@@ -72,7 +72,7 @@ def load_adapter(
         trainable: leave it ready to train; otherwise it is frozen and the model is set to evaluation.
 
     Raises:
-        FedpeftError: the folder is not an adapter's, a file is broken, or a tensor is missing, unknown or of another shape.
+        FedpeftError: not an adapter's folder, a broken file, or a tensor that is missing, unknown or of another shape.
     """
     config = read_config(folder)
     config.inference_mode = not trainable

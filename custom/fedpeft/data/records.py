@@ -55,8 +55,9 @@ def reading(row: Row) -> Iterator[None]:
 
 def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Records of a JSON list; each must have the keys."""
+    text = _read(path)
     try:
-        records = _parsed(_read(path))
+        records = _parsed(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is not valid JSON ({error.msg}, line {error.lineno}); download it again.") from error
     except (ValueError, RecursionError) as error:
