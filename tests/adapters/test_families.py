@@ -188,6 +188,16 @@ def test_targets_that_select_nothing_are_refused(targets, message):
         adapters.attach(build("bert"), adapters.config("pfeiffer", target_modules=targets))
 
 
+def test_a_list_that_selects_two_towers_is_refused_where_the_family_has_no_roles_for_them():
+    towers = torch.nn.ModuleDict({name: torch.nn.ModuleList([torch.nn.Linear(8, 8)]) for name in "ab"})
+    with pytest.raises(
+        FedpeftError, match=r"selects a\.\{layer\} and b\.\{layer\}, which would both be called 'output'"
+    ):
+        adapters.attach(towers, adapters.config("pfeiffer", target_modules=r"[ab]\.\d+", reduction_factor=2))
+    model = adapters.attach(build("clip"), adapters.config("pfeiffer", target_modules=["mlp"], reduction_factor=8))
+    assert {key.split(".")[2] for key in adapters.adapter_state(model)} == {"text_output", "vision_output"}
+
+
 @pytest.mark.parametrize("name", adapters.names())
 def test_a_task_type_by_name_is_that_of_the_configuration_class(name):
     model = hf.BertForSequenceClassification(hf.BertConfig(**SIZE, **TEXT))

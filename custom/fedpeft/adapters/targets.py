@@ -53,7 +53,7 @@ def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str
         family: transformers ``model_type``.
 
     Raises:
-        FedpeftError: no module is selected, or one whose path has no number or several.
+        FedpeftError: no module is selected, one whose path has no number or several, or two towers.
     """
     templates: dict[str, str] = {}
     for path in filter(lambda path: _selected(path, targets), paths):
@@ -66,7 +66,12 @@ def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str
             )
         index = numbers[0]
         template = ".".join([*parts[:index], "{layer}", *parts[index + 1 :]])
-        templates.setdefault(_role(template, "_".join(parts[index + 1 :]), family), template)
+        role = _role(template, "_".join(parts[index + 1 :]), family)
+        if templates.setdefault(role, template) != template:
+            raise FedpeftError(
+                f"target_modules={targets!r} selects {templates[role]} and {template}, which would both be called "
+                f"{role!r}: write target_modules={{role: path}} with a role for each."
+            )
     if not templates:
         raise FedpeftError(f"target_modules={targets!r} selects no module of the model: check the names.")
     return templates
