@@ -279,7 +279,7 @@ def test_wrong_settings_are_named(values, told):
 def test_names_are_unique():
     assert names() == ("tiny-vilt", "vilt")
     with pytest.raises(FedpeftError, match="already registered"):
-        register("vilt", "somewhere.else")
+        register("vilt", "somewhere.else", usual="")
 
 
 def test_registry_imports_no_torch():
