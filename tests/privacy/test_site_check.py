@@ -73,6 +73,12 @@ REFUSED = [
     ("an adapter in plain view", {}, {"sum_with": MEMBERS}, "method.secure_sum"),
     ("a sum of unknown sites", {"method": SUMMED}, {}, "method.secure_sum"),
     ("scores beside a sum", {"method": SUMMED, "schedule": SCHEDULED}, {"sum_with": MEMBERS}, "schedule.solver"),
+    (
+        "scores instead of a sum",
+        {"method": {"aggregation": "none"}, "schedule": SCHEDULED},
+        {"sum_with": MEMBERS},
+        "schedule.solver",
+    ),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
 ]
 

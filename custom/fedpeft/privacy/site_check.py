@@ -59,8 +59,8 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
         named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
         yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
-    if job.method.secure_sum and job.schedule.active:
-        yield "schedule.solver", f"is {job.schedule.solver!r}, and with method.secure_sum only sums of all layers leave"
+    if (job.method.secure_sum or policy.sum_with) and job.schedule.active:
+        yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
