@@ -27,8 +27,9 @@ def test_doctor_passes_the_kits_of_the_committed_project(federation, small_job, 
 
 
 def test_doctor_sees_that_the_server_runs_already(federation, small_job):
-    ((group, _),) = told(open_case(small_job, startup_kit=federation.kits / "server"))
-    assert group == "ports"
+    groups = {group for group, _ in told(open_case(small_job, startup_kit=federation.kits / "server"))}
+    # hostile jobs that other tests put into the server's store leave files there, which doctor names, too
+    assert "ports" in groups <= {"ports", "admission"}
 
 
 def test_doctor_sees_a_kit_of_another_consortium(federation, tmp_path):
