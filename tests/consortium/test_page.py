@@ -7,6 +7,7 @@ the server's name are others, and what the page shows for north is done for sout
 
 import re
 import shutil
+import socket
 import subprocess
 import tempfile
 
@@ -93,17 +94,24 @@ def write(folder, text):
     file.write_text(content)
 
 
+def listens(port):
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
 def test_two_hospitals_follow_the_page(machine):
     for name in ("north", "south"):
         own_data(machine / "srv" / "vqa" / name, name)
-    job, printed = "JOB_ID", ""
-    for language, text in steps(folder=machine, port=free_port()):
+    job, printed, port = "JOB_ID", "", free_port()
+    for language, text in steps(folder=machine, port=port):
         if language == "yaml":
             write(machine, text)
             continue
         hospitals = ("north", "south") if "/srv/north/startup" in text else ("north",)
         for name in hospitals:
             printed = run(machine, text.replace("north", name).replace("JOB_ID", job))
+        if "/srv/server/startup/start.sh" in text:
+            wait_until(lambda: listens(port))
         if "nvflare job submit" in text:
             job = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)[0]
         if "fedpeft verify" in text:
