@@ -29,6 +29,7 @@ from fedpeft.flare.order_limits import REPEATS, note_order
 from fedpeft.privacy.problem_codes import sentence
 
 SECRET = "/home/lead/patient-7"
+PATTERN = "(.+)+[.]0"
 ROUNDS = 5
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": ROUNDS}, "data": {}, "schedule": {}}
 OWN, VICTIM = "small-1", "victim-1"
@@ -53,6 +54,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "training.threads=10**4": {"training": {"threads": 10**4}},
     "schedule.score_samples=1": {"schedule": {"solver": "own", "score_samples": 1}},
     "method.probe_samples=10**6": {"method": {"probe_samples": 10**6}},
+    "method.trains=all, the whole backbone": {"method": {"trains": "all", "aggregation": "fedavg"}},
+    "a pattern that takes for ever to match": {"method": {"adapter_settings": {"houlsby": {"target_modules": PATTERN}}}},
+    "a width of 10**9": {"method": {"adapter_settings": {"houlsby": {"layer_widths": {"0": 10**9}}}}},
+    "data.train_size=10**9, of drawn data": {"data": {"dataset": "phantom", "train_size": 10**9}},
     "an unknown setting of the adapter": {"method": {"adapter_settings": {SECRET: 1}}},
     "no section training at all": {"training": None},
 }

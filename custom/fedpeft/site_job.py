@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fedpeft.backbones import BackboneSettings
@@ -37,6 +37,7 @@ class SiteJob:
     Args:
         site: the site's name in the consortium.
         backbone, method, training, data, schedule: as their classes say.
+        data_of_sites: what `data.sites` says, of every site.
     """
 
     site: str
@@ -45,6 +46,7 @@ class SiteJob:
     training: TrainingSettings
     data: DataSettings
     schedule: ScheduleSettings
+    data_of_sites: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any], *, site: str) -> SiteJob:
@@ -60,4 +62,5 @@ class SiteJob:
             training=build(TrainingSettings, sections["training"], section="training"),
             data=build(DataSettings, site_data(sections["data"], site), section="data"),
             schedule=build(ScheduleSettings, sections.get("schedule", {}), section="schedule"),
+            data_of_sites=sections["data"].get("sites", {}),
         )

@@ -130,6 +130,7 @@ def test_what_the_site_keeps_back_does_not_leave():
     assert allowed(sent, None) is allowed(sent, SitePolicy()) is sent
     assert allowed(reply(), SitePolicy()).metrics == dict.fromkeys(METRICS, 0.5)
     assert allowed(reply(), SitePolicy(metrics=False)).metrics == dict.fromkeys(METRICS)
+    assert allowed(reply(), SitePolicy(sum_with=("a", "b", "c"))).metrics == dict.fromkeys(METRICS)
     head = reply(state={"head.0.weight": torch.ones(2)})
     with pytest.raises(ValueError, match="head is off"):
         allowed(head, SitePolicy())

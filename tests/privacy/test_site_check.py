@@ -30,6 +30,10 @@ def job(**changes):
     return SiteJob.from_sections(sections, site="north")
 
 
+def adapter(kind, **settings):
+    return {"adapter": kind, "adapter_settings": {kind: settings}, "aggregation": "fedavg"}
+
+
 def test_every_shipped_job_is_allowed_by_default(request):
     for folder in (request.config.rootpath / "jobs").rglob("config_fed_client.json"):
         if "paper" in folder.parts:  # they cut no validation set: a site writes validation_fraction 0
@@ -80,10 +84,50 @@ REFUSED = [
         "schedule.solver",
     ),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
+    ("many drawn samples", {"data": {"dataset": "phantom", "train_size": 10**9}}, {}, "data.train_size"),
+    ("many to validate on", {"data": {"dataset": "phantom", "validation_size": 10**9}}, {}, "data.validation_size"),
+    ("many to test on", {"data": {"dataset": "phantom", "test_size": 10**9}}, {}, "data.test_size"),
+    ("drawn data", {"data": {"dataset": "phantom"}}, {"datasets": ("manifest",)}, "data.dataset"),
+    (
+        "data that the lead knows for the others of a sum",
+        {"method": SUMMED, "data": {"sites": {"south": {"dataset": "phantom"}, "west": {"dataset": "phantom"}}}},
+        {"sum_with": MEMBERS},
+        "data.sites",
+    ),
+    ("the whole backbone", {"method": {"trains": "all", "aggregation": "fedavg"}}, {}, "method.trains"),
+    *(
+        (f"{kind} with {settings}", {"method": adapter(kind, **settings)}, {}, "method.adapter_settings")
+        for kind, settings in (
+            ("houlsby", {"layer_widths": {"0": 10**9}}),
+            ("houlsby", {"layer_widths": {"9" * 5000: 8}}),
+            ("houlsby", {"layers": list(range(10**4))}),
+            ("houlsby", {"reduction_factor": 1e-9}),
+            ("houlsby", {"target_modules": {f"role{number}": "layer.{layer}" for number in range(10**4)}}),
+            ("pfeiffer", {"target_modules": "(a+)+$"}),
+            ("parallel", {"scaling": 1e30}),
+            ("compacter", {"blocks": 768}),
+            ("compacter", {"rank": 10**9}),
+            ("lora", {"r": 10**9}),
+            ("lora", {"r": True}),
+            ("lora", {"target_modules": "(a+)+$"}),
+            ("lora", {"exclude_modules": "(a+)+$"}),
+            ("lora", {"rank_pattern": {"(a+)+$": 8}}),
+            ("lora", {"bias": "all"}),
+            ("lora", {"use_dora": True}),
+            ("lora", {"init_lora_weights": "pissa"}),
+            ("an adapter of a plugin", {"r": 8}),
+        )
+    ),
+    (
+        "a width for this site alone",
+        {"method": {"site_adapter_settings": {"north": {"layer_widths": {"0": 10**9}}}}},
+        {},
+        "method.adapter_settings",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("what", "asked", "own", "setting"), REFUSED, ids=[row[0] for row in REFUSED])
+@pytest.mark.parametrize(("what", "asked", "own", "setting"), REFUSED, ids=[row[0][:60] for row in REFUSED])
 def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, own, setting):
     with pytest.raises(FedpeftError) as refused:
         admitted(SitePolicy(**own), job(**asked))
@@ -105,6 +149,12 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
         ({"training": {"device": "cuda"}}, {}),
         ({"method": SUMMED}, {"sum_with": MEMBERS}),
         ({"method": {"aggregation": "none"}}, {"sum_with": MEMBERS}),
+        ({"data": {"sites": {"south": {"dataset": "phantom"}}}}, {}),
+        ({"data": {"dataset": "phantom", "train_size": 100}}, {"most_samples": 100, "datasets": ("phantom",)}),
+        ({"method": {"trains": "all", "aggregation": "fedavg"}}, {"trains": ("all",)}),
+        ({"method": adapter("lora", r=8, target_modules=["query"], bias="none", use_rslora=True)}, {}),
+        ({"method": adapter("compacter", blocks=4, layers=[0, 1], reduction_factor=32)}, {}),
+        ({"method": adapter("houlsby", target_modules={"output": "encoder.layer.{layer}.output"})}, {}),
     ],
 )
 def test_what_the_file_allows_passes(asked, own):

@@ -7,6 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
+from fedpeft import data
 from fedpeft.errors import LocalError
 from fedpeft.privacy import site_policy
 from fedpeft.privacy.site_policy import SitePolicy, read_policy
@@ -27,6 +28,10 @@ def test_an_empty_file_means_the_defaults(tmp_path):
     assert read_policy(written(tmp_path, {})) == SitePolicy()
 
 
+def test_the_data_sets_that_come_with_fedpeft_are_allowed_by_default():
+    assert SitePolicy().datasets == data.names()
+
+
 def test_lists_and_numbers_come_back_as_declared(tmp_path):
     policy = SitePolicy(roots={"vqa_rad": "/srv/rad"}, exclude=("synpic1",), kept_days=3)
     assert read_policy(written(tmp_path, asdict(policy))) == policy
@@ -37,6 +42,7 @@ def test_one_image_is_never_enough_by_default():
     assert policy.least_train_images >= 20
     assert min(policy.least_train_samples, policy.least_score_samples, policy.least_test_samples) >= 8
     assert not policy.head
+    assert "all" not in policy.trains
     assert policy.sources == ()
 
 
@@ -58,6 +64,9 @@ WRONG = [
     ({"sum_with": ["north", "south"]}, "sum_with is ['north', 'south'], it must name all sites"),
     ({"sum_with": ["north", "south", "north"]}, "it must name all sites of the sum, at least 3"),
     ({"splits": ["own"]}, "splits is 'own', allowed are"),
+    ({"trains": ["everything"]}, "trains is 'everything', allowed are"),
+    ({"datasets": [7]}, "datasets is"),
+    ({"most_trained_parameters": -1}, "most_trained_parameters is -1"),
     ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),
 ]
 

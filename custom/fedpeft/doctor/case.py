@@ -56,11 +56,11 @@ class Case:
         """What the first of the sites needs; measured once.
 
         Raises:
-            FedpeftError: its network cannot be built, or does not fit on the device.
+            FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
         """
         from fedpeft.doctor.footprint import footprint
 
-        return footprint(self.job.sections, site=self.sites[0])
+        return footprint(self.job.sections, site=self.sites[0], policy=self.policy)
 
 
 def open_case(

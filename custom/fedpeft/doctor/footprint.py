@@ -22,11 +22,12 @@ from fedpeft import backbones
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
-from fedpeft.settings import build
-from fedpeft.training.body import build_body
+from fedpeft.privacy.site_check import admitted, check_parameters
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.site_job import SiteJob
+from fedpeft.training.body import build_body, parameter_count
 from fedpeft.training.heads import build_head
 from fedpeft.training.scoring import Network
-from fedpeft.training.settings import MethodSettings, TrainingSettings
 from fedpeft.training.site_state import KEPT_ROUNDS
 
 CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
@@ -55,22 +56,26 @@ class Footprint:
     method: str
 
 
-def footprint(sections: Mapping[str, Any], *, site: str) -> Footprint:
+def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> Footprint:
     """Build a site's network and measure it.
 
     Args:
         sections: of the job.
         site: whose adapter settings apply.
+        policy: the site's own file; None in the simulator.
 
     Raises:
-        FedpeftError: the backbone cannot be loaded, a setting is wrong, or a step does not fit on the GPU.
+        FedpeftError: the site does not allow the job, the backbone cannot be loaded, a setting is wrong, or a step does
+            not fit on the GPU.
     """
-    settings = build(backbones.BackboneSettings, sections["backbone"], section="backbone")
-    training = build(TrainingSettings, sections["training"], section="training")
-    method = build(MethodSettings, sections["method"], section="method")
+    job = SiteJob.from_sections(sections, site=site)
+    job = admitted(policy, job) if policy else job
+    settings, training, method = job.backbone, job.training, job.method
     device = _device(training.device)
     backbone = backbones.build(settings)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
+        if policy:
+            check_parameters(policy, method, parameter_count(backbone, method, site=site))
         body = build_body(backbone, method, site=site, seed=0)
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
     network = Network(backbone, head).to(device).train()

@@ -73,7 +73,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
     """
     if policy is None:
         return reply
-    if isinstance(reply, TrainReply) and not policy.metrics:
+    if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
     if not policy.head and any(key.startswith(HEAD) for key in getattr(reply, "state", {})):
         raise FedpeftError("the reply holds a classifier's head, and head is off in this site's file.", code=BLOCKED)

@@ -14,10 +14,12 @@ from fedpeft import data
 from fedpeft.backbones import usual_source
 from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
 from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.privacy.adapter_limits import adapter_refusals
 from fedpeft.privacy.site_policy import SitePolicy
 
 if TYPE_CHECKING:
     from fedpeft.site_job import SiteJob
+    from fedpeft.training.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
 MOST = {
@@ -34,6 +36,9 @@ MOST = {
     "schedule.score_samples": "most_score_samples",
     "backbone.image_size": "most_image_size",
     "backbone.text_length": "most_text_length",
+    "data.train_size": "most_samples",
+    "data.validation_size": "most_samples",
+    "data.test_size": "most_samples",
 }
 LEAST = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
 SCORED = {"schedule.score_samples": "least_score_samples"}  # where layers are scored at all
@@ -56,6 +61,7 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         value, least = _asked(job, setting), getattr(policy, limit)
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
+    yield from _of_training(policy, job)
     if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
         named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
         yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
@@ -73,8 +79,20 @@ def _asked(job: SiteJob, setting: str) -> float | None:
     return getattr(getattr(job, section), name)
 
 
+def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+    if job.method.trains not in policy.trains:
+        yield "method.trains", f"is {job.method.trains!r}, trains has {', '.join(policy.trains) or 'none'}"
+    if job.method.trains == "adapters":
+        for why in adapter_refusals(job.method.adapter, job.method.adapter_settings_of(job.site)):
+            yield "method.adapter_settings", why
+
+
 def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     asked = job.data
+    if asked.dataset not in policy.datasets:
+        yield "data.dataset", f"is {asked.dataset!r}, datasets has {', '.join(policy.datasets) or 'none'}"
+    if policy.sum_with and job.data_of_sites:
+        yield "data.sites", "is set: whoever knows the data of the other sites has this site's part of a sum"
     if asked.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
     if asked.exclude:
@@ -107,6 +125,27 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
     chosen = replace(job.data, root=root, site=site, **own)
     device = policy.device if job.training.device == "auto" else job.training.device
     return replace(job, data=chosen, training=replace(job.training, device=device))
+
+
+def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
+    """Refuse a job that would train more than the file allows.
+
+    Args:
+        policy: the site's.
+        method: of the job.
+        count: parameters beside the head.
+
+    Raises:
+        FedpeftError: naming the setting.
+    """
+    if count > policy.most_trained_parameters:
+        setting = "method.adapter_settings" if method.trains == "adapters" else "method.trains"
+        raise FedpeftError(
+            f"{setting} asks for {count:,} trained parameters, most_trained_parameters is "
+            f"{policy.most_trained_parameters:,}: change the job, or local/fedpeft.json of this site.",
+            setting=setting,
+            code=NOT_ALLOWED,
+        )
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:

@@ -21,7 +21,9 @@ from fedpeft.settings import at_least, build, one_of
 FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.privacy.site_policy > local/fedpeft.json"
 SPLITS = ("published", "image_disjoint", "paper")
+DATASETS = ("phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest")
 BACKBONES = ("tiny-vilt", "vilt")
+TRAINS = ("adapters", "head", "all")
 LEAST_MEMBERS = 3
 
 
@@ -30,6 +32,7 @@ class SitePolicy:
     """What a site decides for itself; a job that asks for more is refused with the name of its setting.
 
     Args:
+        datasets: registered data sets that a job may name.
         roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
             environment in which the site was started.
         site: the name under which the data sets know this site; empty: its name in the consortium.
@@ -43,29 +46,35 @@ class SitePolicy:
         least_answers: the same for different answers in training.
         least_test_samples: the same for the samples on which accuracies are measured.
         least_score_samples: samples over which a layer score is formed.
-        least_batch_size: samples per training step.
+        least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
+            step before it.
         least_probe_samples: samples whose activations decide the order of neurons.
         most_rounds, most_local_epochs: how long a job may train here.
         most_batch_size: samples per step, of training and of evaluation.
         most_probe_samples, most_score_samples: samples that a job may look at beside training.
         most_image_size, most_text_length: pixels and tokens.
         most_learning_rate, most_weight_decay: larger ones let the last few samples decide what leaves.
+        most_samples: samples in each split of data that are drawn by program.
+        trains: what a job may choose as `method.trains`; `all` sends the whole backbone.
+        most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
         most_threads, most_workers: threads of the training process, processes that decode images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
         scores: whether layer scores leave; off: scheduled jobs are refused.
-        metrics: whether accuracies and losses leave; off: they become "not measured".
+        metrics: whether accuracies and losses leave; off, and with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave; no method sends one today.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
-            without `method.secure_sum`, or with other sites, is refused. Empty: adapters leave as they are, and a job
-            with `method.secure_sum` is refused, because its members would be for the server to choose.
+            without `method.secure_sum`, with other sites, or with `data.sites`, is refused. Empty: adapters leave as
+            they are, and a job with `method.secure_sum` is refused, because its members would be for the server to
+            choose.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
             for so long, whatever the server says.
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
     """
 
+    datasets: tuple[str, ...] = DATASETS
     roots: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
@@ -89,6 +98,9 @@ class SitePolicy:
     most_text_length: int = 512
     most_learning_rate: float = 0.1
     most_weight_decay: float = 0.1
+    most_samples: int = 10_000
+    trains: tuple[str, ...] = ("adapters", "head")
+    most_trained_parameters: int = 20_000_000
     device: str = "auto"
     most_threads: int = 16
     most_workers: int = 8
@@ -106,7 +118,7 @@ class SitePolicy:
         for name, root in self.roots.items():
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
-        for name in ("exclude", "splits", "backbones", "sources", "sum_with"):
+        for name in ("datasets", "exclude", "splits", "trains", "backbones", "sources", "sum_with"):
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
         if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
@@ -116,6 +128,8 @@ class SitePolicy:
             )
         for split in self.splits:
             one_of("splits", split, SPLITS)
+        for what in self.trains:
+            one_of("trains", what, TRAINS)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):

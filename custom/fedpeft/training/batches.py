@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.images import open_image
@@ -60,6 +61,23 @@ class _Examples(Dataset):
         return image, example.question, self.targets[index], self.accepted[index], example.closed
 
 
+class _Places(BatchSampler):
+    """Places of the samples of each batch; a rest of fewer than `smallest` joins the batch before it."""
+
+    def __init__(self, order: RandomSampler | SequentialSampler, batch_size: int, smallest: int) -> None:
+        super().__init__(order, batch_size, drop_last=False)
+        self._joins = 0 < len(order) % batch_size < min(smallest, len(order))
+
+    def __len__(self) -> int:
+        return super().__len__() - self._joins
+
+    def __iter__(self) -> Iterator[list[int]]:
+        batches = super().__iter__()
+        yield from itertools.islice(batches, len(self) - self._joins)
+        if self._joins:
+            yield [place for batch in batches for place in batch]
+
+
 class Batches:
     """Iterates over `Batch`, in a new random order on every pass if a generator is given.
 
@@ -67,7 +85,8 @@ class Batches:
         examples: n samples; images are decoded when their batch is drawn.
         vocabulary: the site's answers.
         collate: the backbone's way from images and questions to its keyword arguments.
-        batch_size: B; the last batch may be smaller.
+        batch_size: B; the last batch may be smaller, or larger where `smallest` is above 1.
+        smallest: a rest of fewer samples joins the batch before it, so that no step is over one or two samples.
         generator: source of the order; None keeps the order of `examples`.
         workers: processes that decode.
     """
@@ -79,14 +98,16 @@ class Batches:
         collate: Collate,
         *,
         batch_size: int,
+        smallest: int = 1,
         generator: torch.Generator | None = None,
         workers: int = 0,
     ) -> None:
         self._collate = collate
+        rows = _Examples(examples, vocabulary)
+        order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)
         self._loader = DataLoader(
-            _Examples(examples, vocabulary),
-            batch_size=batch_size,
-            shuffle=generator is not None,
+            rows,
+            batch_sampler=_Places(order, batch_size, smallest),
             generator=generator,
             collate_fn=self._join,
             num_workers=workers,

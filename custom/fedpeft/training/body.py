@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -49,6 +50,21 @@ def build_body(backbone: nn.Module, method: MethodSettings, *, site: str, seed: 
     if method.trains == "head":
         return NoBody()
     return AdapterBody(backbone, method.adapter, method.adapter_settings_of(site), seed=seed)
+
+
+def parameter_count(backbone: nn.Module, method: MethodSettings, *, site: str) -> int:
+    """How many parameters `build_body` would train; found on the meta device, where they take no memory.
+
+    Args:
+        backbone: stays as it is.
+        method, site: as in `build_body`.
+    """
+    tensors = (*backbone.parameters(), *backbone.buffers())
+    shapes = {id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in tensors}
+    shapes |= {id(parameter): nn.Parameter(shapes[id(parameter)]) for parameter in backbone.parameters()}
+    with torch.device("meta"):
+        body = build_body(copy.deepcopy(backbone, shapes), method, site=site, seed=0)
+    return sum(parameter.numel() for parameter in body.parameters().values())
 
 
 class NoBody:

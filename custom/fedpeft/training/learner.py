@@ -19,7 +19,7 @@ from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
-from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.privacy.site_check import admitted, check_parameters, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.seeds import derive
 from fedpeft.settings import about, build
@@ -27,7 +27,7 @@ from fedpeft.site_job import SiteJob
 from fedpeft.training import personal, site_state
 from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
 from fedpeft.training.batches import Batch, Batches
-from fedpeft.training.body import AdapterBody, build_body
+from fedpeft.training.body import AdapterBody, build_body, parameter_count
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
 from fedpeft.training.optimizer import build_optimizer, moments, restore_moments
@@ -59,6 +59,10 @@ class Learner:
         dataset: registered name of the data set.
         folder: where the site's state lies.
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
+        policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+
+    Raises:
+        FedpeftError: a setting is wrong, or what would be trained is larger than the site allows.
     """
 
     def __init__(
@@ -72,11 +76,13 @@ class Learner:
         dataset: str,
         folder: Path,
         schedule: ScheduleSettings | None = None,
+        policy: SitePolicy | None = None,
     ) -> None:
         torch.set_num_threads(training.threads)
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
         self.dataset, self.backbone_name = dataset, backbone.name
         self.schedule = schedule or ScheduleSettings()
+        self._smallest_batch = policy.least_batch_size if policy else 1
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
         self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
@@ -84,6 +90,8 @@ class Learner:
             self.backbone = backbones.build(backbone)
         init_site = site if method.initialisation == "own" else ""
         with about("method.adapter_settings"):
+            if policy:
+                check_parameters(policy, method, parameter_count(self.backbone, method, site=site))
             self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
         generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
         self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
@@ -119,6 +127,7 @@ class Learner:
             dataset=job.data.dataset,
             folder=folder,
             schedule=job.schedule,
+            policy=policy,
         )
 
     def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
@@ -221,7 +230,7 @@ class Learner:
     def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         settings = self.training
         generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
-        rows = self._batches(self.data.train, settings.batch_size, generator)
+        rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
         steps_a_round = len(rows) * settings.local_epochs
         total = steps_a_round * settings.rounds
         self.backbone.train()
@@ -240,13 +249,19 @@ class Learner:
         return self.head(self.backbone(**inputs))
 
     def _batches(
-        self, examples: Sequence[Example], batch_size: int, generator: torch.Generator | None = None
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        *,
+        smallest: int = 1,
     ) -> Batches:
         return Batches(
             examples,
             self.vocabulary,
             self.backbone.collate,
             batch_size=batch_size,
+            smallest=smallest,
             generator=generator,
             workers=self.training.workers,
         )

@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site's own file changes in training: no step over a few samples, no more parameters than it allows."""
+
+import pytest
+
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.settings import build
+from fedpeft.training import body
+from fedpeft.training.learner import Learner
+
+
+@pytest.fixture
+def learner(sections, small_policy, tmp_path):
+    """Function: a learner of 18 samples; `own` replaces lines of the site's file, None: there is no file."""
+
+    def made(*overrides, own=None):
+        policy = None if own is None else build(SitePolicy, {**small_policy, **own}, section="site")
+        chosen = sections("data.train_size=18", "method.pia.support=weights", *overrides)
+        return Learner.from_sections(chosen, site="slake", folder=tmp_path / "state", policy=policy)
+
+    return made
+
+
+def batch_sizes(learner, monkeypatch):
+    """Samples in each step of a round."""
+    sizes, logits = [], learner._logits
+    monkeypatch.setattr(learner, "evaluate", dict)
+    monkeypatch.setattr(learner, "_logits", lambda inputs: sizes.append(len(inputs["input_ids"])) or logits(inputs))
+    learner.train_round(1, {})
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(17, [18]), (15, [18]), (14, [14, 4]), (8, [8, 10]), (6, [6, 6, 6]), (64, [18])]
+)
+def test_no_step_is_over_fewer_samples_than_the_least_batch(learner, monkeypatch, batch_size, sizes):
+    own = learner(f"training.batch_size={batch_size}", "training.local_epochs=1", own={"least_batch_size": 4})
+    assert batch_sizes(own, monkeypatch) == sizes
+
+
+def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypatch):
+    assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
+
+
+def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
+    calls = set()
+    monkeypatch.setattr(
+        "fedpeft.training.learner.linear_warmup_decay",
+        lambda step, *, total_steps, warmup: calls.add((step, total_steps)) or 1.0,
+    )
+    own = learner("training.batch_size=8", "training.local_epochs=2", own={"least_batch_size": 4})
+    for round in (1, 2):
+        own.train_round(round, {})
+    assert sorted(calls) == [(step, 8) for step in range(8)], "two rounds, two passes, two steps"
+
+
+FEDAVG = "method.aggregation=fedavg"
+TOO_MANY = [
+    ([], {"most_trained_parameters": 100}, "method.adapter_settings"),
+    (
+        [FEDAVG, "method.adapter=lora", "method.adapter_settings.lora.r=4096"],
+        {"most_trained_parameters": 10**5},
+        "method.adapter_settings",
+    ),
+    ([FEDAVG, "method.trains=all"], {"most_trained_parameters": 100, "trains": ["all"]}, "method.trains"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "own", "setting"), TOO_MANY)
+def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkeypatch, overrides, own, setting):
+    devices = []
+
+    def watched(backbone, *args, **kwargs):
+        devices.extend({parameter.device.type for parameter in backbone.parameters()})
+        return build_body(backbone, *args, **kwargs)
+
+    build_body = body.build_body
+    for place in ("fedpeft.training.body.build_body", "fedpeft.training.learner.build_body"):
+        monkeypatch.setattr(place, watched)
+    with pytest.raises(FedpeftError, match="most_trained_parameters") as refused:
+        learner(*overrides, own=own)
+    assert (refused.value.setting, refused.value.code) == (setting, "setting-not-allowed")
+    assert devices == ["meta"]
+
+
+@pytest.mark.parametrize("kind", ["houlsby", "pfeiffer", "parallel", "compacter", "lora"])
+def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
+    chosen = [FEDAVG, f"method.adapter={kind}"]
+    count = sum(parameter.numel() for parameter in learner(*chosen).body.parameters().values())
+    assert learner(*chosen, own={"most_trained_parameters": count})
+    with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
+        learner(*chosen, own={"most_trained_parameters": count - 1})
