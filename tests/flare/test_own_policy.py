@@ -83,6 +83,13 @@ ASKED = [
     ({"backbone": {"source": SECRET}}, "setting-not-allowed", "backbone.source"),
     ({"training": {"rounds": 10**6}}, "setting-not-allowed", "training.rounds"),
     ({"schedule": {"solver": "own", "score_samples": 1}}, "setting-not-allowed", "schedule.score_samples"),
+    ({"data": {"train_size": 10**9}}, "setting-not-allowed", "data.train_size"),
+    ({"method": {"trains": "all", "aggregation": "fedavg"}}, "setting-not-allowed", "method.trains"),
+    (
+        {"method": {"adapter_settings": {"houlsby": {"target_modules": SECRET}}}},
+        "setting-not-allowed",
+        "method.adapter_settings",
+    ),
     ({"method": {"adapter_settings": {SECRET: 1}}}, "setting-refused", "method"),
     ({"data": {"dataset": SECRET}}, "setting-refused", "data.dataset"),
     ({"training": None}, "setting-refused", "training"),
@@ -130,8 +137,20 @@ def test_what_the_site_keeps_back_does_not_leave():
     assert allowed(sent, None) is allowed(sent, SitePolicy()) is sent
     assert allowed(reply(), SitePolicy()).metrics == dict.fromkeys(METRICS, 0.5)
     assert allowed(reply(), SitePolicy(metrics=False)).metrics == dict.fromkeys(METRICS)
-    assert allowed(reply(), SitePolicy(sum_with=("a", "b", "c"))).metrics == dict.fromkeys(METRICS)
     head = reply(state={"head.0.weight": torch.ones(2)})
     with pytest.raises(ValueError, match="head is off"):
         allowed(head, SitePolicy())
     assert allowed(head, SitePolicy(head=True)) is head
+
+
+def test_a_member_of_a_sum_sends_no_accuracies_and_refuses_data_by_site(context, tmp_path):
+    members = ["north", "south", "west"]
+    assert allowed(reply(), SitePolicy(sum_with=tuple(members))).metrics == dict.fromkeys(METRICS)
+    site = context()
+    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"sum_with": members}))
+    sections = {
+        "method": {"aggregation": "fedavg", "secure_sum": True},
+        "data": {"dataset": "manifest", "sites": {name: {"dataset": "phantom"} for name in members[1:]}},
+    }
+    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
+    assert (got.problem, got.setting, got.samples) == ("setting-not-allowed", "data.sites", {})
