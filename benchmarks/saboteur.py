@@ -19,6 +19,7 @@ from fedpeft.flare.executor import SiteExecutor
 from fedpeft.training import worker
 
 SABOTAGE = "FEDPEFT_SABOTAGE"
+GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
 
 
 class Saboteur(SiteExecutor):
@@ -122,7 +123,22 @@ def _kill_flare(reply):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-EXECUTOR_DEEDS = {"empty": _empty, "kill FLARE's process": _kill_flare}
+def _giant(reply):
+    reply["DXO"]["data"]["giant"] = torch.zeros(GIANT // 4)
+    return reply
+
+
+def _giant_text(reply):
+    reply["giant"] = "0" * GIANT
+    return reply
+
+
+EXECUTOR_DEEDS = {
+    "empty": _empty,
+    "kill FLARE's process": _kill_flare,
+    "giant": _giant,
+    "giant text": _giant_text,
+}
 
 
 def main() -> None:

@@ -27,6 +27,8 @@ class FederationSettings:
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
         checkpoints: rounds that the server keeps on its disk, to resume from.
         max_samples: training samples that a site may announce; its weight follows from their number.
+        largest_reply_mb: megabytes of one reply until the sites have announced their adapters; from then on a reply may
+            bring a tenth more than the largest of them, and 16 MB.
         resume_from: `latest`, or a checkpoint's name: go on with the round after it; empty: start afresh.
     """
 
@@ -37,13 +39,14 @@ class FederationSettings:
     grace: int = 60
     checkpoints: int = 3
     max_samples: int = 1_000_000
+    largest_reply_mb: int = 1024
     resume_from: str = ""
 
     def __post_init__(self) -> None:
         if not self.sites or len(set(self.sites)) != len(self.sites):
             raise FedpeftError(f"sites is {list(self.sites)}, it must name at least one site, each once.")
         at_least("quorum", self.quorum, 0)
-        for name in ("hello_timeout", "round_timeout", "grace", "checkpoints", "max_samples"):
+        for name in ("hello_timeout", "round_timeout", "grace", "checkpoints", "max_samples", "largest_reply_mb"):
             at_least(name, getattr(self, name), 1)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")

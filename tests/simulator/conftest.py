@@ -32,7 +32,7 @@ def simulate(job, workspace, *, threads, environment=()):
     )
 
 
-def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
+def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=None):
     """A job folder, with a recorder, a saboteur among the sites or an aggregator that is killed, if wanted."""
     write_job(folder, "small", sections)
     for role in ("server", "client"):
@@ -40,6 +40,9 @@ def write(folder, sections, *, frames=None, saboteur=None, mortal=None):
         config = json.loads(file.read_text())
         if frames:
             component = {"id": "recorder", "path": "recorder.Recorder", "args": {"folder": str(frames)}}
+            config["components"].append(component)
+        if peak and role == "server":
+            component = {"id": "peak", "path": "recorder.PeakMemory", "args": {"file": str(peak)}}
             config["components"].append(component)
         if saboteur and role == "client":
             executor = config["executors"][0]["executor"]
@@ -88,8 +91,10 @@ def sabotaged(tmp_path, sections):
     def run(deed, *overrides):
         two = sections("federation.sites=[slake, vqa-rad]", *overrides)
         saboteur = {"deed": deed, "culprit": "vqa-rad", "round": 2}
-        job = write(tmp_path / "job", two, saboteur=saboteur)
-        return simulate(job, workspace_for_tests(tmp_path / "ws"), threads=2)
+        job = write(tmp_path / "job", two, saboteur=saboteur, peak=tmp_path / "peak")
+        done = simulate(job, workspace_for_tests(tmp_path / "ws"), threads=2)
+        done.peak = tmp_path / "peak"
+        return done
 
     return run
 

@@ -14,6 +14,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.job_admission import admit_app
 from fedpeft.flare.job_refusal import AdmissionError
+from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.site_request_guards import check_job_id, guard_requests
 
 logger = logging.getLogger(__name__)
@@ -27,6 +28,7 @@ class SubmissionGuard(FLComponent):
         super().__init__()
         guard_configurations()
         guard_submissions()
+        limit_messages()
 
 
 class AdmittedAppDeployer(AppDeployer):
@@ -36,6 +38,7 @@ class AdmittedAppDeployer(AppDeployer):
         guard_configurations()
         guard_deployments()
         guard_requests()
+        limit_messages()
 
     def deploy(
         self,

@@ -24,6 +24,7 @@ from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.checkpoint import Checkpoint
 from fedpeft.flare.distribution import Distribution
 from fedpeft.flare.inbox import Inbox
+from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import (
     HELLO,
     SCORE,
@@ -159,6 +160,8 @@ class FederationController(ModelController):
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
         sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
+        most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
+        limit_messages(handshake.largest_reply(most_mb))
         fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
         able, problems = self._introduce(sites, sites[0] if fresh else "", finished)
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=self._method)
@@ -187,6 +190,7 @@ class FederationController(ModelController):
                 f"site {site} resumes after round {finished} with its own state of round {own}: its part differs from "
                 f"that of an uninterrupted job"
             )
+        limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
         record.lineage(self._lineage, before, behind)
         record.begin(self._method, self._training, introductions, problems)
         return introductions
@@ -361,7 +365,12 @@ class FederationController(ModelController):
                 f"the job was aborted while the sites worked on {task!r}; not answered had: {waiting}. If nobody "
                 f"aborted it, FLARE's process at one of these ended: look at their logs."
             )
-        problems = {site: SILENCE[task].format(site=site, timeout=timeout, round=round) for site in silent} | refused
+        problems = refused | {
+            site: f"site {site} sent {refusal}"
+            if (refusal := take_refusal(site))
+            else SILENCE[task].format(site=site, timeout=timeout, round=round)
+            for site in silent
+        }
         return {site: accepted[site] for site in orders if site in accepted}, problems
 
     def _keep(self, record: Record, number: int, state: State, scores: dict[str, list[float]]) -> None:

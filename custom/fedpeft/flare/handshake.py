@@ -3,15 +3,38 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 
 from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.message_limits import MB, Limit
 from fedpeft.flare.messages import Introduction, Schema
 from fedpeft.training.settings import MethodSettings
+
+SLACK = 16 * MB
+
+
+def largest_reply(most_mb: int) -> Limit:
+    """The limit of a reply before anything is announced."""
+    return Limit(most_mb * MB, "raise federation.largest_reply_mb if replies are so large.")
+
+
+def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, masked: bool) -> Limit:
+    """The largest reply that the announced adapters allow.
+
+    Args:
+        introductions: of the sites that take part.
+        most_mb: megabytes that no reply may exceed, whatever is announced.
+        masked: whether tensors are masked for a secure sum: 8 bytes a value then.
+    """
+    size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
+    expected = size + size // 10 + SLACK
+    announced = Limit(expected, "the adapter that was announced is smaller; look at the log there.")
+    return min(largest_reply(most_mb), announced, key=lambda limit: limit.size)
 
 
 def agree(
@@ -78,6 +101,10 @@ def _difference(first: str, wanted: Introduction, site: str, own: Introduction) 
         f"{key} has shape {own.schema[key]} at site {site} and {wanted.schema[key]} at site {first}: use the "
         f"same backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
     )
+
+
+def _bytes(schema: Schema, width: int) -> int:
+    return width * sum(math.prod(shape) for shape in schema.values())
 
 
 def _shapes_only(schema: Schema) -> dict[str, torch.Tensor]:

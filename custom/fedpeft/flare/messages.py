@@ -18,9 +18,11 @@ from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.message_fields import REFUSED, check_fields, shown, some
+from fedpeft.flare.message_limits import Unread
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 FIELDS = "fedpeft"
+TOO_LARGE = "message-too-large"
 ACCURACIES = ("overall", "open", "closed")
 METRICS = (*ACCURACIES, "loss", "loss_first")
 SPLITS = ("train", "validation", "test")
@@ -48,6 +50,8 @@ class _Message:
         params = {} if model.params is None else model.params
         if not isinstance(params, Mapping):
             raise FedpeftError(f"{sender} sent {shown(params)} in place of tensors by name.", code=REFUSED)
+        if unread := next((value for value in params.values() if isinstance(value, Unread)), None):
+            raise FedpeftError(f"{sender} sent {unread.limit}", code=TOO_LARGE)
         if cls.carries_state:
             return cls(**values, state=dict(params))
         if params:

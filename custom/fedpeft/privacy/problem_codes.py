@@ -16,6 +16,7 @@ CODES = {
     "the site on another local/fedpeft.json.",
     "job-refused": "it cannot do what the job asks; the site's log has the details.",
     "message-refused": "it cannot read the server's message: install the same fedpeft version everywhere.",
+    "message-too-large": "the server's message is larger than its own file allows (most_message_mb).",
     "site-file-missing": "it has no local/fedpeft.json, which every site needs: `fedpeft doctor` at the site says how "
     "to write it.",
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",

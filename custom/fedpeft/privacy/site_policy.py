@@ -22,6 +22,7 @@ FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.privacy.site_policy > local/fedpeft.json"
 SPLITS = ("published", "image_disjoint", "paper")
 DATASETS = ("phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest")
+AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
 BACKBONES = ("tiny-vilt", "vilt")
 TRAINS = ("adapters", "head", "all")
 LEAST_MEMBERS = 3
@@ -57,6 +58,8 @@ class SitePolicy:
         most_samples: samples in each split of data that are drawn by program.
         trains: what a job may choose as `method.trains`; `all` sends the whole backbone.
         most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
+        most_message_mb: megabytes that one message of the server may bring to a process of this site; in the simulator,
+            and in FLARE's own process at the site, 1024.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
         most_threads, most_workers: threads of the training process, processes that decode images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
@@ -101,6 +104,7 @@ class SitePolicy:
     most_samples: int = 10_000
     trains: tuple[str, ...] = ("adapters", "head")
     most_trained_parameters: int = 20_000_000
+    most_message_mb: float = 1024.0
     device: str = "auto"
     most_threads: int = 16
     most_workers: int = 8
@@ -134,7 +138,7 @@ class SitePolicy:
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):
                 raise FedpeftError(f"{item.name} is {value!r}, it must be a finite number.")
-            if item.name.startswith("least_") or item.name in ("most_rounds", "most_local_epochs", "most_threads"):
+            if item.name.startswith("least_") or item.name in AT_LEAST_ONE:
                 at_least(item.name, value, 1)
             elif item.name.startswith("most_") or item.name in ("seed", "memory_gib", "kept_days", "kept_gib"):
                 at_least(item.name, value, 0)

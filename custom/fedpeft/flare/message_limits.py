@@ -1,0 +1,160 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How many bytes one message may bring to this process; a larger one is refused by the size that it announces.
+
+A small message reaches FLARE whole and names its tensors, which are then fetched from its sender. FLARE 2.9 limits one
+stream (`streaming_max_blob_size`, 4 GiB, read when a process connects), not the tensors of one message together, and
+`max_message_size` holds for what is sent, not for what arrives. Four of its functions are therefore replaced here. The
+fourth ends the server's job, for every site, where it cannot read a single site's reply: here it costs that site.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+from nvflare.fuel.f3.cellnet import cell
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.fqcn import FQCN
+from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
+from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
+
+from fedpeft.flare.function_guard import replace_function
+
+MB = 10**6
+LARGEST_MB = 1024  # all weights of ViLT-B, masked for a secure sum, are 900 MB
+MOST_NOTED = 100  # senders whose refused messages are remembered; their names arrive with the messages
+_COUNT = "fedpeft_count"
+_current: ContextVar[_Count | None] = ContextVar("count", default=None)
+_lock = threading.Lock()
+_refused: dict[str, str] = {}
+
+
+@dataclass(frozen=True)
+class Limit:
+    """The largest message, in bytes, and what to do where a larger one is right."""
+
+    size: int
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"more than {self.size / MB:.0f} MB, which was not read: {self.remedy}"
+
+
+_limit = Limit(LARGEST_MB * MB, "no message of a job is so large.")
+
+
+@dataclass(frozen=True)
+class Unread:
+    """In place of a tensor that was not fetched: its message is larger than the limit."""
+
+    limit: Limit
+
+
+class _UnreadItems:
+    """In place of the tensors of a message, by name."""
+
+    def __init__(self, limit: Limit) -> None:
+        self._limit = limit
+
+    def __len__(self) -> int:
+        return 0
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def get(self, name: str) -> Unread:
+        return Unread(self._limit)
+
+
+class _Count:
+    """Bytes that a message has brought so far."""
+
+    def __init__(self, limit: Limit) -> None:
+        self.limit, self.size = limit, 0
+
+    @property
+    def over(self) -> bool:
+        return self.size > self.limit.size
+
+    def add(self, size: int) -> None:
+        self.size += size
+        if self.over:
+            raise ValueError(f"the message holds {self.limit}")
+
+
+def limit_messages(limit: Limit | None = None) -> None:
+    """From now on this process refuses larger messages, and a message that cannot be read costs its sender alone.
+
+    Args:
+        limit: None: the present one, at first `LARGEST_MB`.
+    """
+    global _limit
+    _limit = limit or _limit
+    replace_function(BlobTask, "__init__", _refusing_large_streams)
+    replace_function(ItemConsumer, "consume", _counting)
+    replace_function(ViaDownloaderDecomposer, "_download_from_remote_cell", _fetching_within_the_limit)
+    replace_function(cell, "_is_server_job_cell", _never)
+
+
+def take_refusal(site: str) -> str:
+    """Why the last message in a site's name was refused before it was read; empty: none was."""
+    with _lock:
+        origin = next((name for name in _refused if site in FQCN.split(name)), "")
+        return _refused.pop(origin, "")
+
+
+def _refusing_large_streams(init: Callable) -> Callable:
+    def bounded(self: BlobTask, future: Any, stream: Any, max_size: int = 0, preserve_chunks: bool = False) -> None:
+        limit = _limit
+        try:
+            smaller = min(max_size, limit.size) if max_size > 0 else limit.size
+            init(self, future, stream, smaller, preserve_chunks)
+        except BlobSizeError:
+            origin = (stream.headers or {}).get(MessageHeaderKey.ORIGIN)
+            with _lock:
+                if isinstance(origin, str) and len(_refused) < MOST_NOTED:
+                    _refused[origin] = str(limit)
+            raise
+
+    return bounded
+
+
+def _counting(consume: Callable) -> Callable:
+    def consume_within_the_limit(self: ItemConsumer, ref_id: str, state: dict, data: Any) -> dict:
+        if count := _current.get():
+            count.add(sum(len(item) for item in data))
+        return consume(self, ref_id, state, data)
+
+    return consume_within_the_limit
+
+
+def _fetching_within_the_limit(fetch: Callable) -> Callable:
+    def fetch_within_the_limit(self: ViaDownloaderDecomposer, fobs_ctx: dict, ref: dict) -> Any:
+        count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several lots of tensors
+        if count.over:
+            return _UnreadItems(count.limit)
+        before = _current.set(count)
+        try:
+            return fetch(self, fobs_ctx, ref)
+        except Exception:
+            with _lock:
+                refused = _refused.pop(str(ref.get("fqcn")), "")
+            if not (count.over or refused):
+                raise
+            return _UnreadItems(count.limit)
+        finally:
+            _current.reset(before)
+
+    return fetch_within_the_limit
+
+
+def _never(is_server_job_cell: Callable) -> Callable:
+    def none(my_info: Any) -> bool:
+        return False
+
+    return none

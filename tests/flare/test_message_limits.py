@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A message larger than the limit is refused as FLARE's own objects receive it, by the size that it announces."""
+
+import contextlib
+import json
+import os
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.app_opt.pt.decomposers import TensorDecomposer
+from nvflare.fuel.f3.cellnet.cell import Adapter
+from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.cellnet.fqcn import FqcnInfo
+from nvflare.fuel.f3.cellnet.utils import make_reply
+from nvflare.fuel.f3.streaming.blob_streamer import BlobStream, BlobTask
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, StreamFuture
+from nvflare.fuel.utils.fobs import FOBSContextKey
+from safetensors.torch import save
+
+from fedpeft.errors import FedpeftError
+from fedpeft.flare import message_limits
+from fedpeft.flare.handshake import SLACK, limit_of_replies
+from fedpeft.flare.message_limits import MB, Limit, limit_messages, take_refusal
+from fedpeft.flare.messages import TrainReply
+
+REMEDY = "look at the log there."
+
+
+@pytest.fixture(autouse=True)
+def a_limit_of_one_megabyte(monkeypatch):
+    monkeypatch.setattr(message_limits, "_limit", message_limits._limit)
+    limit_messages(Limit(MB, REMEDY))
+
+
+class Source:
+    """A cell whose requests are answered by a sender with that many tensors of 0.4 MB."""
+
+    def __init__(self, tensors):
+        self.left = self.tensors = tensors
+        self.core_cell = SimpleNamespace(my_info=FqcnInfo("server.job"))
+
+    def send_request(self, **request):
+        if not self.left:
+            return make_reply(ReturnCode.OK, body={"status": "eof"})
+        self.left -= 1
+        data = [save({f"T{self.left}": torch.zeros(100_000)})]
+        return make_reply(ReturnCode.OK, body={"status": "ok", "data": data, "state": {"start": 0, "count": 1}})
+
+    def register_request_cb(self, **request):
+        pass
+
+    fire_and_forget = register_request_cb
+
+    def get_fobs_context(self, props=None):
+        return dict(props or {})
+
+
+def fetched(source, name="T0"):
+    """A tensor of a message, as FLARE puts it together."""
+    decomposer, ref = TensorDecomposer(), json.dumps({"fqcn": "chest.job", "ref_id": "r"})
+    manager = SimpleNamespace(fobs_ctx={FOBSContextKey.CELL: source})
+    decomposer.process_datum(SimpleNamespace(value=ref, dot=decomposer.get_download_dot()), manager)
+    return decomposer.recompose({"type": "ref", "data": name}, manager)
+
+
+def reply_with(value):
+    values = {"round": 1, "samples": 5, "metrics": {}, "scores": [], "seconds": 1.0, "problem": ""}
+    model = TrainReply(**values, state={}).to_model()
+    model.params = {"key": value}
+    return model
+
+
+def test_a_message_within_the_limit_arrives():
+    assert torch.equal(fetched(Source(2)), torch.zeros(100_000))
+
+
+def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refused_by_name():
+    source = Source(100)
+    value = fetched(source)
+    assert source.tensors - source.left <= 5
+    with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read: look at the log"):
+        TrainReply.from_model(reply_with(value), sender="site chest")
+
+
+def test_arrays_are_counted_too():
+    assert NumpyArrayDecomposer._download_from_remote_cell is TensorDecomposer._download_from_remote_cell
+
+
+@pytest.mark.parametrize("own", [0, 4 * 2**30])
+def test_a_stream_is_refused_by_the_size_that_it_announces(own):
+    stream = BlobStream(bytes(2 * MB), {MessageHeaderKey.ORIGIN: "chest.job"})
+    with pytest.raises(BlobSizeError):
+        BlobTask(StreamFuture(1), stream, own)
+    assert "more than 1 MB" in take_refusal("chest")
+    assert not take_refusal("chest")
+
+
+def test_a_stream_within_the_limit_is_taken():
+    assert BlobTask(StreamFuture(1), BlobStream(bytes(MB // 2), {}), 0).size == MB // 2
+
+
+def test_a_reply_that_cannot_be_read_does_not_end_the_server_s_process(monkeypatch):
+    ended = []
+    monkeypatch.setattr(os, "_exit", ended.append)
+    headers = {
+        StreamHeaderKey.CHANNEL: CellChannel.SERVER_COMMAND,
+        StreamHeaderKey.TOPIC: "submit_update",
+        StreamHeaderKey.PAYLOAD_ENCODING: Encoding.FOBS,
+    }
+    cell = SimpleNamespace(
+        decode_pass_through_channels=(), decode_pass_through_topics=(), get_fobs_context=lambda props: dict(props)
+    )
+    future = SimpleNamespace(headers=headers, result=lambda: b"no message")
+    with contextlib.suppress(Exception):  # FLARE logs it, and tells the sender that its message failed
+        Adapter(None, FqcnInfo("server.job"), cell).call(future)
+    assert not ended
+
+
+@pytest.mark.parametrize(
+    ("shape", "masked", "size"),
+    [([10, 10], False, 440 + SLACK), ([10, 10], True, 880 + SLACK), ([2**31, 8], False, 50 * MB)],
+)
+def test_what_was_announced_bounds_a_reply(shape, masked, size):
+    sites = [SimpleNamespace(schema={"key": shape}, dtype="float32"), SimpleNamespace(schema={}, dtype="bfloat16")]
+    assert limit_of_replies(sites, most_mb=50, masked=masked).size == size
