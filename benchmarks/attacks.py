@@ -39,6 +39,14 @@ from fedpeft.training.learner import Learner
 
 SECRET = "hospital-database-password"
 SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")
+LARGE = {
+    "nothing large": ("none", True),
+    "a tensor of 1 GB": ("giant", True),
+    "1000 tensors of 1 MB": ("many tensors", True),
+    "a text of 1 GB": ("giant text", True),
+    "a tensor of 1 GB, to a server without the limit": ("giant", False),
+    "a text of 1 GB, to a server without the limit": ("giant text", False),
+}
 Row = tuple[str, str, str]
 State = Mapping[str, torch.Tensor]
 
@@ -59,6 +67,25 @@ def score_rows(names: Sequence[str] = tuple(SCORES)) -> Iterator[Row]:
     expected = _others(rounds)
     for number, name in enumerate(names, 1):
         yield f"round {number}: {name}", *_outcome(run, number, expected)
+
+
+def large_rows() -> Iterator[Row]:
+    """One reply of 1 GB in round 1 of 2, with and without the server's limit."""
+    os.environ["FEDPEFT_GIANT_MB"] = "1000"  # read at the sites
+    rounds = ["training.rounds=2", "federation.checkpoints=2"]
+    expected = _others(rounds)
+    for name, (deed, limited) in LARGE.items():
+        with tempfile.TemporaryDirectory() as scratch:
+            peak = Path(scratch) / "peak"
+            run = simulate(
+                Path(scratch),
+                ["federation.quorum=2", *rounds],
+                executor=("saboteur.Saboteur", {"deed": deed, "culprit": CULPRIT, "round": 1}),
+                aggregator=("server_memory.MeasuredAggregator", {"file": str(peak), "limited": limited}),
+            )
+            what, lost = _outcome(run, 1, expected)
+            used = f"{int(peak.read_text()) / 1e9:.2f} GB" if peak.exists() else "not measured"
+        yield name, what, f"{lost}; {len(run.rounds)} of 2 rounds finished; largest memory of the server {used}"
 
 
 def job_rows() -> Iterator[Row]:
@@ -89,6 +116,7 @@ def job_rows() -> Iterator[Row]:
 GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "replies": ("What a site sends in place of its adapter (simulator)", reply_rows),
     "scores": ("What a site sends in place of its layer scores (simulator)", score_rows),
+    "large": ("What a site sends that is too large (simulator)", large_rows),
     "handshakes": ("What a site claims in the handshake (in this process)", hostile_handshakes.rows),
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
     "settings": ("Jobs that ask for what only the site decides (in this process)", hostile_servers.settings_rows),

@@ -128,6 +128,11 @@ def _giant(reply):
     return reply
 
 
+def _many(reply):
+    reply["DXO"]["data"] |= {f"giant.{number}": torch.zeros(250_000) for number in range(GIANT // 10**6)}
+    return reply
+
+
 def _giant_text(reply):
     reply["giant"] = "0" * GIANT
     return reply
@@ -137,6 +142,7 @@ EXECUTOR_DEEDS = {
     "empty": _empty,
     "kill FLARE's process": _kill_flare,
     "giant": _giant,
+    "many tensors": _many,
     "giant text": _giant_text,
 }
 

@@ -27,8 +27,8 @@ class FederationSettings:
         grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
         checkpoints: rounds that the server keeps on its disk, to resume from.
         max_samples: training samples that a site may announce; its weight follows from their number.
-        largest_reply_mb: megabytes of one reply until the sites have announced their adapters; from then on a reply may
-            bring a tenth more than the largest of them, and 16 MB.
+        largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
+            the largest adapter that the sites announced, and 16 MB.
         resume_from: `latest`, or a checkpoint's name: go on with the round after it; empty: start afresh.
     """
 

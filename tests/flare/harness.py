@@ -2,6 +2,7 @@
 """A server whose sites are functions, without FLARE's network."""
 
 import contextlib
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -99,7 +100,9 @@ class Harness(FederationController):
     def _answer(self, task, site, order):
         if task == HELLO:
             self.hello = Hello.from_model(order)
-            return self.introduce(site)
+            answer = self.introduce(site)
+            asked_later = (self._schedule.active or self._method.secure_sum) and not self.hello.initial
+            return replace(answer, state={}) if asked_later and isinstance(answer, Introduction) else answer
         if task == SCORE:
             return self.score(site, ScoreOrder.from_model(order))
         return self.train(site, TrainOrder.from_model(order))

@@ -33,7 +33,7 @@ def simulate(job, workspace, *, threads, environment=()):
 
 
 def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=None):
-    """A job folder, with a recorder, a saboteur among the sites or an aggregator that is killed, if wanted."""
+    """A job folder, with a recorder, a saboteur, an aggregator that is killed or measured, if wanted."""
     write_job(folder, "small", sections)
     for role in ("server", "client"):
         file = folder / "app" / "config" / f"config_fed_{role}.json"
@@ -41,17 +41,14 @@ def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=Non
         if frames:
             component = {"id": "recorder", "path": "recorder.Recorder", "args": {"folder": str(frames)}}
             config["components"].append(component)
-        if peak and role == "server":
-            component = {"id": "peak", "path": "recorder.PeakMemory", "args": {"file": str(peak)}}
-            config["components"].append(component)
         if saboteur and role == "client":
             executor = config["executors"][0]["executor"]
             executor["path"] = "saboteur.Saboteur"
             executor["args"] |= saboteur
-        if mortal and role == "server":
+        if (mortal or peak) and role == "server":
             (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
-            aggregator["path"] = "saboteur.MortalAggregator"
-            aggregator["args"] |= mortal
+            aggregator["path"] = "saboteur.MortalAggregator" if mortal else "server_memory.MeasuredAggregator"
+            aggregator["args"] |= mortal or {"file": str(peak)}
         file.write_text(json.dumps(config))
     return folder
 
@@ -60,7 +57,7 @@ def workspace_for_tests(folder):
     """A workspace whose allow-list lets the tests' own components in."""
     (folder / "local").mkdir(parents=True)
     allowed = resources()
-    allowed["class_allow_list"] += ["recorder.", "saboteur."]
+    allowed["class_allow_list"] += ["recorder.", "saboteur.", "server_memory."]
     (folder / "local" / "resources.json").write_text(json.dumps(allowed))
     return folder
 

@@ -2,10 +2,8 @@
 """A component that only tests put into a job: it records every frame that a process sends."""
 
 import os
-import resource
 from pathlib import Path
 
-from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.fuel.f3.sfm.sfm_conn import SfmConnection
 
@@ -25,15 +23,3 @@ class Recorder(FLComponent):
             return send(connection, prefix, headers, payload)
 
         SfmConnection.send_frame = recorded
-
-
-class PeakMemory(FLComponent):
-    """Writes the largest memory that the server's process has used, in MB, when its job ends."""
-
-    def __init__(self, file: str) -> None:
-        super().__init__()
-        self._file = Path(file)
-
-    def handle_event(self, event_type, fl_ctx):
-        if event_type == EventType.END_RUN:
-            self._file.write_text(str(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3))

@@ -160,23 +160,25 @@ class FederationController(ModelController):
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
         sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
-        most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
-        limit_messages(handshake.largest_reply(most_mb))
         fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
-        able, problems = self._introduce(sites, sites[0] if fresh else "", finished)
+        limit_messages(handshake.INTRODUCTION)
+        able, problems = self._introduce(sites, "", finished)
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=self._method)
         problems |= others
         _enough("the handshake", introductions, needed, problems)
-        while fresh and not any(introduction.state for introduction in introductions.values()):
-            site = next(iter(introductions))  # ask another one what the layers start from
-            able, others = self._introduce([site], site, finished)
+        most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
+        limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
+        while fresh:
+            site = next(iter(introductions))  # asked what the layers start from, now that its size is announced
+            again, others = self._introduce([site], site, finished)
             introductions, differing = handshake.agree(
-                {name: i for name, i in introductions.items() if name != site} | able,
+                {name: again.get(name, i) for name, i in introductions.items() if name != site or again},
                 version=fedpeft.__version__,
                 method=self._method,
             )
             problems |= others | differing
             _enough("the handshake", introductions, needed, problems)
+            fresh = site not in introductions
         for site, problem in problems.items():
             self.warning(f"site {site} does not take part: {problem}")
         done = before.history["rounds"] if before else []
@@ -190,7 +192,6 @@ class FederationController(ModelController):
                 f"site {site} resumes after round {finished} with its own state of round {own}: its part differs from "
                 f"that of an uninterrupted job"
             )
-        limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
         record.lineage(self._lineage, before, behind)
         record.begin(self._method, self._training, introductions, problems)
         return introductions

@@ -15,12 +15,8 @@ from fedpeft.flare.message_limits import MB, Limit
 from fedpeft.flare.messages import Introduction, Schema
 from fedpeft.training.settings import MethodSettings
 
-SLACK = 16 * MB
-
-
-def largest_reply(most_mb: int) -> Limit:
-    """The limit of a reply before anything is announced."""
-    return Limit(most_mb * MB, "raise federation.largest_reply_mb if replies are so large.")
+SLACK = 16 * MB  # for what is no tensor, and FLARE's own words
+INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at the log there.")
 
 
 def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, masked: bool) -> Limit:
@@ -33,8 +29,9 @@ def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, mas
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
     expected = size + size // 10 + SLACK
-    announced = Limit(expected, "the adapter that was announced is smaller; look at the log there.")
-    return min(largest_reply(most_mb), announced, key=lambda limit: limit.size)
+    if expected > most_mb * MB:
+        return Limit(most_mb * MB, "raise federation.largest_reply_mb if replies are so large.")
+    return Limit(expected, "the adapter that was announced is smaller; look at the log there.")
 
 
 def agree(
