@@ -1,8 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import json
+from types import SimpleNamespace
 
 import pytest
 from harness import Harness
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
 
 from fedpeft.flare import controller as module
 
@@ -24,3 +27,29 @@ def run(tmp_path, monkeypatch):
         )
 
     return start
+
+
+@pytest.fixture
+def context(tmp_path):
+    """Function: what FLARE says at a site, in the simulator or from a start-up kit."""
+
+    def make(*, flag=None, kit=True):
+        (tmp_path / "startup").mkdir(exist_ok=True)
+        (tmp_path / "local").mkdir(exist_ok=True)
+        if kit:
+            (tmp_path / "startup" / "fed_client.json").write_text("{}")
+        workspace = SimpleNamespace(
+            get_startup_kit_dir=lambda: str(tmp_path / "startup"),
+            get_site_config_dir=lambda: str(tmp_path / "local"),
+            get_root_dir=lambda: str(tmp_path),
+            get_run_dir=lambda job: str(tmp_path / "run"),
+        )
+        made = FLContext()
+        made.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
+        made.set_prop(ReservedKey.IDENTITY_NAME, "north")
+        made.set_prop(ReservedKey.RUN_NUM, "job-1")
+        if flag is not None:
+            made.set_prop(FLContextKey.SIMULATE_MODE, flag, private=True, sticky=True)
+        return made
+
+    return make

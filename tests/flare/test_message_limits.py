@@ -8,7 +8,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from filtered_site import Site, score_order, score_reply, train_order, train_reply
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.signal import Signal
 from nvflare.app_common.decomposers.numpy_decomposers import NumpyArrayDecomposer
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.app_opt.pt.decomposers import TensorDecomposer
 from nvflare.fuel.f3.cellnet.cell import Adapter
 from nvflare.fuel.f3.cellnet.defs import CellChannel, Encoding, MessageHeaderKey, ReturnCode
@@ -22,9 +26,10 @@ from safetensors.torch import save
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import message_limits
+from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.handshake import SLACK, limit_of_replies
 from fedpeft.flare.message_limits import MB, Limit, limit_messages, take_refusal
-from fedpeft.flare.messages import TrainReply
+from fedpeft.flare.messages import FIELDS, SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
 
 REMEDY = "look at the log there."
 
@@ -83,6 +88,25 @@ def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refuse
     assert source.tensors - source.left <= 5
     with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read: look at the log"):
         TrainReply.from_model(reply_with(value), sender="site chest")
+
+
+@pytest.mark.parametrize("order", [train_order, score_order])
+def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, order):
+    server, site = Source(100), context()
+    (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"most_message_mb": 2}))
+    executor = SiteExecutor(backbone={}, method={}, training={"rounds": 2}, data={}, schedule={})
+    executor._opened(site)
+    executor._trainer.close()
+    message = order(state={"key": fetched(server)})
+    assert server.tensors - server.left <= 7
+    task = {TrainOrder: TRAIN, ScoreOrder: SCORE}[type(message)]
+    site.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+    answer = executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=1)), site, Signal())
+    assert FLModelUtils.from_shareable(answer).meta[FIELDS]["problem"] == TOO_LARGE
+    filtered = Site(tmp_path / "filtered")
+    filtered.hello()
+    reply = {TRAIN: train_reply, SCORE: score_reply}[task]
+    assert filtered.message(task, message, reply()).problem == TOO_LARGE
 
 
 def test_arrays_are_counted_too():

@@ -2,12 +2,10 @@
 """A site of a consortium without its own file does nothing; only the simulator does without one."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
 import torch
-from nvflare.apis.fl_constant import FLContextKey, ReservedKey
-from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
@@ -20,32 +18,6 @@ from fedpeft.privacy.site_policy import SitePolicy
 
 SECRET = "/home/lead/patient-7"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {}, "schedule": {}}
-
-
-@pytest.fixture
-def context(tmp_path):
-    """Function: what FLARE says at a site, in the simulator or from a start-up kit."""
-
-    def make(*, flag=None, kit=True):
-        (tmp_path / "startup").mkdir(exist_ok=True)
-        (tmp_path / "local").mkdir(exist_ok=True)
-        if kit:
-            (tmp_path / "startup" / "fed_client.json").write_text("{}")
-        workspace = SimpleNamespace(
-            get_startup_kit_dir=lambda: str(tmp_path / "startup"),
-            get_site_config_dir=lambda: str(tmp_path / "local"),
-            get_root_dir=lambda: str(tmp_path),
-            get_run_dir=lambda job: str(tmp_path / "run"),
-        )
-        made = FLContext()
-        made.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
-        made.set_prop(ReservedKey.IDENTITY_NAME, "north")
-        made.set_prop(ReservedKey.RUN_NUM, "job-1")
-        if flag is not None:
-            made.set_prop(FLContextKey.SIMULATE_MODE, flag, private=True, sticky=True)
-        return made
-
-    return make
 
 
 @pytest.mark.parametrize(

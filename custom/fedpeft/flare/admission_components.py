@@ -12,6 +12,7 @@ from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
+from fedpeft.flare.frame_limits import limit_frames
 from fedpeft.flare.job_admission import admit_app
 from fedpeft.flare.job_refusal import AdmissionError
 from fedpeft.flare.message_limits import limit_messages
@@ -28,6 +29,7 @@ class SubmissionGuard(FLComponent):
         super().__init__()
         guard_configurations()
         guard_submissions()
+        limit_frames()
         limit_messages()
 
 
@@ -38,6 +40,7 @@ class AdmittedAppDeployer(AppDeployer):
         guard_configurations()
         guard_deployments()
         guard_requests()
+        limit_frames()
         limit_messages()
 
     def deploy(

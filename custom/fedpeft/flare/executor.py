@@ -19,7 +19,7 @@ from nvflare.apis.signal import Signal
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.message_limits import MB, Limit, limit_messages
+from fedpeft.flare.message_limits import LARGEST_MB, MB, Limit, limit_messages
 from fedpeft.flare.own_policy import SIMULATED, policy_of
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
@@ -127,7 +127,7 @@ class SiteExecutor(Executor):
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """The site's policy, with which the learner is built."""
         policy = policy_of(fl_ctx)
-        limit_messages(Limit(int(policy.most_message_mb * MB), LARGER) if policy else None)
+        limit_messages(Limit(int((policy.most_message_mb if policy else LARGEST_MB) * MB), LARGER))
         self._trainer.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
 

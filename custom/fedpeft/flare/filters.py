@@ -29,6 +29,7 @@ from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import (
     HELLO,
     SCORE,
+    TOO_LARGE,
     TRAIN,
     Hello,
     Introduction,
@@ -163,7 +164,8 @@ class AdapterOnly(Filter):
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
         order = fl_ctx.get_prop(ORDER)
         round = order.round if isinstance(order, (ScoreOrder, TrainOrder)) else 0
-        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, BLOCKED))
+        unread = isinstance(order, FedpeftError) and order.code == TOO_LARGE
+        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, TOO_LARGE if unread else BLOCKED))
 
 
 def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:

@@ -26,7 +26,7 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 from fedpeft.flare.function_guard import replace_function
 
 MB = 10**6
-LARGEST_MB = 1024  # all weights of ViLT-B, masked for a secure sum, are 900 MB
+LARGEST_MB = 1024  # of a job's message: all weights of ViLT-B, masked for a secure sum, are 900 MB
 MOST_NOTED = 100  # senders whose refused messages are remembered; their names arrive with the messages
 _COUNT = "fedpeft_count"
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
@@ -45,7 +45,7 @@ class Limit:
         return f"more than {self.size / MB:.0f} MB, which was not read: {self.remedy}"
 
 
-_limit = Limit(LARGEST_MB * MB, "no message of a job is so large.")
+_limit = Limit(64 * MB, "only what a job exchanges is so large.")
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def limit_messages(limit: Limit | None = None) -> None:
     """From now on this process refuses larger messages, and a message that cannot be read costs its sender alone.
 
     Args:
-        limit: None: the present one, at first `LARGEST_MB`.
+        limit: None: the present one, at first 64 MB: FLARE's own messages are smaller.
     """
     global _limit
     _limit = limit or _limit

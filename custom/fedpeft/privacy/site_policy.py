@@ -58,8 +58,8 @@ class SitePolicy:
         most_samples: samples in each split of data that are drawn by program.
         trains: what a job may choose as `method.trains`; `all` sends the whole backbone.
         most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
-        most_message_mb: megabytes that one message of the server may bring to a process of this site; in the simulator,
-            and in FLARE's own process at the site, 1024.
+        most_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
+            simulator.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
         most_threads, most_workers: threads of the training process, processes that decode images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
