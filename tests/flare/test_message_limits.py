@@ -122,6 +122,19 @@ def test_a_stream_is_refused_by_the_size_that_it_announces(own):
     assert not take_refusal("chest")
 
 
+@pytest.mark.parametrize("origins", [["chest." + "a" * 2000], [f"chest.{number}" for number in range(200)], [7, None]])
+def test_what_is_noted_of_refused_streams_is_bounded(origins):
+    before = set(message_limits._refused)
+    for origin in origins:
+        with pytest.raises(BlobSizeError):
+            BlobTask(StreamFuture(1), BlobStream(bytes(2 * MB), {MessageHeaderKey.ORIGIN: origin}))
+    noted = set(message_limits._refused) - before
+    for name in noted:
+        del message_limits._refused[name]
+    assert len(noted) <= 100
+    assert all(len(name) <= 1000 for name in noted)
+
+
 def test_a_stream_within_the_limit_is_taken():
     assert BlobTask(StreamFuture(1), BlobStream(bytes(MB // 2), {}), 0).size == MB // 2
 

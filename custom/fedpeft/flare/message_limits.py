@@ -27,7 +27,8 @@ from fedpeft.flare.function_guard import replace_function
 
 MB = 10**6
 LARGEST_MB = 1024  # of a job's message: all weights of ViLT-B, masked for a secure sum, are 900 MB
-MOST_NOTED = 100  # senders whose refused messages are remembered; their names arrive with the messages
+MOST_NOTED = 100  # senders whose refused messages are remembered; their names arrive with the messages,
+LONGEST_NAME = 1000  # and may be as long as a frame
 _COUNT = "fedpeft_count"
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
@@ -117,7 +118,7 @@ def _refusing_large_streams(init: Callable) -> Callable:
         except BlobSizeError:
             origin = (stream.headers or {}).get(MessageHeaderKey.ORIGIN)
             with _lock:
-                if isinstance(origin, str) and len(_refused) < MOST_NOTED:
+                if isinstance(origin, str) and len(origin) <= LONGEST_NAME and len(_refused) < MOST_NOTED:
                     _refused[origin] = str(limit)
             raise
 
