@@ -17,14 +17,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import torch
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedpeft.flare.accepted import accept
 from fedpeft.flare.executor import PROBLEM, SiteExecutor
-from fedpeft.flare.messages import FIELDS, HELLO, SCORE, TRAIN, Hello, ScoreOrder, TrainOrder
+from fedpeft.flare.messages import FIELDS, HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
 from fedpeft.flare.order_limits import REPEATS, note_order
 from fedpeft.privacy.problem_codes import sentence
 
@@ -36,6 +38,8 @@ OWN, VICTIM = "small-1", "victim-1"
 GREETING = Hello(version="1", lineage=OWN)
 TRAINING = TrainOrder(lineage=OWN, round=1, base=0, version=0, layers=None, scored=False, state={})
 SCORING = ScoreOrder(lineage=OWN, round=1, base=0, version=0, state={})
+KEY = "layer.0.output.down.weight"
+SCHEMA = {KEY: [2, 3]}
 NO_TASK = "no task of fedpeft."
 Row = tuple[str, str, str]
 
@@ -76,6 +80,10 @@ ORDERS: dict[str, tuple[list[Any], str, Any]] = {  # what the site has done befo
     "layer scores with the reply, in a job without": ([GREETING], TRAIN, replace(TRAINING, scored=True)),
     "one layer, in a job that trains all": ([GREETING], TRAIN, replace(TRAINING, layers=[0])),
     "an adapter that builds on version -1": ([GREETING], TRAIN, replace(TRAINING, base=-1)),
+    "a round without a handshake": ([], TRAIN, replace(TRAINING, state={KEY: torch.ones(2, 3)})),
+    "tensors under keys of the server's choice": ([GREETING], TRAIN, replace(TRAINING, state={"x": torch.ones(2, 3)})),
+    "a tensor a thousand times as long": ([GREETING], TRAIN, replace(TRAINING, state={KEY: torch.ones(2000, 3)})),
+    "tensors of another dtype": ([GREETING], TRAIN, replace(TRAINING, state={KEY: torch.ones(2, 3).double()})),
     "an adapter that builds on one the site never had": ([GREETING], TRAIN, replace(TRAINING, base=7)),
     "a text for the round": ([GREETING], TRAIN, replace(TRAINING, round="1")),
     "a task of another name": ([GREETING], "get_data", TRAINING),
@@ -100,6 +108,7 @@ def _ask(task: str, order: Any, *, before: list[Any] = (), sections: dict[str, A
     with _site() as (root, context):
         for earlier in before:
             note_order(earlier, root / "run" / "fedpeft")
+            accept(Introduction(version="1", schema=SCHEMA), root / "run" / "fedpeft")
         state = root / "fedpeft"
         was = _content(state)
         executor = SiteExecutor(**SECTIONS | changed)

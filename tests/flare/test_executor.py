@@ -56,7 +56,7 @@ def site(tmp_path, monkeypatch):
     """Function from prepared answers to an executor, its context and its one process."""
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "policy_of", lambda fl_ctx: None)
-    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, job, policy, order: tmp_path / order.lineage)
+    monkeypatch.setattr(module, "_state_of", lambda fl_ctx, job, policy, lock, order: tmp_path / order.lineage)
 
     def make(*answers):
         process = Process(answers)

@@ -9,6 +9,7 @@ import pytest
 
 from fedpeft.errors import LocalError
 from fedpeft.training.kept_state import GIB, claim, make_room, set_aside
+from fedpeft.training.state_lock import StateLock
 
 SETTINGS = {"method": {"adapter": "houlsby"}, "training": {"rounds": 5}, "schedule": {"budget_range": (1, 2)}}
 OTHER = {**SETTINGS, "training": {"rounds": 6}}
@@ -74,8 +75,8 @@ def test_what_is_set_aside_is_complete_and_never_replaced(tmp_path):
     assert kept == [b"\1", b"\2"]
 
 
-def room(folder, current, bytes_allowed, days=7.0):
-    make_room(folder, current, days=days, gib=bytes_allowed / GIB)
+def room(folder, current, bytes_allowed, days=7.0, needed=0):
+    make_room(folder, current, days=days, gib=bytes_allowed / GIB, needed=needed)
 
 
 def test_nothing_is_removed_while_there_is_room(tmp_path):
@@ -135,3 +136,24 @@ def test_other_files_of_a_site_stay(tmp_path):
     with pytest.raises(LocalError, match="kept_gib"):
         room(tmp_path, "small-1", 1000)
     assert (tmp_path / "book.jsonl").is_file()
+
+
+def test_what_is_about_to_be_written_needs_room_too(tmp_path):
+    young = lineage(tmp_path, "small-1", days=1, size=5000)
+    room(tmp_path, "small-2", 10_000, needed=4000)
+    with pytest.raises(LocalError, match="kept_gib"):
+        room(tmp_path, "small-2", 10_000, needed=6000)
+    aged(young, 30)
+    room(tmp_path, "small-2", 10_000, needed=6000)
+    assert not young.exists()
+
+
+def test_what_a_job_works_in_stays_however_old_it_is(tmp_path):
+    used, lock = lineage(tmp_path, "small-1", days=30, size=5000), StateLock()
+    lock.take(used, "job-1", patience=0)
+    aged(used, 30)
+    with pytest.raises(LocalError, match="kept_gib"):
+        room(tmp_path, "small-2", 1000)
+    assert used.is_dir()
+    lock.release()
+    room(tmp_path, "small-2", 1000)

@@ -27,6 +27,7 @@ from fedpeft.flare.task_check import TaskCheck
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training.kept_state import claim, make_room
 from fedpeft.training.problem import Problem
+from fedpeft.training.state_lock import StateLock
 from fedpeft.training.worker_process import WORKER, Aborted
 from fedpeft.training.worker_trainer import Failed, Trainer
 
@@ -72,6 +73,7 @@ class SiteExecutor(Executor):
             "schedule": schedule,
         }
         self._trainer = Trainer(self._sections, module=self.worker)
+        self._lock = StateLock()
         threading.Thread(target=_import_tensors, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
@@ -83,11 +85,12 @@ class SiteExecutor(Executor):
             _import_tensors()
         elif event_type == EventType.END_RUN:
             self._trainer.close()
+            self._lock.release()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
         from fedpeft.flare.messages import HELLO
-        from fedpeft.flare.site_tasks import TASKS, allowed, read, write
+        from fedpeft.flare.site_tasks import TASKS, SiteContext, allowed, read, write
         from fedpeft.flare.sum_member import SumMember
         from fedpeft.privacy.site_check import admitted
         from fedpeft.site_job import SiteJob
@@ -106,8 +109,14 @@ class SiteExecutor(Executor):
             job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
             if policy:
                 admitted(policy, job)  # as the training process does; here before anything is kept for the job
-            member_of = partial(SumMember.of, fl_ctx, job.method, policy, self._sections)
-            message, line = task.work(model, ask, partial(_state_of, fl_ctx, job, policy), member_of)
+            site = SiteContext(
+                ask=ask,
+                folder_of=partial(_state_of, fl_ctx, job, policy, self._lock),
+                member_of=partial(SumMember.of, fl_ctx, job.method, policy, self._sections),
+                policy=policy,
+                run=folder,
+            )
+            message, line = task.work(model, site)
             message = allowed(message, policy)
         except Aborted:
             self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
@@ -137,21 +146,35 @@ class SiteExecutor(Executor):
         self.log_error(fl_ctx, told, fire_event=False)
 
 
-def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, order: Order) -> Path:
+def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
     """Where the site's state of the order's lineage lies, if the job may ask for this and the state is its own."""
+    from fedpeft.flare.accepted import check_accepted
     from fedpeft.flare.messages import Hello
     from fedpeft.flare.order_limits import check_order, note_order
 
     check_order(order, job)
-    folder, lineages = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx)
-    note_order(order, run_folder(fl_ctx))
+    folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
+    needed = 0
+    if not isinstance(order, Hello):
+        check_accepted(order, run, any_width=bool(job.method.site_adapter_settings))
+        needed = sum(tensor.nbytes for tensor in order.state.values())
+    note_order(order, run)
     if policy is None:
         prune(lineages, order.lineage)
-    elif isinstance(order, Hello):
-        make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib)
-    lasting = {"method": job.method, "training": job.training, "schedule": job.schedule}
-    claim(folder, {name: asdict(settings) for name, settings in lasting.items()}, fl_ctx.get_job_id())
+    else:
+        make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
+    claim(folder, _lasting(job), fl_ctx.get_job_id())
+    if policy is not None:  # the simulator has many processes, one after the other, and a lock of its own
+        lock.take(folder, fl_ctx.get_job_id())
     return folder
+
+
+def _lasting(job: SiteJob) -> dict[str, Any]:
+    """The settings that jobs with one state have in common; the folder of the data may have moved."""
+    from fedpeft.site_job import SECTIONS
+
+    sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
+    return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}
 
 
 def _import_tensors() -> None:

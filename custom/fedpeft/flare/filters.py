@@ -124,9 +124,6 @@ class AdapterOnly(Filter):
                 f"task_data_filters with direction in, see fedpeft.flare.policy."
             )
         memory = Memory(run_folder(fl_ctx) / FOLDER)
-        reference = None
-        if settings and not isinstance(order, Hello):
-            reference = memory.reference(order)
         reply = read(shareable, kind)
         announced = memory.known_announcement()
         model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=memory.trained)
@@ -141,7 +138,7 @@ class AdapterOnly(Filter):
         disclosure = disclose(
             kind.from_model(model),
             order,
-            reference,
+            memory.reference(order),  # after the executor has accepted the order: this is written to disk
             settings,
             folder=memory.folder,
             book=lineages_folder(fl_ctx) / BOOK,

@@ -29,28 +29,28 @@ def check_order(order: Order, job: SiteJob) -> None:
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
         if not 0 <= order.finished < rounds:
-            raise _refused(f"to go on after round {order.finished} of {rounds}")
+            raise refused(f"to go on after round {order.finished} of {rounds}")
         return
     if not 1 <= order.round <= rounds:
-        raise _refused(f"for round {order.round} of {rounds}")
+        raise refused(f"for round {order.round} of {rounds}")
     if order.base < 0 or order.version < 0:
-        raise _refused(f"for version {order.version} built on {order.base}")
+        raise refused(f"for version {order.version} built on {order.base}")
     if isinstance(order, ScoreOrder):
         if not schedule.active:
-            raise _refused("for layer scores, and no layers are scheduled")
+            raise refused("for layer scores, and no layers are scheduled")
         return
     if order.scored and not (schedule.active and schedule.scoring == "with_reply"):
-        raise _refused("for layer scores with the reply")
+        raise refused("for layer scores with the reply")
     if schedule.active != (order.layers is not None):
-        raise _refused("to train some layers, and none are scheduled" if order.layers else "to train all layers")
+        raise refused("to train some layers, and none are scheduled" if order.layers else "to train all layers")
     if order.layers is None:
         return
     numbers = all(type(layer) is int and layer >= 0 for layer in order.layers)
     if not numbers or len(set(order.layers)) != len(order.layers):
-        raise _refused(f"to train layers {order.layers!r:.80}")
+        raise refused(f"to train layers {order.layers!r:.80}")
     budget = schedule.budget_of(job.site, seed=job.training.seed)
     if budget is not None and len(order.layers) > budget:
-        raise _refused(f"to train {len(order.layers)} layers, the budget is {budget}")
+        raise refused(f"to train {len(order.layers)} layers, the budget is {budget}")
 
 
 def note_order(order: Order, folder: Path) -> None:
@@ -65,16 +65,16 @@ def note_order(order: Order, folder: Path) -> None:
     """
     seen = _read(folder / FILE) or {"lineage": order.lineage}
     if seen["lineage"] != order.lineage:
-        raise _refused(f"for the state of {order.lineage!r:.120}, this job's is {seen['lineage']!r}")
+        raise refused(f"for the state of {order.lineage!r:.120}, this job's is {seen['lineage']!r}")
     if isinstance(order, Hello):
         if TRAIN in seen or SCORE in seen:
-            raise _refused("to begin anew, and this job has begun")
+            raise refused("to begin anew, and this job has begun")
     else:
         task = TRAIN if isinstance(order, TrainOrder) else SCORE
         last, times = seen.get(task, (0, 0))
         times = times + 1 if order.round == last else 1
         if order.round < last or times > REPEATS:
-            raise _refused(f"for round {order.round} after round {last}" + f", for the {times}th time" * (times > 1))
+            raise refused(f"for round {order.round} after round {last}" + f", for the {times}th time" * (times > 1))
         seen[task] = [order.round, times]
     write_json(folder / FILE, seen)
 
@@ -86,7 +86,8 @@ def _read(file: Path) -> dict:
         raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
 
 
-def _refused(what: str) -> FedpeftError:
+def refused(what: str) -> FedpeftError:
+    """The error of an order that no job of the lead's makes."""
     return FedpeftError(
         f"the server asks {what}, which is not what this job does: ask whoever runs the server.", code=REFUSED
     )

@@ -14,6 +14,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.accepted import accept
 from fedpeft.flare.messages import (
     HELLO,
     METRICS,
@@ -27,6 +28,7 @@ from fedpeft.flare.messages import (
     TrainReply,
 )
 from fedpeft.flare.sum_member import SumMember
+from fedpeft.privacy.released_metrics import first_of_round, released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.training import worker
 from fedpeft.training.received import complete
@@ -41,17 +43,34 @@ Reply = Introduction | ScoreReply | TrainReply
 
 
 @dataclass(frozen=True, kw_only=True)
+class SiteContext:
+    """What a task needs of its site.
+
+    Args:
+        ask: asks the learner.
+        folder_of: checks an order and gives the folder of its state.
+        member_of: gives the site's part in secure sums.
+        policy: the site's own file; None in the simulator.
+        run: the job's run folder.
+    """
+
+    ask: Ask
+    folder_of: FolderOf
+    member_of: MemberOf
+    policy: SitePolicy | None
+    run: Path
+
+
+@dataclass(frozen=True, kw_only=True)
 class SiteTask:
     """One kind of task.
 
     Args:
-        work: from the server's message, a function that asks the learner, one that checks an order and knows the folder
-            of its state, and one that knows the site's part in secure sums, to a reply and a line about it for the
-            site's log.
+        work: from the server's message and the site to a reply and a line about it for the site's log.
         excuse: from the round and what went wrong to a reply that says so.
     """
 
-    work: Callable[[FLModel, Ask, FolderOf, MemberOf], tuple[Reply, str]]
+    work: Callable[[FLModel, SiteContext], tuple[Reply, str]]
     excuse: Callable[[int, Failed], Reply]
 
 
@@ -80,16 +99,17 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
     return reply
 
 
-def _introduce(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[Introduction, str]:
-    hello, member = Hello.from_model(model), member_of()
-    folder = folder_of(hello)
+def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
+    hello, member = Hello.from_model(model), site.member_of()
+    folder = site.folder_of(hello)
     request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
-    answer = ask({**request, "folder": str(folder)})
+    answer = site.ask({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
     line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
+    accept(introduction, site.run)
     return introduction, line * bool(unanswerable)
 
 
@@ -97,11 +117,11 @@ def _no_introduction(_: int, failed: Failed) -> Introduction:
     return Introduction(version=fedpeft.__version__, **_problem(failed))
 
 
-def _score(model: FLModel, ask: Ask, folder_of: FolderOf, _: MemberOf) -> tuple[ScoreReply, str]:
+def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
-    folder = folder_of(order)
+    folder = site.folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
-    answer = ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
+    answer = site.ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
     reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
@@ -110,18 +130,22 @@ def _no_scores(round: int, failed: Failed) -> ScoreReply:
     return ScoreReply(round=round, scores=[], seconds=failed.seconds, **_problem(failed))
 
 
-def _train(model: FLModel, ask: Ask, folder_of: FolderOf, member_of: MemberOf) -> tuple[TrainReply, str]:
-    order, member = TrainOrder.from_model(model), member_of()
-    folder = folder_of(order)
+def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
+    order, member = TrainOrder.from_model(model), site.member_of()
+    folder = site.folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
     request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    answer = ask({**request, "folder": str(folder)}, state)
+    answer = site.ask({**request, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]
+    metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
+    if site.policy:
+        metrics = released_metrics(metrics, answer.values["questions"], least=site.policy.least_test_samples)
+        metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
     reply = TrainReply(
         round=order.round,
         samples=samples,
-        metrics={name: measured.get(name) for name in METRICS},
+        metrics=metrics,
         scores=answer.values["scores"],
         seconds=answer.seconds,
         problem="",

@@ -25,6 +25,7 @@ CODES = {
     "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
     "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
     "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
+    "state-in-use": "another job still uses what it kept under this name: abort that job, or wait for its end.",
     "state-full": "it keeps as much of earlier jobs as its own file allows (kept_gib): the site has to make room.",
     "order-refused": "the server asked it for something that the job's own settings do not provide for.",
     "adapter-outdated": "it lacks the adapter that this round builds on: it will be sent whole in the next round.",

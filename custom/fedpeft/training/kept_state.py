@@ -17,6 +17,7 @@ from typing import Any
 
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, write_json
+from fedpeft.training.state_lock import is_in_use
 
 OWNER, SET_ASIDE = "job.json", "set-aside"
 OTHER, FULL = "state-of-another-job", "state-full"
@@ -60,15 +61,22 @@ def set_aside(path: Path) -> None:
     path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
 
 
-def make_room(lineages: Path, current: str, *, days: float, gib: float) -> None:
+def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:
     """Remove the oldest of what is neither in use nor younger than `days`, until all of it fits into `gib`.
 
     What was set aside goes first. A server that makes up jobs can thus fill the room, and remove nothing.
 
+    Args:
+        lineages: the folder of all of them.
+        current: the one that a job is about to use.
+        days: as `kept_days` of the site's own file.
+        gib: as `kept_gib` there.
+        needed: bytes that are about to be written.
+
     Raises:
         LocalError: what is left does not fit.
     """
-    total = _size(lineages)
+    total = _size(lineages) + needed
     before = time.time() - days * DAY
     for path in _removable(lineages, current):
         if total <= gib * GIB:
@@ -78,8 +86,8 @@ def make_room(lineages: Path, current: str, *, days: float, gib: float) -> None:
             drop(path)
     if total > gib * GIB:
         raise LocalError(
-            f"{lineages} holds {total / GIB:.1f} GiB of the state of jobs, kept_gib is {gib:g}, and nothing of it has "
-            f"been unused for {days:g} days: remove what you no longer need, or raise kept_gib.",
+            f"{lineages} would hold {total / GIB:.1f} GiB of the state of jobs, kept_gib is {gib:g}, and nothing of it "
+            f"has been unused for {days:g} days: remove what you no longer need, or raise kept_gib.",
             code=FULL,
         )
 
@@ -87,7 +95,7 @@ def make_room(lineages: Path, current: str, *, days: float, gib: float) -> None:
 def _removable(lineages: Path, current: str) -> Iterator[Path]:
     yield from sorted(lineages.glob(f"*/{SET_ASIDE}/*"), key=_last_use)
     owned = (path.parent for path in lineages.glob(f"*/{OWNER}"))
-    yield from sorted((folder for folder in owned if folder.name != current), key=_last_use)
+    yield from sorted((folder for folder in owned if folder.name != current and not is_in_use(folder)), key=_last_use)
 
 
 def _last_use(path: Path) -> float:

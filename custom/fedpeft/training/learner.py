@@ -220,6 +220,12 @@ class Learner:
         """Test questions whose answer training never saw: they count as wrong, whatever the model says."""
         return self.vocabulary.unseen(self.data.test)
 
+    @property
+    def questions(self) -> dict[str, int]:
+        """How many open and closed questions the accuracies of `evaluate` are of."""
+        closed = sum(example.closed for example in self.data.test)
+        return {"open": len(self.data.test) - closed, "closed": closed}
+
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
         """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
         self.backbone.eval()

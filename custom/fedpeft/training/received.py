@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -13,7 +15,59 @@ from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import replacing
 
 FILE = "received.safetensors"
-OUTDATED = "adapter-outdated"
+OUTDATED, REFUSED = "adapter-outdated", "order-refused"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Announced:
+    """The adapter that a site has announced.
+
+    Args:
+        shapes: of its tensors, by wire key.
+        dtype: of all of them, as torch names it.
+    """
+
+    shapes: Mapping[str, Sequence[int]]
+    dtype: str
+
+
+def check_received(
+    state: Mapping[str, torch.Tensor], announced: Announced, *, whole: bool, any_width: bool = False
+) -> None:
+    """Accept a global adapter only if it is one of the site's own kind, before any of it is written.
+
+    Args:
+        state: as it arrived.
+        announced: by the site.
+        whole: whether it must have all keys, unless it is empty.
+        any_width: whether sites of the job differ in width; no side is then longer than the longest of the site's own.
+
+    Raises:
+        FedpeftError: naming the key.
+    """
+    shapes = announced.shapes
+    if unknown := set(state) - set(shapes):
+        raise _refused(f"has a tensor {min(map(str, unknown))!r:.120}, which this site's adapter does not have")
+    if whole and state and (missing := set(shapes) - set(state)):
+        raise _refused(f"lacks {min(missing)}")
+    longest = max((side for shape in shapes.values() for side in shape), default=0)
+    for key, tensor in state.items():
+        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+            raise _refused(f"has no dense tensor as {key}")
+        if str(tensor.dtype) != f"torch.{announced.dtype}":
+            raise _refused(f"has {key} as {tensor.dtype}, this site announced {announced.dtype}")
+        own, shape = list(shapes[key]), list(tensor.shape)
+        fits = len(shape) == len(own) and max(shape, default=0) <= longest if any_width else shape == own
+        if not fits:
+            raise _refused(f"has {key} with shape {shape!r:.60}, this site announced {own}")
+
+
+def _refused(what: str) -> FedpeftError:
+    return FedpeftError(
+        f"the global adapter from the server {what}: install the same fedpeft version everywhere, and ask whoever runs "
+        f"the server.",
+        code=REFUSED,
+    )
 
 
 def complete(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:

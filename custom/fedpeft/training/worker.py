@@ -134,7 +134,8 @@ def _score(learner: Learner, state: State, *, round: int) -> Answer:
 def _train(learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool) -> Answer:
     update = learner.train_round(round, state, layers)
     scores = learner.score_trained(round) if scored else []
-    return {"samples": update.samples, "metrics": update.metrics, "scores": scores}, update.state
+    values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
+    return values, update.state
 
 
 ANSWERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}

@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site takes from the server after its handshake: tensors of the adapter that it announced, and no others.
+
+The announcement lies in the job's run folder. Without one there was no handshake in this job, and no order is followed.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from fedpeft.errors import LocalError
+from fedpeft.files import write_json
+from fedpeft.flare.messages import Introduction, ScoreOrder, TrainOrder
+from fedpeft.flare.order_limits import refused
+from fedpeft.training.received import Announced, check_received
+
+FILE = "accepted.json"
+
+
+def accept(introduction: Introduction, folder: Path) -> None:
+    """Remember that this site takes part in the job, and with which adapter.
+
+    Args:
+        introduction: that it is about to send.
+        folder: the job's run folder.
+    """
+    write_json(folder / FILE, {"shapes": introduction.schema, "dtype": introduction.dtype})
+
+
+def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool) -> None:
+    """Accept an order only after a handshake, and with tensors of the announced keys, shapes and dtype.
+
+    Args:
+        order: of the server.
+        folder: the job's run folder.
+        any_width: whether sites of the job have adapters of other widths than this one.
+
+    Raises:
+        FedpeftError: naming what is wrong.
+    """
+    file = folder / FILE
+    if not file.exists():
+        raise refused(f"for round {order.round} without a handshake")
+    try:
+        announced = Announced(**json.loads(file.read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
+    check_received(order.state, announced, whole=not order.base, any_width=any_width)

@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One job at a time in a lineage's folder: a lock that its process holds to its end, however that comes.
+
+The system releases the lock of a dead process, so that none is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from pathlib import Path
+
+from fedpeft.errors import LocalError
+
+FILE = "in-use.lock"
+IN_USE = "state-in-use"
+SECONDS_TO_END = 30.0  # for the process of a job that was aborted or killed
+POLL_SECONDS = 0.2
+
+
+class StateLock:
+    """The lineages that one process has taken."""
+
+    def __init__(self) -> None:
+        self._held: dict[Path, int] = {}
+
+    def take(self, folder: Path, job: str, *, patience: float = SECONDS_TO_END) -> None:
+        """Hold a lineage until `release`, or the end of this process.
+
+        Args:
+            folder: of the lineage; it is made where it is missing.
+            job: FLARE's id of the job, for the error of another one.
+            patience: seconds that a process which holds it gets to end.
+
+        Raises:
+            LocalError: another process uses it, or the file cannot be made.
+        """
+        if folder in self._held:
+            return
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(folder / FILE, os.O_RDWR | os.O_CREAT, 0o600)
+            try:
+                _wait(descriptor, folder, patience)
+                os.ftruncate(descriptor, 0)
+                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "job": job}).encode(), 0)
+            except BaseException:
+                os.close(descriptor)
+                raise
+        except OSError as error:
+            raise LocalError(
+                f"{folder / FILE} cannot be locked ({error.strerror}): let this user write there, on a disk that knows "
+                f"locks."
+            ) from error
+        self._held[folder] = descriptor
+
+    def release(self) -> None:
+        """Give back what is held."""
+        while self._held:
+            os.close(self._held.popitem()[1])
+
+
+def is_in_use(folder: Path) -> bool:
+    """Whether a process holds the lineage in a folder."""
+    try:
+        descriptor = os.open(folder / FILE, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return False
+    except OSError:
+        return True
+    finally:
+        os.close(descriptor)
+
+
+def _wait(descriptor: int, folder: Path, patience: float) -> None:
+    deadline = time.monotonic() + patience
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                raise LocalError(
+                    f"the state in {folder} is used by {_owner(descriptor)}: wait for the end of that job, or abort "
+                    f"it.",
+                    code=IN_USE,
+                ) from None
+            time.sleep(POLL_SECONDS)
+
+
+def _owner(descriptor: int) -> str:
+    with contextlib.suppress(ValueError, KeyError, TypeError):
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return f"job {owner['job']!s:.80} in process {int(owner['pid'])}"
+    return "another process"

@@ -1,0 +1,186 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Without a handshake no order is followed, and none fills a site's disk: the real executor, its learner a function."""
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.signal import Signal
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.flare.executor import SiteExecutor
+from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.training.kept_state import GIB
+from fedpeft.training.state_lock import StateLock
+from fedpeft.training.worker_trainer import Answer
+
+KEY = "layer.0.output.down.weight"
+SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 3}, "data": {}, "schedule": {}}
+INTRODUCTION = {
+    "schema": {KEY: [2, 3]},
+    "classes": 3,
+    "samples": {"train": 50, "validation": 0, "test": 20},
+    "dataset": "phantom",
+    "backbone": "tiny-vilt",
+    "family": "vilt",
+    "dtype": "float32",
+    "budget": 1,
+    "finished": 0,
+    "unanswerable": 0,
+}
+
+
+def measured(value, questions):
+    metrics = dict.fromkeys(METRICS, value)
+    return {"samples": 50, "metrics": metrics, "questions": questions, "scores": []}
+
+
+class Consortium:
+    """A site with a start-up kit and its own file; every job has a run folder and an executor of its own."""
+
+    def __init__(self, root):
+        self.root, self.trained, self.executors = root, [], {}
+        self.accuracies, self.questions = iter([0.12345, 0.2, 0.3]), {"open": 10, "closed": 10}
+        for folder in ("startup", "local"):
+            (root / folder).mkdir()
+        (root / "startup" / "fed_client.json").write_text("{}")
+        self.policy()
+
+    def policy(self, **values):
+        (self.root / "local" / "fedpeft.json").write_text(json.dumps(values))
+
+    def ask(self, request, state=None, **_):
+        if request["do"] == "introduce":
+            return Answer(values=dict(INTRODUCTION))
+        self.trained.append(request["round"])
+        return Answer(values=measured(next(self.accuracies), self.questions), state={KEY: torch.zeros(2, 3)})
+
+    def answer(self, task, order, *, job="job-1", **sections):
+        executor = self.executors.get(job)
+        if executor is None:
+            executor = self.executors[job] = SiteExecutor(**SECTIONS | sections)
+            executor._trainer.close()
+            executor._trainer.ask = self.ask
+        shareable = FLModelUtils.to_shareable(order.to_model(round=0))
+        reply = executor.execute(task, shareable, self._context(task, job), Signal())
+        return (Introduction if task == HELLO else TrainReply).from_model(FLModelUtils.from_shareable(reply))
+
+    def hello(self, lineage="small-1", **how):
+        return self.answer(HELLO, Hello(version="1", lineage=lineage), **how)
+
+    def train(self, state=None, *, round=1, lineage="small-1", job="job-1", **values):
+        fields = {"base": 0, "version": 1, "layers": None, "scored": False, **values}
+        order = TrainOrder(
+            lineage=lineage, round=round, state={KEY: torch.ones(2, 3)} if state is None else state, **fields
+        )
+        return self.answer(TRAIN, order, job=job)
+
+    @property
+    def kept(self):
+        """Names of the files in all states."""
+        return sorted(path.name for path in (self.root / "fedpeft").rglob("*") if path.is_file())
+
+    def _context(self, task, job):
+        workspace = SimpleNamespace(
+            get_startup_kit_dir=lambda: str(self.root / "startup"),
+            get_site_config_dir=lambda: str(self.root / "local"),
+            get_root_dir=lambda: str(self.root),
+            get_run_dir=lambda job: str(self.root / job),
+        )
+        context = FLContext()
+        context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
+        context.set_prop(ReservedKey.IDENTITY_NAME, "north")
+        context.set_prop(ReservedKey.RUN_NUM, job)
+        context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
+        return context
+
+
+@pytest.fixture
+def site(tmp_path):
+    return Consortium(tmp_path)
+
+
+def test_a_job_that_was_accepted_trains(site):
+    assert site.hello().problem == ""
+    assert site.train().problem == ""
+    assert "received.safetensors" in site.kept
+
+
+def test_without_a_handshake_nothing_is_trained_or_written(site):
+    assert site.train().problem == "order-refused"
+    assert (site.trained, site.kept) == ([], [])
+    assert site.hello().problem == "", "the order did not count as one of the job"
+
+
+def test_the_handshake_of_another_job_does_not_count(site):
+    site.hello()
+    assert site.train(job="job-2").problem == "order-refused"
+    assert site.trained == []
+
+
+def test_a_handshake_that_was_refused_does_not_count(site):
+    site.policy(kept_gib=0)
+    (site.root / "fedpeft").mkdir()
+    (site.root / "fedpeft" / "book.jsonl").write_text("full")
+    assert site.hello().problem == "state-full"
+    site.policy()
+    assert site.train().problem == "order-refused"
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        {KEY: torch.ones(2, 3), "head.weight": torch.ones(2)},
+        {"layer.7.output.down.weight": torch.ones(2, 3)},
+        {KEY: torch.ones(2000, 3)},
+        {KEY: torch.ones(2, 3).double()},
+    ],
+)
+def test_tensors_that_the_site_did_not_announce_are_not_written(site, state):
+    site.hello()
+    assert site.train(state).problem == "order-refused"
+    assert site.train(state, base=1, version=2).problem == "order-refused"
+    assert site.trained == []
+    assert "received.safetensors" not in site.kept
+
+
+def test_no_order_goes_past_the_room_of_the_sites_file(site):
+    site.hello()
+    used = sum(path.stat().st_size for path in (site.root / "fedpeft").rglob("*") if path.is_file())
+    site.policy(kept_gib=(used + 10) / GIB)
+    assert site.train().problem == "state-full"
+    assert "received.safetensors" not in site.kept
+
+
+def test_two_jobs_do_not_share_a_state(site, monkeypatch):
+    monkeypatch.setattr(StateLock.take, "__kwdefaults__", {"patience": 0})
+    site.hello()
+    assert site.hello(job="job-2").problem == "state-in-use"
+    site.executors["job-1"].handle_event(EventType.END_RUN, site._context(HELLO, "job-1"))
+    assert site.hello(job="job-3").problem == ""
+
+
+@pytest.mark.parametrize("sections", [{"backbone": {"text_length": 30}}, {"data": {"split": "paper"}}])
+def test_a_job_with_other_data_or_another_backbone_does_not_go_on_from_a_state(site, sections):
+    site.hello()
+    assert site.hello(job="job-2", **sections).problem == "state-of-another-job"
+
+
+def test_what_leaves_of_a_round_is_rounded_and_leaves_once(site):
+    site.hello()
+    first = site.train()
+    assert first.metrics["overall"] == first.metrics["open"] == 0.12
+    assert site.train().metrics == first.metrics, "another model in the same round is not measured"
+    assert site.train(round=2).metrics["overall"] == 0.3
+    assert site.trained == [1, 1, 2]
+
+
+def test_a_group_of_few_questions_is_not_measured(site):
+    site.questions = {"open": 19, "closed": 1}
+    site.hello()
+    metrics = site.train().metrics
+    assert (metrics["overall"], metrics["open"], metrics["closed"]) == (0.12, None, None)
