@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A job over mutual TLS ends with the manifest, and computes what it computes without FLARE."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 from kits import SITES
 from safetensors.torch import load_file
 
+from fedpeft.privacy.released_metrics import released_metrics
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.status import run_folder
 from fedpeft.training.federate import federate
 from fedpeft.training.learner import Learner
@@ -31,12 +34,30 @@ def test_it_ends_with_the_manifest(download):
     assert {"report/report.html", "history.json", "global.safetensors"} <= set(manifest["files"])
 
 
-def test_the_loop_without_flare_gives_the_same_adapter(download, sections, tmp_path):
+@pytest.fixture(scope="module")
+def bare_loop(sections, tmp_path_factory):
+    """The same job without FLARE: its learners, and its last round."""
     two = sections(f"federation.sites=[{', '.join(SITES)}]")
-    *_, last = federate({s: Learner.from_sections(two, site=s, folder=tmp_path / s) for s in SITES})
+    folder = tmp_path_factory.mktemp("bare")
+    learners = {site: Learner.from_sections(two, site=site, folder=folder / site) for site in SITES}
+    *_, last = federate(learners)
+    return learners, last
+
+
+def test_the_loop_without_flare_gives_the_same_adapter(download, bare_loop):
+    _, last = bare_loop
     saved = load_file(run_folder(download) / "global.safetensors")
     assert saved.keys() == last.state.keys()
     assert all(torch.equal(saved[key], last.state[key]) for key in saved)
+
+
+def test_and_the_same_figures_as_a_sites_own_file_lets_them_out(download, bare_loop, small_policy):
+    learners, last = bare_loop
+    *_, history = json.loads((run_folder(download) / "history.json").read_text())["rounds"]
+    for site, learner in learners.items():
+        measured = last.updates[site].metrics
+        expected = released_metrics(measured, learner.questions, least=SitePolicy(**small_policy).least_test_samples)
+        assert {name: history["sites"][site][name] for name in expected} == expected
 
 
 def test_no_log_of_a_site_comes_along(download):

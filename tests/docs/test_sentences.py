@@ -22,6 +22,7 @@ from fedpeft.backbones.vilt import TINY_FOLDER
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor, handshake
+from fedpeft.flare.accepted import accept
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.flare.reply_contract import check_reply, read_introduction
 from fedpeft.jobs import compose, write_job
@@ -258,6 +259,7 @@ def _(here):
 
 
 def trained(here):
+    accept(introduction(), here.folder)
     reply = TrainReply.from_model(answered(here, TRAIN, ORDER, here.sections()))
     check_reply(reply, **EXPECTED)
 

@@ -24,7 +24,8 @@ class RobustSettings:
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
             that (`trimmed_mean` needs 2 f + 1, `krum` and `multi_krum` 2 f + 3), its median is taken.
         max_share: largest share of one site in the sample counts of a round (of K sites at least 1 / K): with 1/2 no
-            site outweighs all others together, whatever number of samples it announces. 1: no cap.
+            site outweighs all others together, whatever number of samples it announces, and two sites of any sizes
+            weigh the same. 1: no cap.
         update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
             its numbers, from the adapter that it was sent) is refused in this round; 0: nobody is. In this project's
             embedded jobs, whose sites hold equally much data, the largest is 1.13 times the median; the default leaves

@@ -27,8 +27,8 @@ class PrivacySettings:
         limit: the largest epsilon of all releases together; a reply that would exceed it does not leave. 0: none.
         reference: `received` (what is clipped is the difference to the global adapter that the server sent) or `zero`
             (the adapter itself is clipped).
-        metrics: `withhold` (losses and accuracies become "not measured") or `pass` (they leave as they are, and the
-            guarantee does not cover them).
+        metrics: `withhold` (losses and accuracies become "not measured") or `pass` (they leave as the site's own
+            file lets them, and the guarantee does not cover them).
     """
 
     clip: float

@@ -66,7 +66,9 @@ class SitePolicy:
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
         scores: whether layer scores leave; off: scheduled jobs are refused.
-        metrics: whether accuracies and losses leave; off, and with `sum_with`: they become "not measured".
+        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
+            of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and
+            with `sum_with`: they become "not measured".
         head: whether a classifier's head may leave; no method sends one today.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
             without `method.secure_sum`, with other sites, or with `data.sites`, is refused. Empty: adapters leave as
