@@ -41,11 +41,12 @@ from fedpeft.flare.record import Record
 from fedpeft.flare.reply_contract import read_introduction, read_scores, read_training
 from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
-from fedpeft.flare.simulator_workspace import take_workspace
+from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.seeds import derive
 from fedpeft.settings import build
+from fedpeft.training import fork_server
 from fedpeft.training.aggregation import State, check_global
 from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, layers_of
 from fedpeft.training.export import export_adapter
@@ -103,12 +104,17 @@ class FederationController(ModelController):
         accept_returning(event_type, fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the job, in the simulator as the only one in its workspace."""
+        """Run the job; in the simulator as the only one in its workspace, and with a fork server for its sites.
+
+        Sites can start for as long as this process lives, and so does the server.
+        """
         try:
             take_workspace(fl_ctx)
         except FedpeftError as error:
             self.panic(str(error))
             return
+        if is_simulated(fl_ctx):
+            self._fork_server = fork_server.start()
         super().control_flow(abort_signal, fl_ctx)
 
     def run(self) -> None:

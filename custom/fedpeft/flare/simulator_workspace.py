@@ -14,13 +14,18 @@ from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 from fedpeft.workspace_lock import is_held_by_a_parent, take
 
 
+def is_simulated(fl_ctx: FLContext) -> bool:
+    """Whether FLARE's simulator runs this server; elsewhere every job has an id of its own."""
+    return fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME
+
+
 def take_workspace(fl_ctx: FLContext) -> None:
     """Hold the simulator's workspace until this process ends; nothing where FLARE runs otherwise.
 
     Raises:
         FedpeftError: another run uses it.
     """
-    if fl_ctx.get_job_id() != SimulatorConstants.JOB_NAME:
+    if not is_simulated(fl_ctx):
         return
     workspace = Path(fl_ctx.get_engine().get_workspace().get_root_dir()).parent
     if not is_held_by_a_parent(workspace):

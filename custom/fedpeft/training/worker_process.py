@@ -5,11 +5,11 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any
 
+from fedpeft.training.forked_process import start_python
 from fedpeft.training.worker_frames import BadFrame, receive, send, unpack
 
 WORKER = "fedpeft.training.worker"
@@ -35,8 +35,7 @@ class WorkerProcess:
     def __init__(self, module: str = WORKER) -> None:
         self._connection, other = Pipe()
         with other:
-            command = [sys.executable, "-P", "-m", module, str(other.fileno())]  # no import from the working directory
-            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[other.fileno()])
+            self._process = start_python(module, other.fileno())
 
     @property
     def pid(self) -> int:
