@@ -2,6 +2,8 @@
 """The site's side without FLARE's network and without a learner: the training process is a function."""
 
 import json
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -191,3 +193,17 @@ def test_another_component_of_a_job_cannot_make_it_train(site):
     executor, context, _ = site()
     order = FLModelUtils.to_shareable(ORDER.to_model(round=2))
     assert executor.execute(TRAIN, order, context, Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+def test_the_process_that_talks_to_flare_imports_nothing_of_training():
+    """It is started anew for every task of a simulated site: transformers and PEFT cost more than all the rest."""
+    heavy = "{'torch', 'transformers', 'peft', 'scipy', 'sklearn', 'pandas', 'matplotlib', 'ot', 'pymoo', 'PIL'}"
+    code = f"""
+import sys
+import nvflare.private.fed.app.simulator.simulator_worker, fedpeft.flare.executor
+assert not {heavy} & {{*sys.modules}}
+fedpeft.flare.executor._import_tensors()
+import fedpeft.flare.site_tasks, fedpeft.flare.sum_member, fedpeft.flare.order_limits, fedpeft.privacy.site_check
+assert {heavy} & {{*sys.modules}} <= {{'torch'}}, {heavy} & {{*sys.modules}}
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

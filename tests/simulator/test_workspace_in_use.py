@@ -53,6 +53,7 @@ def used(tmp_path_factory, sections):
         beside = simulate(jobs["job"], workspace, threads=2)
         assert digests(workspace / "local") == configuration
         members = psutil.Process(first.pid).children(recursive=True)
+        forked = [member for member in members if "fedpeft.training.fork_server" in member.parent().cmdline()]
         first.kill()
         first.wait()
         resumed = simulate(jobs["again"], workspace, threads=2)
@@ -61,7 +62,14 @@ def used(tmp_path_factory, sections):
     once_more = simulate(jobs["again"], workspace, threads=2)
     same = digests(workspace) == before
     return SimpleNamespace(
-        pid=first.pid, beside=beside, members=members, alive=alive, resumed=resumed, once_more=once_more, same=same
+        pid=first.pid,
+        beside=beside,
+        members=members,
+        forked=forked,
+        alive=alive,
+        resumed=resumed,
+        once_more=once_more,
+        same=same,
     )
 
 
@@ -73,6 +81,7 @@ def test_a_second_run_names_the_process_of_the_first(used):
 
 def test_kill_9_leaves_no_process(used):
     assert len(used.members) >= 4
+    assert len(used.forked) == 2
     assert not used.alive
 
 

@@ -9,6 +9,7 @@ import psutil
 import pytest
 import torch
 
+from fedpeft.training.fork_server import ADDRESS
 from fedpeft.training.worker_process import Aborted
 from fedpeft.training.worker_trainer import Failed, Trainer
 
@@ -17,8 +18,10 @@ def never():
     return False
 
 
-@pytest.fixture
-def trainer(monkeypatch, tmp_path):
+@pytest.fixture(params=["started", "forked"])
+def trainer(request, monkeypatch, tmp_path):
+    """With a training process of its own Python, and with one that a fork server has forked."""
+    monkeypatch.setenv(ADDRESS, request.getfixturevalue("fork_server_name") if request.param == "forked" else "")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
     made = Trainer({"data": {}}, module="stand_in_worker")
