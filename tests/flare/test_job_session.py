@@ -66,9 +66,9 @@ def connect(kit, monkeypatch):
         (Server("RUNNING"), {"state": "running", "round": 2, "rounds": 4, "rejected": ("head, round 1: late",)}),
         (Server("RUNNING", stats={"server": "x"}), {"state": "running", "round": 0}),
         (Server("RUNNING", stats={}), {"state": "running", "round": 0}),
-        (Server("RUNNING", stats=JobNotRunning()), {"state": "running", "round": 0}),
-        (Server("RUNNING", stats=JobNotFound()), {"state": "running", "round": 0}),
-        (Server("RUNNING", stats=InternalError()), {"state": "running", "round": 0}),
+        (Server("RUNNING", stats=JobNotRunning()), {"state": "starting or ending", "round": 0}),
+        (Server("RUNNING", stats=JobNotFound()), {"state": "starting or ending", "round": 0}),
+        (Server("RUNNING", stats=InternalError()), {"state": "starting or ending", "round": 0}),
         (Server("FINISHED:COMPLETED"), {"state": "completed", "ended": True}),
         (Server("FINISHED:ABORTED"), {"state": "failed", "ended": True}),
     ],
@@ -173,3 +173,12 @@ def test_the_server_tells_its_progress_to_flares_collector(tmp_path, monkeypatch
     server.handle_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
     told = SimpleNamespace(**json.loads(json.dumps(collector.info))["fedpeft"])
     assert (told.job, told.round, told.rounds, told.state) == ("small", 1, 4, "running")
+
+
+def test_a_job_whose_server_part_is_over_is_not_called_running(connect):
+    server = Server("RUNNING", "RUNNING")
+    with connect(server) as session:
+        assert session.progress().state == "running"
+        server.stats = JobNotRunning()
+        found = session.progress()
+    assert (found.state, found.round, found.ended) == ("ending", 2, False)

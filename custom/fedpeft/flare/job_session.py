@@ -29,6 +29,7 @@ from fedpeft.status.progress import COMPLETED, FAILED, Progress
 
 SECONDS = 10.0
 FINISHED = "FINISHED:"
+ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
 
 class JobSession:
@@ -88,8 +89,8 @@ class JobSession:
             JobNotFound,
             JobNotRunning,
             InternalError,
-        ):  # the server knows the job: it starts or ends at this moment
-            return self._last
+        ):  # its process starts, or has ended: FLARE calls the job running until every site has ended its part
+            return replace(self._last, state=ENDING if self._last.round else STARTING_OR_ENDING)
         values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last
 
