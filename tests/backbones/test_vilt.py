@@ -13,7 +13,7 @@ from transformers import BertTokenizerFast
 from transformers.models.vilt.configuration_vilt import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltForMaskedLM
 
-from fedpeft.backbones import BackboneSettings, build, names, register
+from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.vilt import TINY_FOLDER
 from fedpeft.data import DataSettings, load
 from fedpeft.data.phantom_words import CLINICAL, PLAIN, TEMPLATES
@@ -274,12 +274,6 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, mon
 def test_wrong_settings_are_named(values, told):
     with pytest.raises(FedpeftError, match=told):
         build(BackboneSettings(**values))
-
-
-def test_names_are_unique():
-    assert names() == ("tiny-vilt", "vilt")
-    with pytest.raises(FedpeftError, match="already registered"):
-        register("vilt", "somewhere.else", usual="")
 
 
 def test_registry_imports_no_torch():

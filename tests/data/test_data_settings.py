@@ -55,14 +55,6 @@ def test_settings_come_from_json():
     assert settings.exclude == ("synpic1",)
 
 
-def test_a_name_is_registered_once():
-    assert {"phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest"} <= set(
-        data.names()
-    )
-    with pytest.raises(DataError, match=r"'slake' is already registered by fedpeft\.data\.slake"):
-        data.register("slake", "somewhere.else")
-
-
 def test_only_phantom_is_procedural():
     assert [name for name in data.names() if data.is_procedural(name)] == ["phantom"]
     with pytest.raises(DataError, match="imagenet"):

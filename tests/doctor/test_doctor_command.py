@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from fedpeft import cli
-from fedpeft.doctor import Finding, open_case, register
+from fedpeft.doctor import Finding, open_case
 from fedpeft.doctor.console import visit
 from fedpeft.doctor.registry import examine
 from fedpeft.errors import FedpeftError
@@ -54,11 +54,6 @@ def test_a_check_that_breaks_is_told_and_hides_no_other(monkeypatch):
     found = list(examine(open_case()))
     assert "this check itself broke (ZeroDivisionError" in found[0][1].sentence
     assert disk.__name__.endswith(found[-1][0])
-
-
-def test_a_group_is_registered_once():
-    with pytest.raises(FedpeftError, match="already registered"):
-        register("disk", "elsewhere")
 
 
 def test_exit_codes(make_kit, capsys, monkeypatch):

@@ -1,47 +1,40 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Backbones by name. A new one is one file with `build(settings)` and one line below; imported when built."""
+"""Backbones by name. A new one is one file with a `Pretrained` and one line below; imported when it is first used."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fedpeft.errors import FedpeftError
+from fedpeft.registry import Registry
 from fedpeft.settings import one_of
 
 if TYPE_CHECKING:
     from torch import nn
 
-_MODULES: dict[str, str] = {}
-_USUAL: dict[str, str] = {}
 
-
-def register(name: str, module: str, *, usual: str) -> None:
-    """Make `BackboneSettings(name=name)` build through `module.build(settings)`.
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A backbone as it is registered.
 
     Args:
-        name: the backbone's name in settings.
-        module: dotted name of a module with `build(settings)`.
+        build: from `BackboneSettings` to a module as `fedpeft.backbones.build` describes it.
         usual: its usual weights, a folder of the package or a hub name.
-
-    Raises:
-        FedpeftError: the name is taken.
     """
-    if name in _MODULES:
-        raise FedpeftError(f"Backbone {name!r} is already registered by {_MODULES[name]}: choose another name.")
-    _MODULES[name], _USUAL[name] = module, usual
+
+    build: Callable[[BackboneSettings], nn.Module]
+    usual: str
 
 
-def names() -> tuple[str, ...]:
-    """Names of all registered backbones, in the order of their registration."""
-    return tuple(_MODULES)
+BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones")
+register, names = BACKBONES.register, BACKBONES.names
 
 
 def usual_source(name: str) -> str:
     """The folder of the package, or the hub name, of a backbone's usual weights."""
-    return _USUAL[name]
+    return BACKBONES.get(name).usual
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,12 +85,12 @@ def build(settings: BackboneSettings) -> nn.Module:
     Raises:
         FedpeftError: the weights are missing, unreachable, damaged or of another architecture.
     """
-    return import_module(_MODULES[settings.name]).build(settings)
+    return BACKBONES.get(settings.name).build(settings)
 
 
 def _positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-register("tiny-vilt", "fedpeft.backbones.vilt", usual=str(Path(__file__).parent / "tiny_vilt"))
-register("vilt", "fedpeft.backbones.vilt", usual="dandelin/vilt-b32-mlm")
+register("tiny-vilt", "fedpeft.backbones.vilt:TINY_VILT")
+register("vilt", "fedpeft.backbones.vilt:VILT")

@@ -6,8 +6,9 @@ The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from fedpeft.backbones import usual_source, weights
+from fedpeft.backbones import Pretrained, weights
 from fedpeft.errors import FedpeftError, LocalError
 
 if TYPE_CHECKING:
@@ -28,14 +29,20 @@ TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 Images = Sequence["Image.Image | np.ndarray"]
 
 
-def build(settings: BackboneSettings) -> Vilt:
-    """Load ViLT and its tokenizer from a folder, the hub, or the package (tiny-vilt).
+def build(
+    settings: BackboneSettings, *, usual: str, images: Callable[[int, int], SquareImages | ProportionalImages]
+) -> Vilt:
+    """Load ViLT and its tokenizer from a folder, the hub, or the package.
+
+    Args:
+        settings: of the job.
+        usual: source of the weights where the settings name none.
+        images: from image size and patch size to what makes pixels of images.
 
     Raises:
         FedpeftError: the source is missing, unreachable, damaged or no ViLT; the setting does not fit it.
     """
-    tiny = settings.name == "tiny-vilt"
-    source = settings.source or usual_source(settings.name)
+    source = settings.source or usual
     model, tokenizer = _load(source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
@@ -50,8 +57,7 @@ def build(settings: BackboneSettings) -> Vilt:
             f"text_length is {settings.text_length}, {source} reads at most {longest} tokens: lower it.",
             setting="backbone.text_length",
         )
-    prepare = SquareImages(size) if tiny else ProportionalImages(size, patch)
-    return Vilt(model, tokenizer, prepare, settings.text_length)
+    return Vilt(model, tokenizer, images(size, patch), settings.text_length)
 
 
 def _load(source: str) -> tuple[nn.Module, Any]:
@@ -208,3 +214,11 @@ class Vilt(nn.Module):
         kept = {name: value for name, value in batch.items() if name not in ("pixel_values", "pixel_mask")}
         seen = torch.ones(tokens.shape[:2], dtype=torch.long, device=tokens.device)
         return {**kept, "image_embeds": tokens, "pixel_mask": seen}
+
+
+def _pretrained(usual: str, images: Callable[[int, int], SquareImages | ProportionalImages]) -> Pretrained:
+    return Pretrained(build=partial(build, usual=usual, images=images), usual=usual)
+
+
+TINY_VILT = _pretrained(str(TINY_FOLDER), lambda size, patch: SquareImages(size))
+VILT = _pretrained("dandelin/vilt-b32-mlm", ProportionalImages)

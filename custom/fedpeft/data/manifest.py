@@ -19,7 +19,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
 
 _KEYS = ("image", "question", "answer")
 _SPLITS = {"train": "train", "validation": "validation", "validate": "validation", "val": "validation", "test": "test"}
@@ -86,3 +86,6 @@ def _example(row: Row, root: Path) -> Example:
         image_id=str(name),
         question_type=row.label("question_type"),
     )
+
+
+DATASET = DataSet(load=load)

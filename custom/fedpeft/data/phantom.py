@@ -16,7 +16,7 @@ import numpy as np
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PLAIN, QUESTION_TYPES
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.schema import DataSet, Example, SiteData
 
 if TYPE_CHECKING:
     from fedpeft.data.schema import DataSettings
@@ -155,3 +155,6 @@ def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random
                 )
             )
     return tuple(examples)
+
+
+DATASET = DataSet(load=load, procedural=True)

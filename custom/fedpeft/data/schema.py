@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -174,3 +174,16 @@ class DataSettings:
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """A data set as it is registered.
+
+    Args:
+        load: from `DataSettings` to one site's `SiteData`; image files are checked for existence, not decoded.
+        procedural: the data are computed, not measured; every table and picture made from them says so.
+    """
+
+    load: Callable[[DataSettings], SiteData]
+    procedural: bool = False

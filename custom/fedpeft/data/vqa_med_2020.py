@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.partition import arrange, pooled
-from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.data.schema import DataSet, DataSettings, SiteData
 from fedpeft.data.vqa_med import pairs, questions_with_references
 
 FOLDERS = ("vqa_med_2020", "VQA-Med-2020")
@@ -42,3 +42,6 @@ def load(settings: DataSettings) -> SiteData:
         splits = arrange(settings, train=train, validation=validation, test=test)
         split = "split by image" if settings.split == "image_disjoint" else "published split"
     return SiteData(settings.site or "vqa-med-2020", *splits, f"VQA-Med 2020 (ImageCLEF), real data, {split}")
+
+
+DATASET = DataSet(load=load)

@@ -27,7 +27,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"
@@ -117,3 +117,6 @@ def _example(row: Row, folder: Path) -> Example:
         image_id=_image_id(row),
         question_type=", ".join(_MISSPELT.get(kind, kind) for kind in kinds),
     )
+
+
+DATASET = DataSet(load=load)

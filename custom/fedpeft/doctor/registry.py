@@ -5,24 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
-from importlib import import_module
 
 from fedpeft.doctor.case import Case
 from fedpeft.doctor.finding import Finding, failed
 from fedpeft.errors import FedpeftError
+from fedpeft.registry import Registry
 
-_GROUPS: dict[str, str] = {}
-
-
-def register(name: str, module: str) -> None:
-    """Add a group: a module with `check(case)`, imported when its turn comes.
-
-    Raises:
-        FedpeftError: the name is taken.
-    """
-    if name in _GROUPS:
-        raise FedpeftError(f"The group {name!r} is already registered by {_GROUPS[name]}: choose another name.")
-    _GROUPS[name] = module
+Check = Callable[[Case], Iterator[Finding]]
+CHECKS: Registry[Check] = Registry("group of checks", "fedpeft.checks")
+register = CHECKS.register
 
 
 def examine(
@@ -34,11 +25,11 @@ def examine(
         case: what is examined.
         during: context in which a group is at work, such as one that shows its name.
     """
-    for name, module in _GROUPS.items():
+    for name in CHECKS.names():
         found: list[Finding] = []
         with during(name):
             try:
-                found.extend(import_module(module).check(case))
+                found.extend(CHECKS.get(name)(case))
             except FedpeftError as error:
                 found.append(failed(str(error)))
             except Exception as error:

@@ -5,35 +5,19 @@ from __future__ import annotations
 
 import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import build, suggestion
+from fedpeft.registry import Registry
+from fedpeft.settings import build
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-_HOMES: dict[str, str] = {}
-
-
-def register(name: str, home: str) -> None:
-    """Make `score(method=name)` call `home`, "package.module:function", as `function(problem[, settings]) -> (L,)`.
-
-    The annotation of its argument `settings`, a keyword-only dataclass, says what a job may set.
-
-    Raises:
-        FedpeftError: the name is taken.
-    """
-    if name in _HOMES:
-        raise FedpeftError(f"Score {name!r} is already registered by {_HOMES[name]}: choose another name.")
-    _HOMES[name] = home
-
-
-def names() -> tuple[str, ...]:
-    """Names of all registered scores, in the order of their registration."""
-    return tuple(_HOMES)
+Score = Callable[..., "Tensor"]  # (problem[, settings]) -> (L,); the annotation of settings names their dataclass
+SCORES: Registry[Score] = Registry("score", "fedpeft.scores")
+register, names = SCORES.register, SCORES.names
 
 
 def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:
@@ -42,7 +26,7 @@ def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any
     Raises:
         FedpeftError: unknown method, unknown setting, or a value that is not allowed.
     """
-    cls = typing.get_type_hints(_function(method)).get("settings")
+    cls = typing.get_type_hints(SCORES.get(method)).get("settings")
     if cls is not None:
         return build(cls, values or {}, section=method)
     if values:
@@ -89,7 +73,7 @@ def score(
     """
     from fedpeft.importance.problem import Problem, trainable
 
-    function, chosen = _function(method), method_settings(method, settings)
+    function, chosen = SCORES.get(method), method_settings(method, settings)
     problem = Problem(
         model_fn=model_fn,
         layers=layers,
@@ -104,13 +88,6 @@ def score(
         scores = (function(problem) if chosen is None else function(problem, chosen)).double().cpu()
     problem.check_finite(scores)
     return _normalized(scores, method) if normalize else scores
-
-
-def _function(method: str) -> Callable[..., Tensor]:
-    if method not in _HOMES:
-        raise FedpeftError(f"Score {method!r} is unknown: {suggestion(method, _HOMES)}.")
-    module, _, function = _HOMES[method].partition(":")
-    return getattr(import_module(module), function)
 
 
 def _normalized(scores: Tensor, method: str) -> Tensor:

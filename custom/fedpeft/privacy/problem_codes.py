@@ -22,6 +22,7 @@ CODES = {
     "site-file-unusable": "its own local/fedpeft.json cannot be used: `fedpeft doctor` at the site says why.",
     "data-unusable": "its data cannot be used; the site's log has the details.",
     "data-too-few": "it holds less data than its own file requires of a job that it takes part in.",
+    "plugin-unusable": "a plugin that the job names cannot be used there; the site's log has the details.",
     "backbone-unusable": "it cannot load the backbone: `fedpeft doctor` at the site says why.",
     "state-unusable": "what it kept of earlier rounds cannot be used; the site's log has the details.",
     "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",

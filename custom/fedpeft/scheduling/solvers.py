@@ -3,41 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib import import_module
+import typing
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedpeft.errors import FedpeftError
+from fedpeft.registry import Registry
 from fedpeft.scheduling.problem import problem
 from fedpeft.settings import build
 
 if TYPE_CHECKING:
     from fedpeft.scheduling.front import Front
 
-_SOLVERS: dict[str, tuple[str, str]] = {}
-
-
-def register(name: str, module: str, settings: str) -> None:
-    """Make ``schedule(…, solver=name)`` run ``search(problem, rng, settings) -> Front`` of a module.
-
-    Args:
-        name: of the solver.
-        module: dotted name, imported when the solver is first used.
-        settings: name of its settings dataclass in that module.
-
-    Raises:
-        FedpeftError: the name is taken.
-    """
-    if name in _SOLVERS:
-        raise FedpeftError(f"solver {name!r} is already registered by {_SOLVERS[name][0]}: choose another name.")
-    _SOLVERS[name] = (module, settings)
-
-
-def names() -> tuple[str, ...]:
-    """Names that ``schedule`` knows."""
-    return tuple(_SOLVERS)
+Search = Callable[..., "Front"]  # (problem, rng, settings), the annotation of settings names their dataclass
+SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers")
+register, names = SOLVERS.register, SOLVERS.names
 
 
 def solver_settings(solver: str, **settings: Any) -> Any:
@@ -46,10 +28,7 @@ def solver_settings(solver: str, **settings: Any) -> Any:
     Raises:
         FedpeftError: unknown solver or setting, or a value that is not allowed.
     """
-    if solver not in _SOLVERS:
-        raise FedpeftError(f"solver {solver!r} is unknown: choose one of {', '.join(_SOLVERS)}.")
-    module, name = _SOLVERS[solver]
-    return build(getattr(import_module(module), name), settings, section=solver)
+    return build(typing.get_type_hints(SOLVERS.get(solver))["settings"], settings, section=solver)
 
 
 def schedule(
@@ -78,12 +57,12 @@ def schedule(
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise FedpeftError(f"seed is {seed!r}, it must be a whole number of at least 0.")
     task = problem(scores, budgets, clients=clients)
-    return import_module(_SOLVERS[solver][0]).search(task, np.random.default_rng(seed), chosen)
+    return SOLVERS.get(solver)(task, np.random.default_rng(seed), chosen)
 
 
-register("nsga2", "fedpeft.scheduling.nsga2", "NSGA2Settings")
-register("mopso", "fedpeft.scheduling.mopso", "MOPSOSettings")
-register("annealing", "fedpeft.scheduling.annealing", "AnnealingSettings")
-register("ant_colony", "fedpeft.scheduling.ant_colony", "AntColonySettings")
-register("bee_colony", "fedpeft.scheduling.bee_colony", "BeeColonySettings")
-register("exact", "fedpeft.scheduling.exact", "ExactSettings")
+register("nsga2", "fedpeft.scheduling.nsga2:search")
+register("mopso", "fedpeft.scheduling.mopso:search")
+register("annealing", "fedpeft.scheduling.annealing:search")
+register("ant_colony", "fedpeft.scheduling.ant_colony:search")
+register("bee_colony", "fedpeft.scheduling.bee_colony:search")
+register("exact", "fedpeft.scheduling.exact:search")

@@ -1,0 +1,111 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Objects by name: the package's own, one registration line each, and those of installed plugins.
+
+A plugin is a Python package that declares entry points; the groups are listed in CONTRIBUTING.md:
+
+    [project.entry-points."fedpeft.scores"]
+    my_score = "my_package.my_score:my_score"
+
+Every process that looks a name up finds them, the one that trains included. A job can name what is installed at a site;
+it can never bring it.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
+from typing import Generic, TypeVar
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import suggestion
+
+T = TypeVar("T")
+
+
+class Registry(Generic[T]):
+    """Names of one kind, and what each stands for; imported when it is first used.
+
+    Args:
+        kind: what a name stands for, as errors call it.
+        group: entry points of this group are registered too.
+    """
+
+    def __init__(self, kind: str, group: str) -> None:
+        self.kind, self.group = kind, group
+        self._own: dict[str, str | T] = {}
+
+    def register(self, name: str, home: str | T) -> None:
+        """Add one of the package's own, or one of a notebook.
+
+        Args:
+            name: as settings write it.
+            home: the object, or where it is, "package.module:object", so that it is imported when it is first used.
+
+        Raises:
+            FedpeftError: the name is taken.
+        """
+        if name in self._own:
+            raise self._taken(name, self.place(name), _described(home))
+        if name in self._plugins:
+            raise self._taken(name, self.place(name), _described(home))
+        self._own[name] = home
+
+    def names(self) -> tuple[str, ...]:
+        """All names, the package's own first, in the order of their registration."""
+        return (*self._own, *self._plugins)
+
+    def place(self, name: str) -> str:
+        """Where the object of a name is, for messages and lists."""
+        point = self._plugins.get(name)
+        return _described(self._own[name]) if point is None else f"{_package(point)} ({point.value})"
+
+    def get(self, name: str) -> T:
+        """The object of a name.
+
+        Raises:
+            FedpeftError: the name is unknown, or the plugin that has it cannot be imported.
+        """
+        if name in self._own:
+            home = self._own[name]
+            return _imported(home) if isinstance(home, str) else home
+        if name not in self._plugins:
+            raise FedpeftError(f"{self.kind} {name!r} is unknown: {suggestion(name, self.names())}.")
+        point = self._plugins[name]
+        try:
+            return point.load()
+        except Exception as error:
+            raise FedpeftError(
+                f"{self.kind} {name!r} cannot be imported from {_package(point)} ({type(error).__name__}: {error}): "
+                f"update or uninstall that package.",
+                code="plugin-unusable",
+            ) from error
+
+    @cached_property
+    def _plugins(self) -> dict[str, EntryPoint]:
+        found: dict[str, EntryPoint] = {}
+        for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value)):
+            if point.name in self._own:
+                raise self._taken(point.name, _described(self._own[point.name]), _package(point))
+            if point.name in found and found[point.name].value != point.value:
+                raise self._taken(point.name, _package(found[point.name]), _package(point))
+            found[point.name] = point
+        return found
+
+    def _taken(self, name: str, first: str, second: str) -> FedpeftError:
+        return FedpeftError(
+            f"{self.kind} {name!r} is registered by {first} and by {second}: rename or uninstall one of them."
+        )
+
+
+def _imported(home: str) -> object:
+    module, _, name = home.partition(":")
+    return getattr(import_module(module), name)
+
+
+def _described(home: object) -> str:
+    return home if isinstance(home, str) else str(getattr(home, "__module__", type(home).__module__))
+
+
+def _package(point: EntryPoint) -> str:
+    return f"package {point.dist.name} {point.dist.version}" if point.dist else point.module
