@@ -130,7 +130,7 @@ def main() -> None:
         show_drift(options.seeds)
     rounds = f"training.rounds={options.rounds}"
     if "own" in options.parts:
-        own = ["method.initialisation=own", rounds]
+        own = ["method.initialization=own", rounds]
         show_learning("Without client PIA; every site starts from a seed of its own", OWN, options.seeds, own)
     if "shared" in options.parts:
         show_learning("With client PIA; all sites start from one adapter", SHARED, options.seeds, [rounds])

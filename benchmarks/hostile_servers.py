@@ -58,11 +58,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "training.threads=10**4": {"training": {"threads": 10**4}},
     "schedule.score_samples=1": {"schedule": {"solver": "own", "score_samples": 1}},
     "method.probe_samples=10**6": {"method": {"probe_samples": 10**6}},
-    "method.trains=all, the whole backbone": {"method": {"trains": "all", "aggregation": "fedavg"}},
-    "a pattern in target_modules": {"method": {"adapter_settings": {"houlsby": {"target_modules": PATTERN}}}},
-    "a width of 10**9": {"method": {"adapter_settings": {"houlsby": {"layer_widths": {"0": 10**9}}}}},
+    "method.name=full, the whole backbone": {"method": {"name": "full", "aggregation": "fedavg"}},
+    "a pattern in target_modules": {"method": {"settings": {"houlsby": {"target_modules": PATTERN}}}},
+    "a width of 10**9": {"method": {"settings": {"houlsby": {"layer_widths": {"0": 10**9}}}}},
     "data.train_size=10**9, of drawn data": {"data": {"dataset": "phantom", "train_size": 10**9}},
-    "an unknown setting of the adapter": {"method": {"adapter_settings": {SECRET: 1}}},
+    "an unknown setting of the adapter": {"method": {"settings": {SECRET: 1}}},
     "no section training at all": {"training": None},
 }
 ORDERS: dict[str, tuple[list[Any], str, Any]] = {  # what the site has done before, then task and order

@@ -43,7 +43,7 @@ JOB = "fedpia_task1"
 ALONE = ["method.aggregation=none"]
 PIA = ["method.aggregation=pia"]
 METHODS: dict[str, list[str]] = {
-    "classifier": ["method.trains=head", *ALONE],
+    "classifier": ["method.name=classifier", *ALONE],
     "local": ALONE,
     "fedavg": ["method.aggregation=fedavg"],
     "fedpia": [*PIA, "method.pia.integration=merge"],
@@ -62,7 +62,7 @@ METHODS: dict[str, list[str]] = {
     "fedpia, aligned at the site": [*PIA, "method.pia.integration=merge", "method.pia.aligned_at=site"],
     "fedpia, no client PIA, aligned at the site": [*PIA, "method.pia.client=false", "method.pia.aligned_at=site"],
     "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
-    "full": ["method.trains=all", "method.aggregation=fedavg"],
+    "full": ["method.name=full", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
 FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
@@ -181,7 +181,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON line for each run, when it ends; what is there is kept")
     chosen = parser.parse_args()
     methods = chosen.methods or (OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS)
-    overrides = [*(["method.initialisation=own"] if chosen.own else []), *chosen.set]
+    overrides = [*(["method.initialization=own"] if chosen.own else []), *chosen.set]
     console = Console(width=150)
     results = _earlier(chosen.out, overrides)
     known = {(result["method"], result["seed"]) for result in results}

@@ -23,7 +23,7 @@ QUIET_SECONDS = 1.0
 
 def adapters_measured() -> dict[str, dict[str, Any]]:
     """The main job's adapter for the tiny ViLT, and the papers' for ViLT-B/32."""
-    tiny = sections([])["method"]["adapter_settings"]["houlsby"]
+    tiny = sections([])["method"]["settings"]["houlsby"]
     return {
         "tiny ViLT, Houlsby": {"adapter": "houlsby", "settings": tiny, "hidden_size": 96},
         "ViLT-B/32, Houlsby": {"adapter": "houlsby", "settings": {"reduction_factor": 16}, "hidden_size": 768},

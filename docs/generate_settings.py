@@ -20,16 +20,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft import adapters
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.registration import METHODS
+from fedpeft import adapters, methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings
-from fedpeft.backbones.sites import SITES
+from fedpeft.backbones.slots import SLOTS
 from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
+from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.privacy import PrivacySettings
 from fedpeft.privacy.problem_codes import CODES
 from fedpeft.privacy.site_policy import SitePolicy
@@ -50,6 +49,7 @@ SECTIONS: dict[str, type] = {
     "privacy": PrivacySettings,
     "site": SitePolicy,
 }
+ADAPTERS = tuple(name for name in methods.names() if methods.get(name).peft_tuner)
 BY_ADAPTER = "[by adapter](methods.md#the-four-adapters)"
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
 KINDS = {
@@ -68,10 +68,10 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `adapter_settings`, `adapters`, `roles`, and `problems`."""
+    """Every table by name: one for each section of a job, `settings`, `adapters`, `roles`, and `problems`."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
-        "adapter_settings": _adapter_settings(),
+        "settings": _adapter_settings(),
         "adapters": _adapters(),
         "roles": _roles(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
@@ -108,7 +108,8 @@ def kind_of(hint: Any) -> str:
     """What a job file may hold there; null is not among it, so `| None` is left out."""
     union = typing.get_origin(hint) in (typing.Union, types.UnionType)
     parts = [part for part in (typing.get_args(hint) if union else (hint,)) if part is not type(None)]
-    return ", ".join(dict.fromkeys(KINDS[typing.get_origin(part) or part] for part in parts))
+    kinds = ("mapping" if dataclasses.is_dataclass(part) else KINDS[typing.get_origin(part) or part] for part in parts)
+    return ", ".join(dict.fromkeys(kinds))
 
 
 def default_of(field: dataclasses.Field) -> str:
@@ -130,7 +131,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def _adapter_settings() -> str:
-    configs = {name: getattr(adapters, f"{name.capitalize()}Config") for name in METHODS}
+    configs = {name: getattr(adapters, f"{name.capitalize()}Config") for name in ADAPTERS}
     rows = [
         _adapter_row(name, text, "all four", list(configs.values()))
         for name, text in argument_texts(BottleneckConfig).items()
@@ -148,18 +149,18 @@ def _adapter_row(name: str, text: str, owner: str, configs: Sequence[type]) -> t
 
 def _adapters() -> str:
     rows = []
-    for name in METHODS:
+    for name in ADAPTERS:
         config = adapters.config(name)
         count = sum(math.prod(shape) for shape in adapters.schema(config, **VILT_B32).values())
-        sites = ", ".join(f"`{role}`" for role in config.roles)
-        rows.append((f"`{name}`", sites, config.activation, f"{config.reduction_factor:g}", f"{count:,}"))
-    return markdown(("adapter", "sites in each layer", "activation", "reduction", "trainable on ViLT-B/32"), rows)
+        slots = ", ".join(f"`{role}`" for role in config.roles)
+        rows.append((f"`{name}`", slots, config.activation, f"{config.reduction_factor:g}", f"{count:,}"))
+    return markdown(("adapter", "slots in each layer", "activation", "reduction", "trainable on ViLT-B/32"), rows)
 
 
 def _roles() -> str:
     roles = ("attention", "output", "query", "value")
     rows = []
-    for family, table in SITES.items():
+    for family, table in SLOTS.items():
         for tower in dict.fromkeys(name.rpartition("_")[0] for name in table):
             prefix = f"{tower}_" if tower else ""
             paths = (table.get(f"{prefix}{role}") for role in roles)

@@ -44,11 +44,11 @@ def test_the_committed_allow_list_is_ours_alone():
 
 
 def test_one_argument_gives_a_variant(tmp_path):
-    sections = compose(CONFIGS, "fedpia_task1", ["method.adapter=compacter", "training.rounds=2"])
+    sections = compose(CONFIGS, "fedpia_task1", ["method.name=compacter", "training.rounds=2"])
     write_job(tmp_path, "fedpia_task1", sections)
     client = json.loads((tmp_path / "app/config/config_fed_client.json").read_text())
     settings = client["executors"][0]["executor"]["args"]
-    assert settings["method"]["adapter"] == "compacter"
+    assert settings["method"]["name"] == "compacter"
     assert settings["training"]["rounds"] == 2
 
 
@@ -61,16 +61,17 @@ def test_numbers_are_read_as_people_write_them(text, number):
 @pytest.mark.parametrize("name", adapters.names())
 @pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
 def test_every_adapter_is_one_argument(job, name):
-    method = build(MethodSettings, compose(CONFIGS, job, [f"method.adapter={name}"])["method"], section="method")
+    method = build(MethodSettings, compose(CONFIGS, job, [f"method.name={name}"])["method"], section="method")
     if name == "lora" and method.aggregation == "pia":
-        assert (method.pia["support"], method.pia["integration"]) == ("weights", "merge")
+        assert (method.pia.support, method.pia.integration) == ("weights", "merge")
 
 
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("method.adapter=houlsbi", "houlsbi"),
-        ("method.adaptor=houlsby", "method.adaptor is no setting: did you mean 'adapter'"),
+        ("method.name=houlsbi", "houlsbi"),
+        ("method.adapter=houlsby", "method.adapter is not a setting any more: write method.name"),
+        ("method.nam=houlsby", "method.nam is no setting: did you mean 'name'"),
         ("training.rounds=none", "training.rounds is 'none'"),
         ("training.rounds=", "training.rounds is None"),
         ("trainig.rounds=3", "'trainig' is no section of a job: did you mean 'training'"),
@@ -79,11 +80,11 @@ def test_every_adapter_is_one_argument(job, name):
         ("method.pia={gama: 1}", "method.pia.gama is no setting"),
         ("data.dataset=phantm", "phantm"),
         ("backbone.name=vilt-huge", "vilt-huge"),
-        ("method.site_adapter_settings={berlin: {}}", "berlin"),
+        ("method.site_settings={berlin: {}}", "berlin"),
         ("data.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
         ("data=", "is not of the form section.name=value"),
         ("flare.get_task_timeout=-1", "get_task_timeout is -1"),
-        ("method.adapter_settings.houlsby=3", "the settings of 'houlsby' are 3"),
+        ("method.settings.houlsby=3", "the settings of 'houlsby' are 3"),
         ("resume_from=../../etc", "resume_from is '../../etc', it must be 'latest', the lineage"),
         ("resume_from=a/round-" + "9" * 5000, "5008 characters: use at most 4096"),
         (".".join(["data"] * 5000) + "=1", "5000 levels deep: at most 20"),

@@ -49,9 +49,18 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (TrainingSettings, {"rounds": 1, "warmup": 2}, "warmup is 2"),
         (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
         (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, none"),
-        (MethodSettings, {"trains": "head"}, "a head never leaves its site"),
-        (MethodSettings, {"adapter": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
-        (MethodSettings, {"trains": "all"}, "aligns adapters"),
+        (MethodSettings, {"name": "classifier"}, "a head never leaves its site"),
+        (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
+        (MethodSettings, {"name": "full"}, "aligns neurons"),
+        (MethodSettings, {"trains": "head"}, "trains is not a setting any more: write method.name"),
+        (MethodSettings, {"adapter": "lora"}, "adapter is not a setting any more: write method.name"),
+        (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),
+        (
+            MethodSettings,
+            {"name": "compacter", "site_settings": {"a": {"rank": 2}}},
+            "supported for name='compacter'",
+        ),
+        (MethodSettings, {"pia": {"gamma": -1.0}}, "method.pia: gamma is -1.0"),
     ],
 )
 def test_values_outside_their_range_are_refused(cls, values, told):

@@ -13,7 +13,7 @@ from fedpeft import lazy
 
 __version__ = "0.1.0"
 
-wrapt.register_post_import_hook("fedpeft.adapters.registration:register_all", "peft")
+wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft")
 
 # torch and PEFT cost seconds: only a program that loads an adapter imports them
 _HOME = {"load_adapter": "adapters.folder"}

@@ -82,14 +82,10 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section the way server and sites will."""
-    from fedpeft import adapters
-    from fedpeft.alignment.robust_settings import RobustSettings
-    from fedpeft.alignment.settings import PIASettings
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings, site_data
     from fedpeft.flare.strict_json import check_texts
-    from fedpeft.settings import one_of
     from fedpeft.training.assignment import ScheduleSettings
     from fedpeft.training.secure_round import check_secure_sum
     from fedpeft.training.settings import MethodSettings, TrainingSettings
@@ -101,19 +97,15 @@ def check(sections: Mapping[str, Any]) -> None:
         check_texts(section, name)
     federation = build(FederationSettings, sections.get("federation"), section="federation")
     method = build(MethodSettings, sections.get("method"), section="method")
-    build(PIASettings, method.pia, section="method.pia")
-    build(RobustSettings, method.robust, section="method.robust")
     build(TrainingSettings, sections.get("training"), section="training")
     schedule = build(ScheduleSettings, sections.get("schedule"), section="schedule")
     check_secure_sum(method, schedule, federation)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
-    for name in (method.adapter, *method.adapter_settings):
-        one_of("method.adapter", name, adapters.names())
     for site in federation.sites:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
     data_sites = sections["data"].get("sites", {})
-    for where, named in (("method.site_adapter_settings", method.site_adapter_settings), ("data.sites", data_sites)):
+    for where, named in (("method.site_settings", method.site_settings), ("data.sites", data_sites)):
         if strangers := sorted(set(named) - set(federation.sites)):
             raise FedpeftError(
                 f"{where} names {strangers[0]!r}, which is not in federation.sites: "
@@ -181,7 +173,7 @@ def _parse_override(text: str) -> dict[str, Any]:
     path, equals, value = text.partition("=")
     names = SHORT.get(path.strip(), path.strip()).split(".")
     if not equals or len(names) < 2 or not all(names):
-        raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.adapter=compacter.")
+        raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.name=compacter.")
     if len(names) > MOST_LEVELS:
         raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MOST_LEVELS}.")
     try:

@@ -14,7 +14,7 @@ def load(package: str, homes: Mapping[str, str], name: str) -> Any:
 
     Args:
         package: its `__name__`.
-        homes: public name -> module of the package that defines it.
+        homes: public name -> module that defines it, by its whole name or by that within the package.
         name: what is looked up.
 
     Raises:
@@ -22,7 +22,8 @@ def load(package: str, homes: Mapping[str, str], name: str) -> Any:
     """
     if name not in homes:
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
-    return getattr(import_module(f"{package}.{homes[name]}"), name)
+    home = homes[name]
+    return getattr(import_module(home if home.startswith("fedpeft.") else f"{package}.{home}"), name)
 
 
 def listing(package: str, homes: Mapping[str, str]) -> list[str]:

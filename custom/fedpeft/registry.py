@@ -15,7 +15,7 @@ from __future__ import annotations
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import suggestion
@@ -55,6 +55,10 @@ class Registry(Generic[T]):
         """All names, the package's own first, in the order of their registration."""
         return (*self._own, *self._plugins)
 
+    def is_plugin(self, name: str) -> bool:
+        """Whether a name is that of an installed plugin."""
+        return name in self._plugins
+
     def place(self, name: str) -> str:
         """Where the object of a name is, for messages and lists."""
         point = self._plugins.get(name)
@@ -68,7 +72,7 @@ class Registry(Generic[T]):
         """
         if name in self._own:
             home = self._own[name]
-            return _imported(home) if isinstance(home, str) else home
+            return imported(home) if isinstance(home, str) else home
         if name not in self._plugins:
             raise FedpeftError(f"{self.kind} {name!r} is unknown: {suggestion(name, self.names())}.")
         point = self._plugins[name]
@@ -98,7 +102,8 @@ class Registry(Generic[T]):
         )
 
 
-def _imported(home: str) -> object:
+def imported(home: str) -> Any:
+    """The object at "package.module:object"."""
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
 

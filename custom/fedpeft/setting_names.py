@@ -43,7 +43,7 @@ def declared_part(path: str) -> str:
     """The longest beginning of a path that is declared, empty if there is none: names below it are a job's own words.
 
     Args:
-        path: dotted, e.g. `method.adapter_settings.houlsby.width`, whose declared part is `method.adapter_settings`.
+        path: dotted, e.g. `method.settings.houlsby.width`, whose declared part is `method.settings`.
     """
     parts = path.split(".")
     candidates = (".".join(parts[:end]) for end in range(len(parts), 0, -1))

@@ -21,7 +21,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     """Make the dataclass `cls` from a JSON object, checking names, types and values.
 
     Args:
-        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
+        cls: a keyword-only dataclass; its own `__post_init__` checks ranges. `RENAMED`, where it has that, says by old
+            name what to write instead.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
         source: what has to be corrected where something is wrong.
@@ -40,6 +41,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     hints = typing.get_type_hints(cls)
     for name, value in values.items():
         where = f"{section}.{name}"
+        if name in (renamed := getattr(cls, "RENAMED", {})):
+            raise FedpeftError(f"{where} is not a setting any more: {renamed[name]}.", setting=section)
         if name not in fields:
             raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.", setting=where)
         if value is None:
@@ -53,6 +56,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     try:
         return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
     except FedpeftError as error:
+        if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
+            raise
         where = f"{section}.{error.setting}" if error.setting else section
         raise type(error)(f"{section}: {error}", setting=where) from error
     except TypeError as error:
@@ -61,6 +66,15 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
             f"{section} lacks {', '.join(missing) or error}: add it to {source}.",
             setting=f"{section}.{missing[0]}" if missing else section,
         ) from error
+
+
+def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
+    """A section within a section: as it is if it was built already, else built from a JSON object.
+
+    Raises:
+        FedpeftError: as `build`.
+    """
+    return value if isinstance(value, cls) else build(cls, value, section=section)
 
 
 @contextmanager
@@ -86,6 +100,12 @@ def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False
         raise FedpeftError(
             f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
         )
+
+
+def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:
+    """Refuse settings of something that has none."""
+    if values:
+        raise FedpeftError(f"{owner} has no setting {next(iter(values))!r}: leave it out, {owner} has none.")
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:

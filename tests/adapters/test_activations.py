@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Hidden activations against a recomputation from recorded inputs of every site."""
+"""Hidden activations against a recomputation from recorded inputs of every place."""
 
 import pytest
 import torch
@@ -7,8 +7,8 @@ from peft import get_peft_model
 from torch.nn import functional as F
 
 from fedpeft import adapters
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
 
 METHODS = [
     ("houlsby", {}),
@@ -26,8 +26,8 @@ def recorded_inputs(model, name, batches):
     for layer in model.modules():
         if isinstance(layer, BottleneckLayer):
 
-            def keep(_, args, out, site=layer.site):
-                inputs.setdefault(site, []).append(args[1] if name == "parallel" else out)
+            def keep(_, args, out, place=layer.place):
+                inputs.setdefault(place, []).append(args[1] if name == "parallel" else out)
 
             hooks.append(layer.base_layer.register_forward_hook(keep))
     with torch.no_grad():
@@ -35,12 +35,12 @@ def recorded_inputs(model, name, batches):
             model(**batch)
     for hook in hooks:
         hook.remove()
-    return {site: torch.cat(tensors) for site, tensors in inputs.items()}
+    return {place: torch.cat(tensors) for place, tensors in inputs.items()}
 
 
-def recomputed(name, state, site, h):
-    """Activations (m, T, r) of one state's neurons at one site."""
-    tensors = {key.removeprefix(f"{site}."): tensor for key, tensor in state.items()}
+def recomputed(name, state, place, h):
+    """Activations (m, T, r) of one state's neurons at one place."""
+    tensors = {key.removeprefix(f"{place}."): tensor for key, tensor in state.items()}
     if name == "compacter":
         rule, left, right = state["shared.rule"], tensors["down.left"], tensors["down.right"]
         return F.gelu(h @ sum(torch.kron(rule[i], left[i] @ right[i]) for i in range(4)) + tensors["down.bias"])
@@ -69,10 +69,10 @@ def test_activations_equal_a_recomputation_from_hooks(name, settings, masked, vi
     weights = torch.cat(masks) if masked else torch.ones(5, TOKENS)
     inputs = recorded_inputs(model, name, batches)
     assert set(got[0]) == set(got[1]) == set(inputs)
-    assert set(got[2]) == {site for site in inputs if site.startswith("layer.1.")}
+    assert set(got[2]) == {place for place in inputs if place.startswith("layer.1.")}
     for activations, state in zip(got, states, strict=True):
-        for site, values in activations.items():
-            hidden = recomputed(name, state, site, inputs[site])
+        for place, values in activations.items():
+            hidden = recomputed(name, state, place, inputs[place])
             expected = (hidden * weights[..., None]).sum(1) / weights.sum(1, keepdim=True)
             assert values.dtype == torch.float32
             torch.testing.assert_close(values, expected)
@@ -84,8 +84,8 @@ def test_one_mask_may_be_missing(vilt, batch):
     batches = [batch(2, 1), batch(2, 2)]
     plain = adapters.hidden_activations(model, [state], batches)
     mixed = adapters.hidden_activations(model, [state], batches, masks=[None, torch.ones(2, TOKENS)])
-    for site in plain[0]:
-        torch.testing.assert_close(plain[0][site], mixed[0][site])
+    for place in plain[0]:
+        torch.testing.assert_close(plain[0][place], mixed[0][place])
 
 
 def test_inputs_depend_on_the_active_adapters_and_the_model_is_left_alone(vilt, batch, draw, run):

@@ -8,7 +8,7 @@ import torch
 import transformers as hf
 
 from fedpeft import adapters
-from fedpeft.backbones.sites import SITES, locate
+from fedpeft.backbones.slots import SLOTS, locate
 from fedpeft.errors import FedpeftError
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -46,7 +46,7 @@ def output(model, family):
 
 
 def test_every_family_of_the_table_is_tried():
-    assert set(MODELS) | {"vilt"} == set(SITES)
+    assert set(MODELS) | {"vilt"} == set(SLOTS)
 
 
 @pytest.mark.parametrize("family", MODELS)
@@ -54,7 +54,7 @@ def test_every_template_names_one_module_of_each_layer(family):
     model = build(family)
     assert model.config.model_type == family
     paths = [path for path, _ in model.named_modules()]
-    for role, template in SITES[family].items():
+    for role, template in SLOTS[family].items():
         places = [place for place in (locate(path, {role: template}) for path in paths) if place]
         assert [place[:2] for place in places] == [(role, 0), (role, 1)]
 
@@ -79,7 +79,7 @@ def test_each_method_finds_its_places_and_changes_the_output(family, name, draw)
     assert all(gradient is not None for gradient in trained.values())
 
 
-@pytest.mark.parametrize("family", [family for family in MODELS if "query" in SITES[family]])
+@pytest.mark.parametrize("family", [family for family in MODELS if "query" in SLOTS[family]])
 def test_lora_finds_query_and_value_by_role(family):
     config = adapters.config("lora")
     model = adapters.attach(build(family), config)
@@ -137,7 +137,7 @@ def test_an_unknown_family_is_told_every_role():
 
 def test_a_missing_role_is_warned_of():
     with pytest.warns(UserWarning, match="houlsby has an adapter at attention and output .*: add attention"):
-        adapters.attach(build("bert"), adapters.config("houlsby", target_modules={"output": SITES["bert"]["output"]}))
+        adapters.attach(build("bert"), adapters.config("houlsby", target_modules={"output": SLOTS["bert"]["output"]}))
 
 
 @pytest.mark.parametrize("family", ["bert", "gpt2"])

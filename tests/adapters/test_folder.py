@@ -112,11 +112,11 @@ def spoil(folder, what):
         ("broken config", r"adapter_config.json cannot be read"),
         ("list", r"adapter_config.json cannot be read"),
         ("unknown kind", r"names peft_type 'HOULSBI', which this PEFT does not know"),
-        ("no wire form", r"IA3Config has no wire form"),
+        ("no wire form", r"IA3Config is of no method of fedpeft"),
         ("no weights", r"adapter_model.safetensors does not exist"),
         ("truncated weights", r"is not a readable safetensors file"),
         ("missing tensor", r"does not fit ViltModel: the adapter state lacks 'layer.1.output.up.bias'"),
-        ("unknown tensor", r"'.*nowhere.houlsby_adapter.up.bias' belongs to no site of houlsby"),
+        ("unknown tensor", r"'.*nowhere.houlsby_adapter.up.bias' belongs to no slot of houlsby"),
         ("other shape", r"does not fit ViltModel: 'layer.1.output.up.bias' in the adapter state has shape \(31,\)"),
     ],
 )
@@ -136,7 +136,7 @@ def test_keys_that_are_none(tmp_path, draw):
     config = adapters.config("houlsby")
     for key, message in (
         ("encoder.layer.1.down", "is not an adapter key"),
-        ("layer.1.query.down.weight", "names site 'query', but the adapter's are attention, output"),
+        ("layer.1.query.down.weight", "names slot 'query', but the adapter's are attention, output"),
     ):
         with pytest.raises(FedpeftError, match=message):
             adapters.save_adapter(tmp_path, draw({key: (2, 2)}), config, "vilt")

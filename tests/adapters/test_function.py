@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What each adapter computes, against the formula written out, at every site of a running model."""
+"""What each adapter computes, against the formula written out, at every place of a running model."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from peft import get_peft_model
 from torch.nn import functional as F
 
 from fedpeft import adapters
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
 
 METHODS = [
     ("houlsby", {}),
@@ -36,19 +36,19 @@ def expected_branch(name, tensors, shared, h):
     return (4.0 if name == "parallel" else 1.0) * (hidden @ tensors["up.weight"].T + tensors["up.bias"])
 
 
-def site_tensors(state, site):
-    return {key.removeprefix(f"{site}."): tensor for key, tensor in state.items() if key.startswith(f"{site}.")}
+def place_tensors(state, place):
+    return {key.removeprefix(f"{place}."): tensor for key, tensor in state.items() if key.startswith(f"{place}.")}
 
 
 def watch(model):
-    """Record, per site, what the wrapped module got and gave and what the layer gave."""
+    """Record, in each place, what the wrapped module got and gave and what the layer gave."""
     seen = {}
     for layer in model.modules():
         if isinstance(layer, BottleneckLayer):
             layer.base_layer.register_forward_hook(
-                lambda _, args, out, site=layer.site: seen.setdefault(site, {}).update(args=args, base=out)
+                lambda _, args, out, place=layer.place: seen.setdefault(place, {}).update(args=args, base=out)
             )
-            layer.register_forward_hook(lambda layer, _, out: seen[layer.site].update(out=out))
+            layer.register_forward_hook(lambda layer, _, out: seen[layer.place].update(out=out))
     return seen
 
 
@@ -69,10 +69,10 @@ def test_output_is_the_modules_plus_the_mean_of_the_active_adapters(name, settin
     run(model)
     roles = ("attention", "output") if name in ("houlsby", "compacter") else ("output",)
     assert sorted(seen) == sorted(f"layer.{layer}.{role}" for layer in range(2) for role in roles)
-    for site, values in seen.items():
+    for place, values in seen.items():
         h = values["args"][1] if name == "parallel" else values["base"]
         branches = [
-            expected_branch(name, site_tensors(states[n], site), states[n].get("shared.rule"), h) for n in names
+            expected_branch(name, place_tensors(states[n], place), states[n].get("shared.rule"), h) for n in names
         ]
         torch.testing.assert_close(values["out"], values["base"] + sum(branches) / len(names))
 

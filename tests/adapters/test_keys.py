@@ -1,13 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Wire keys, PEFT keys and module paths: three spellings of the same place."""
+"""Keys, PEFT's names and module paths: three spellings of the same place."""
 
 import pytest
 
-from fedpeft.adapters.keys import SiteKey, parse_key, peft_to_wire, wire_to_peft
-from fedpeft.backbones.sites import SITES, locate, module_path, site_templates
+from fedpeft import methods
+from fedpeft.adapters.peft_keys import own_key, peft_key
+from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
 
-TEMPLATES = SITES["vilt"]
+TEMPLATES = SLOTS["vilt"]
 ROOT = "base_model.model"
 PAIRS = [
     ("houlsby", "layer.3.attention.up.bias", f"{ROOT}.encoder.layer.3.attention.output.houlsby_adapter.up.bias"),
@@ -20,11 +22,12 @@ PAIRS = [
 
 
 @pytest.mark.parametrize(("method", "wire", "peft"), PAIRS)
-def test_wire_and_peft_keys_are_inverse(method, wire, peft):
-    assert wire_to_peft(wire, TEMPLATES, method) == peft
-    assert peft_to_wire(peft, TEMPLATES, method) == wire
+def test_own_and_peft_keys_are_inverse(method, wire, peft):
+    tuning = methods.get(method).tuning()
+    assert peft_key(wire, TEMPLATES, tuning) == peft
+    assert own_key(peft, TEMPLATES, tuning) == wire
     below = peft.replace("model.encoder", "model.vilt.encoder")
-    assert peft_to_wire(below, TEMPLATES, method) == wire
+    assert own_key(below, TEMPLATES, tuning) == wire
 
 
 @pytest.mark.parametrize(
@@ -39,29 +42,42 @@ def test_wire_and_peft_keys_are_inverse(method, wire, peft):
     ],
 )
 def test_peft_keys_of_nobody(peft):
-    with pytest.raises(FedpeftError, match="belongs to no site of houlsby"):
-        peft_to_wire(peft, TEMPLATES, "houlsby")
+    with pytest.raises(FedpeftError, match="belongs to no slot of houlsby"):
+        own_key(peft, TEMPLATES, methods.get("houlsby").tuning())
 
 
 def test_parse_key():
-    assert parse_key("layer.12.output.down.weight") == SiteKey(12, "output", "down.weight")
+    assert parse_key("layer.12.output.down.weight") == SlotKey(12, "output", "down.weight")
     assert parse_key("shared.rule") is None
     for key in ("layer.x.output.down", "output.down.weight", "layer.1.output", "shared.", "head.weight", ""):
         with pytest.raises(FedpeftError, match="is not an adapter key"):
             parse_key(key)
 
 
-@pytest.mark.parametrize("family", SITES)
-def test_every_site_of_the_table_is_found_again(family):
-    for role, template in SITES[family].items():
+def test_what_is_read_off_keys():
+    keys = ["layer.2.output.up.bias", "layer.10.query.A", "shared.rule", "backbone.encoder.layer.3.output.dense.weight"]
+    assert all(map(is_key, keys))
+    others = ["layer.2.output", "shared.", "head.weight", "backbone.", "layer.123456.output.A", "a b"]
+    assert not any(map(is_key, others))
+    assert layers_of(keys) == [2, 3, 10]
+    assert [belongs(key, [2]) for key in keys] == [True, False, True, False]
+    assert [belongs(key, []) for key in keys] == [False] * 4
+    assert all(belongs(key, None) for key in keys)
+    assert by_place(keys)["layer.2.output"] == {"up.bias": "layer.2.output.up.bias"}
+    assert by_place(keys)["shared.rule"] == {"shared.rule": "shared.rule"}
+
+
+@pytest.mark.parametrize("family", SLOTS)
+def test_every_slot_of_the_table_is_found_again(family):
+    for role, template in SLOTS[family].items():
         for layer in (0, 7, 31):
-            assert locate(module_path(template, layer), SITES[family]) == (role, layer, "")
-            assert locate(f"model.text.{module_path(template, layer)}", SITES[family]) == (role, layer, "model.text.")
-            assert locate(f"{module_path(template, layer)}.dense", SITES[family]) is None
-            assert locate(f"no{module_path(template, layer)}", SITES[family]) is None
+            assert locate(module_path(template, layer), SLOTS[family]) == (role, layer, "")
+            assert locate(f"model.text.{module_path(template, layer)}", SLOTS[family]) == (role, layer, "model.text.")
+            assert locate(f"{module_path(template, layer)}.dense", SLOTS[family]) is None
+            assert locate(f"no{module_path(template, layer)}", SLOTS[family]) is None
 
 
 def test_roles_of_a_family():
-    assert list(site_templates("vilt", ["output", "attention"])) == ["output", "attention"]
+    assert list(slot_templates("vilt", ["output", "attention"])) == ["output", "attention"]
     with pytest.raises(FedpeftError, match=r"'vilt' has no role 'crossattention' \(it has: attention, output, query"):
-        site_templates("vilt", ["crossattention"])
+        slot_templates("vilt", ["crossattention"])

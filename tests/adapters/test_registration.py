@@ -10,8 +10,9 @@ import pytest
 from peft import PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
-from fedpeft.adapters import registration
+from fedpeft import methods
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import peft_types
 
 KNOWN = """
 from peft.mapping import PEFT_TYPE_TO_TUNER_MAPPING
@@ -25,7 +26,7 @@ assert {"HOULSBY", "PFEIFFER", "PARALLEL", "COMPACTER"} <= set(PEFT_TYPE_TO_TUNE
     [
         "import fedpeft; import peft",
         "import peft; import fedpeft",
-        "import fedpeft.adapters.bottleneck.layer",
+        "import fedpeft.methods.bottleneck.layer",
         "from fedpeft.adapters import HoulsbyConfig; HoulsbyConfig()",
     ],
 )
@@ -35,7 +36,7 @@ def test_methods_are_known_in_a_fresh_process(imports):
 
 def test_importing_fedpeft_imports_neither_torch_nor_peft():
     code = (
-        "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.sites, fedpeft.adapters.keys\n"
+        "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.slots, fedpeft.keys, fedpeft.methods\n"
         "fedpeft.adapters.names(), fedpeft.__version__\n"
         "heavy = {'torch', 'peft', 'transformers', 'numpy', 'nvflare'} & set(sys.modules)\n"
         "assert not heavy, heavy"
@@ -53,7 +54,7 @@ def test_unknown_attributes_are_unknown():
     assert all(callable(getattr(adapters, name)) for name in adapters.__all__)
 
 
-@pytest.mark.parametrize("name", registration.METHODS)
+@pytest.mark.parametrize("name", [name for name in methods.names() if methods.get(name).peft_tuner])
 def test_a_new_peft_type_is_like_pefts_own(name):
     member = PeftType(name.upper())
     assert member is PeftType[name.upper()] is getattr(PeftType, name.upper())
@@ -72,20 +73,19 @@ def test_a_new_peft_type_is_like_pefts_own(name):
 @pytest.mark.parametrize("version", ["0.20.0", "0.22.1", "1.0", "0.210.0"])
 def test_untested_peft_versions_are_refused(version):
     with pytest.raises(FedpeftError, match=rf"peft {version} is installed, .* 'pip install peft==0\.21\.2'"):
-        registration.check_version(version)
+        peft_types.check_version(version)
 
 
 @pytest.mark.parametrize("version", ["0.21.2", "0.21.0", "0.21.3.dev0"])
 def test_versions_of_the_tested_minor_are_taken(version):
-    registration.check_version(version)
+    peft_types.check_version(version)
 
 
-def test_names_that_are_taken_or_not_listed_are_refused(monkeypatch):
+def test_names_that_are_taken_or_not_registered_are_refused():
     config, model = (mapping["HOULSBY"] for mapping in (PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING))
     with pytest.raises(FedpeftError, match="PEFT already has a method named 'houlsby'"):
-        registration.register("houlsby", config, model)
-    with pytest.raises(FedpeftError, match="adapter 'fusion' is not in METHODS"):
-        registration.register("fusion", config, model)
-    monkeypatch.setattr(registration, "METHODS", (*registration.METHODS, "lora"))
+        peft_types.register("houlsby", config, model)
+    with pytest.raises(FedpeftError, match="method 'fusion' is not registered"):
+        peft_types.register("fusion", config, model)
     with pytest.raises(FedpeftError, match="PEFT already has a method named 'lora'"):
-        registration.register("lora", config, model)
+        peft_types.register("lora", config, model)

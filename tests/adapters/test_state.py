@@ -72,7 +72,7 @@ def test_models_without_that_adapter(vilt):
     with pytest.raises(FedpeftError, match=r"adapter 'global' is not in the model \(it has: default\)"):
         adapters.adapter_state(get_peft_model(vilt(), adapters.config("houlsby")), "global")
     other = IA3Config(target_modules=["value"], feedforward_modules=[])
-    with pytest.raises(FedpeftError, match="PEFT type IA3, which has no wire form"):
+    with pytest.raises(FedpeftError, match="IA3Config is of no method of fedpeft"):
         adapters.adapter_state(get_peft_model(vilt(), other))
 
 

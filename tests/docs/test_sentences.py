@@ -108,7 +108,7 @@ def _(here):
 
 @case("unknown adapter")
 def _(here):
-    composed("method.adapter=houlsbi")
+    composed("method.name=houlsbi")
 
 
 @case("unknown setting")
@@ -157,7 +157,7 @@ def _(here):
 
 @case("a brace in a text")
 def _(here):
-    here.sections('method.adapter="{$HOME}"')
+    here.sections('method.name="{$HOME}"')
 
 
 @case("null")
@@ -167,7 +167,7 @@ def _(here):
 
 @case("unknown setting of an adapter")
 def _(here):
-    sections = here.sections("method.adapter_settings.houlsby.reduction=3")
+    sections = here.sections("method.settings.houlsby.reduction=3")
     Learner.from_sections(sections, site="slake", folder=here.folder)
 
 

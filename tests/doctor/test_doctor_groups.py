@@ -419,14 +419,14 @@ def test_every_setting_that_the_site_would_refuse_is_told(make_kit, make_job):
 
 def test_a_job_that_trains_too_much_is_told_before_its_adapter_is_made(make_kit, make_job, small_policy):
     kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
-    with pytest.raises(FedpeftError, match=r"^method.adapter_settings asks for .* most_trained_parameters is 100"):
+    with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
         list(memory.check(open_case(make_job(), startup_kit=kit)))
 
 
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
-    folder = make_job("method.adapter_settings.houlsby.target_modules=.*output")
+    folder = make_job("method.settings.houlsby.target_modules=.*output")
     case = open_case(folder, startup_kit=make_kit("site", policy=small_policy))
-    assert "fail: method.adapter_settings has target_modules='.*output'" in told(site_file.check(case))
+    assert "fail: method.settings has target_modules='.*output'" in told(site_file.check(case))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
         list(memory.check(case))
 

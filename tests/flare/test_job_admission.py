@@ -393,8 +393,8 @@ def test_a_changed_byte_gives_a_refusal_or_a_job(place, byte):
 
 
 def test_a_brace_is_refused_when_the_job_is_composed(sections):
-    with pytest.raises(FedpeftError, match=r"method.adapter is '\{\$DB_PASSWORD\}', and FLARE would read a brace"):
-        sections('method.adapter="{$DB_PASSWORD}"')
+    with pytest.raises(FedpeftError, match=r"method.name is '\{\$DB_PASSWORD\}', and FLARE would read a brace"):
+        sections('method.name="{$DB_PASSWORD}"')
 
 
 def test_what_is_written_is_admitted(sections, tmp_path):

@@ -56,13 +56,13 @@ ASKED = [
     ({"training": {"rounds": 10**6}}, "setting-not-allowed", "training.rounds"),
     ({"schedule": {"solver": "own", "score_samples": 1}}, "setting-not-allowed", "schedule.score_samples"),
     ({"data": {"train_size": 10**9}}, "setting-not-allowed", "data.train_size"),
-    ({"method": {"trains": "all", "aggregation": "fedavg"}}, "setting-not-allowed", "method.trains"),
+    ({"method": {"name": "full", "aggregation": "fedavg"}}, "setting-not-allowed", "method.name"),
     (
-        {"method": {"adapter_settings": {"houlsby": {"target_modules": SECRET}}}},
+        {"method": {"settings": {"houlsby": {"target_modules": SECRET}}}},
         "setting-not-allowed",
-        "method.adapter_settings",
+        "method.settings",
     ),
-    ({"method": {"adapter_settings": {SECRET: 1}}}, "setting-refused", "method"),
+    ({"method": {"settings": {SECRET: 1}}}, "setting-refused", "method"),
     ({"data": {"dataset": SECRET}}, "setting-refused", "data.dataset"),
     ({"training": None}, "setting-refused", "training"),
 ]

@@ -137,7 +137,7 @@ def test_what_a_secure_sum_cannot_do_is_refused_before_any_site_is_contacted(run
     [
         ({"aggregation": "none"}, "they send nothing"),
         ({"aggregation": "pia"}, "method.pia.aligned_at to 'site'"),
-        ({"initialisation": "own"}, "initialisation='shared'"),
+        ({"initialization": "own"}, "initialization='shared'"),
         ({"robust": {"average": "median"}}, "leave out method.robust"),
         ({"robust": {"max_share": 0.4}}, "leave out method.robust"),
     ],

@@ -104,7 +104,7 @@ def test_a_problem_with_words_of_its_own_cannot_be_built():
 @pytest.mark.parametrize(
     ("path", "declared"),
     [
-        ("method.adapter_settings.houlsby.width", "method.adapter_settings"),
+        ("method.settings.houlsby.width", "method.settings"),
         ("method.pia.gamma", "method.pia.gamma"),
         (f"data.{SECRET}", "data"),
         (SECRET, ""),

@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from fedpeft import data
+from fedpeft import data, methods
 from fedpeft.errors import LocalError
 from fedpeft.privacy import site_policy
 from fedpeft.privacy.site_policy import SitePolicy, read_policy
@@ -42,7 +42,7 @@ def test_one_image_is_never_enough_by_default():
     assert policy.least_train_images >= 20
     assert min(policy.least_train_samples, policy.least_score_samples, policy.least_test_samples) >= 8
     assert not policy.head
-    assert "all" not in policy.trains
+    assert set(policy.methods) == set(methods.names()) - {"full"}
     assert policy.sources == ()
 
 
@@ -64,7 +64,7 @@ WRONG = [
     ({"sum_with": ["north", "south"]}, "sum_with is ['north', 'south'], it must name all sites"),
     ({"sum_with": ["north", "south", "north"]}, "it must name all sites of the sum, at least 3"),
     ({"splits": ["own"]}, "splits is 'own', allowed are"),
-    ({"trains": ["everything"]}, "trains is 'everything', allowed are"),
+    ({"methods": [3]}, "methods is"),
     ({"datasets": [7]}, "datasets is"),
     ({"most_trained_parameters": -1}, "most_trained_parameters is -1"),
     ({"validation_fraction": 0.5, "test_fraction": 0.5}, "leave nothing to train on"),

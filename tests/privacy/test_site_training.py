@@ -4,9 +4,10 @@
 import pytest
 
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.full import FullTuning
+from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
-from fedpeft.training import body
 from fedpeft.training.learner import Learner
 
 
@@ -57,13 +58,13 @@ def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypat
 
 FEDAVG = "method.aggregation=fedavg"
 TOO_MANY = [
-    ([], {"most_trained_parameters": 100}, "method.adapter_settings"),
+    ([], {"most_trained_parameters": 100}, "method.settings"),
     (
-        [FEDAVG, "method.adapter=lora", "method.adapter_settings.lora.r=4096"],
+        [FEDAVG, "method.name=lora", "method.settings.lora.r=4096"],
         {"most_trained_parameters": 10**5},
-        "method.adapter_settings",
+        "method.settings",
     ),
-    ([FEDAVG, "method.trains=all"], {"most_trained_parameters": 100, "trains": ["all"]}, "method.trains"),
+    ([FEDAVG, "method.name=full"], {"most_trained_parameters": 100, "methods": ["full"]}, "method.name"),
 ]
 
 
@@ -71,13 +72,14 @@ TOO_MANY = [
 def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkeypatch, overrides, own, setting):
     devices = []
 
-    def watched(backbone, *args, **kwargs):
-        devices.extend({parameter.device.type for parameter in backbone.parameters()})
-        return build_body(backbone, *args, **kwargs)
+    for kind in (SlotTuning, FullTuning):
+        prepare = kind.prepare
 
-    build_body = body.build_body
-    for place in ("fedpeft.training.body.build_body", "fedpeft.training.learner.build_body"):
-        monkeypatch.setattr(place, watched)
+        def watched(self, backbone, settings, *, seed, prepare=prepare):
+            devices.extend({parameter.device.type for parameter in backbone.parameters()})
+            return prepare(self, backbone, settings, seed=seed)
+
+        monkeypatch.setattr(kind, "prepare", watched)
     with pytest.raises(FedpeftError, match="most_trained_parameters") as refused:
         learner(*overrides, own=own)
     assert (refused.value.setting, refused.value.code) == (setting, "setting-not-allowed")
@@ -86,7 +88,7 @@ def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkey
 
 @pytest.mark.parametrize("kind", ["houlsby", "pfeiffer", "parallel", "compacter", "lora"])
 def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
-    chosen = [FEDAVG, f"method.adapter={kind}"]
+    chosen = [FEDAVG, f"method.name={kind}"]
     count = sum(parameter.numel() for parameter in learner(*chosen).body.parameters().values())
     assert learner(*chosen, own={"most_trained_parameters": count})
     with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.simulator
         (["jobs/nothing"], "jobs/nothing is no FLARE job folder"),
         (["jobs/fedpia_task1", "-t", "9"], "-t 9 is more than the 5 sites"),
         (["jobs/fedpia_task1", "-t", "0"], "-t is 0"),
-        (["jobs/fedpia_task1", "--set", "method.adapter=houlsbi"], "houlsbi"),
+        (["jobs/fedpia_task1", "--set", "method.name=houlsbi"], "houlsbi"),
     ],
 )
 def test_arguments_are_checked_before_anything_starts(arguments, told, tmp_path, capsys, monkeypatch, request):

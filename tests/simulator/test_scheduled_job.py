@@ -8,7 +8,7 @@ import torch
 from conftest import simulate, write
 from safetensors.torch import load_file
 
-from fedpeft.training.assignment import belongs, layer_of
+from fedpeft.keys import belongs, layer_of
 from fedpeft.training.federate import federate
 from fedpeft.training.learner import Learner
 

@@ -15,7 +15,7 @@ from fedpeft.training.settings import MethodSettings
 SITES = ("slake", "vqa-rad")
 AT_SITE = "method.pia.aligned_at=site"
 # adapters from different seeds and a high rate, so that alignment really moves neurons
-LIVELY = ["method.initialisation=own", "training.learning_rate=0.3", "training.rounds=3"]
+LIVELY = ["method.initialization=own", "training.learning_rate=0.3", "training.rounds=3"]
 
 
 def rounds(sections, folder):
@@ -37,8 +37,8 @@ def sorted_neurons(state):
         ["method.pia.integration=merge"],
         ["method.pia.integration=frozen_global"],
         ["method.pia.client=false"],
-        ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-        ["method.adapter=lora", "method.pia.support=weights", "method.pia.integration=merge"],
+        ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+        ["method.name=lora", "method.pia.support=weights", "method.pia.integration=merge"],
         ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"],
     ],
     ids=" ".join,
@@ -81,4 +81,4 @@ def test_what_a_round_sends_does_not_depend_on_the_order_in_which_training_left_
 def test_unequal_widths_are_refused_before_the_job_starts():
     widths = {"slake": {"reduction_factor": 4}}
     with pytest.raises(FedpeftError, match="unequal widths"):
-        MethodSettings(pia={"aligned_at": "site"}, site_adapter_settings=widths)
+        MethodSettings(pia={"aligned_at": "site"}, site_settings=widths)

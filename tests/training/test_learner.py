@@ -33,14 +33,14 @@ def equal(a, b):
         ["method.pia.client=false"],
         ["method.aggregation=fedavg"],
         ["method.aggregation=none"],
-        ["method.trains=head", "method.aggregation=none"],
-        ["method.trains=all", "method.aggregation=fedavg"],
-        ["method.adapter=pfeiffer"],
-        ["method.adapter=parallel"],
-        ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-        ["method.adapter=lora"],
-        ["method.initialisation=own"],
-        ["method.site_adapter_settings={slake: {reduction_factor: 4}}"],
+        ["method.name=classifier", "method.aggregation=none"],
+        ["method.name=full", "method.aggregation=fedavg"],
+        ["method.name=pfeiffer"],
+        ["method.name=parallel"],
+        ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+        ["method.name=lora"],
+        ["method.initialization=own"],
+        ["method.site_settings={slake: {reduction_factor: 4}}"],
         ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],
     ],
     ids=" ".join,
@@ -67,7 +67,7 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
 @pytest.mark.parametrize("integration", ["merge", "frozen_global"])
 def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, integration):
     # adapters from different seeds and a high rate, so that alignment really moves neurons
-    lively = ["method.initialisation=own", "training.learning_rate=0.3", "training.rounds=3"]
+    lively = ["method.initialization=own", "training.learning_rate=0.3", "training.rounds=3"]
     chosen = sections(f"method.pia.integration={integration}", *lively)
     together = last_round(chosen, tmp_path / "together")
     state = {}
@@ -106,8 +106,8 @@ def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
 @pytest.mark.parametrize(
     ("override", "told"),
     [
-        ("method.adapter_settings.houlsby.reduction_factor=999", "leaves no neuron"),
-        ("method.adapter_settings.houlsby.reduktion=2", "reduktion"),
+        ("method.settings.houlsby.reduction_factor=999", "leaves no neuron"),
+        ("method.settings.houlsby.reduktion=2", "reduktion"),
         ("backbone.source=/nowhere", "/nowhere"),
         ("training.device=tpu9", "training.device is 'tpu9'"),
         ("data.site=", "data.site is None"),

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from fedpeft import importance
+from fedpeft.keys import belongs, layer_of
 from fedpeft.training import site_state
-from fedpeft.training.assignment import belongs, layer_of
 from fedpeft.training.federate import federate
 from fedpeft.training.learner import Learner
 
@@ -14,15 +14,15 @@ SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
 ADAPTERS = {
     "houlsby": [],
-    "pfeiffer": ["method.adapter=pfeiffer"],
-    "parallel": ["method.adapter=parallel"],
-    "compacter": ["method.adapter=compacter", "method.adapter_settings.compacter.reduction_factor=4"],
-    "lora": ["method.adapter=lora"],
+    "pfeiffer": ["method.name=pfeiffer"],
+    "parallel": ["method.name=parallel"],
+    "compacter": ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+    "lora": ["method.name=lora"],
 }
 TRAINED = {
     **{f"{name}, fedavg": [*chosen, "method.aggregation=fedavg"] for name, chosen in ADAPTERS.items()},
     **{f"{name}, pia": [*chosen, "method.aggregation=pia"] for name, chosen in ADAPTERS.items()},
-    "whole layers": ["method.trains=all", "method.aggregation=fedavg"],
+    "whole layers": ["method.name=full", "method.aggregation=fedavg"],
     "frozen companion": ["method.pia.integration=frozen_global"],
     "scores with the reply": ["method.aggregation=fedavg", "schedule.scoring=with_reply"],
 }

@@ -131,7 +131,7 @@ def trainers(tmp_path):
 
 
 def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path, trainers):
-    chosen = sections("method.initialisation=own", "training.learning_rate=0.3")
+    chosen = sections("method.initialization=own", "training.learning_rate=0.3")
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / "here" / s) for s in SITES}
     expected = list(federate(learners))
     there = {site: trainers(chosen, site) for site in SITES}

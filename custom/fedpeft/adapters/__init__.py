@@ -1,17 +1,22 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Bottleneck adapters and LoRA as PEFT tuners, and the form in which they are sent."""
+"""Adapters in a model of transformers, without a federation: make, attach, take out, put back, save, load.
+
+What a kind of adapter is, is in `fedpeft.methods`.
+"""
 
 from typing import Any
 
 from fedpeft import lazy
-from fedpeft.adapters.registration import METHODS
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
     "names": "catalog",
     "config": "catalog",
     "attach": "placing",
-    **{f"{method.capitalize()}Config": method for method in METHODS},
+    "HoulsbyConfig": "fedpeft.methods.houlsby",
+    "PfeifferConfig": "fedpeft.methods.pfeiffer",
+    "ParallelConfig": "fedpeft.methods.parallel",
+    "CompacterConfig": "fedpeft.methods.compacter",
     "adapter_state": "state",
     "load_adapter_state": "state",
     "check_state": "state",
@@ -20,7 +25,7 @@ _HOME = {
     "initial_state": "shapes",
     "save_adapter": "folder",
     "load_adapter": "folder",
-    "hidden_activations": "activations",
+    "hidden_activations": "fedpeft.methods.bottleneck.activations",
 }
 
 __all__ = list(_HOME)

@@ -13,12 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.keys import peft_to_wire, wire_to_peft
-from fedpeft.adapters.lora import lora_templates
+from fedpeft.adapters.peft_keys import own_key, peft_key
 from fedpeft.adapters.placing import attach
 from fedpeft.adapters.state import load_adapter_state
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.slot_tuning import tuning_of
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -43,15 +42,12 @@ def save_adapter(
     Raises:
         FedpeftError: a key that is not the adapter's, or no way to tell the module paths.
     """
-    templates = _templates(config, family)
-    method = config.peft_type.value.lower()
-    tensors = {
-        wire_to_peft(key, templates, method): tensor.detach().cpu().contiguous() for key, tensor in state.items()
-    }
+    tuning = tuning_of(config)
+    templates = tuning.templates(config, family)
+    tensors = {peft_key(key, templates, tuning): tensor.detach().cpu().contiguous() for key, tensor in state.items()}
     settings = copy.deepcopy(config)
     settings.inference_mode = True  # as PEFT's save_pretrained does
-    if isinstance(settings, BottleneckConfig):
-        settings.target_modules = templates
+    tuning.name_modules(settings, templates)
     values = {key: sorted(v) if isinstance(v, set) else v for key, v in settings.to_dict().items()}
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -112,7 +108,7 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
     """Wire state of a saved adapter.
 
     Raises:
-        FedpeftError: the weights are missing or broken, or a tensor belongs to no site.
+        FedpeftError: the weights are missing or broken, or a tensor belongs to no slot.
     """
     file = Path(folder) / WEIGHTS_FILE
     if not file.is_file():
@@ -121,14 +117,6 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
         tensors = load_file(file)
     except (SafetensorError, OSError) as error:
         raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
-    templates = _templates(config, family)
-    method = config.peft_type.value.lower()
-    return {peft_to_wire(key, templates, method): tensor for key, tensor in tensors.items()}
-
-
-def _templates(config: PeftConfig, family: str | None) -> dict[str, str]:
-    if isinstance(config, BottleneckConfig):
-        return config.templates(family)
-    if config.peft_type == "LORA":
-        return lora_templates(config, family)
-    raise FedpeftError(f"{type(config).__name__} has no wire form: use one of fedpeft.adapters.names().")
+    tuning = tuning_of(config)
+    templates = tuning.templates(config, family)
+    return {own_key(key, templates, tuning): tensor for key, tensor in tensors.items()}

@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 
-from fedpeft.adapters.lora import complete_targets
+from fedpeft.methods.slot_tuning import tuning_of
 
 
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
@@ -14,14 +14,13 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
 
     Args:
         model: a transformers model or any other module, or a PeftModel that gets one more adapter.
-        config: from `fedpeft.adapters.config`, or one of PEFT's.
+        config: from `fedpeft.adapters.config`.
         adapter_name: name that the adapter gets in the model.
 
     Raises:
-        FedpeftError: `target_modules` do not fit the model.
+        FedpeftError: `target_modules` do not fit the model, or no method of fedpeft has such configurations.
     """
-    if isinstance(config, LoraConfig):
-        complete_targets(model, config)
+    tuning_of(config).fit(model, config)
     if isinstance(model, PeftModel):
         model.add_adapter(adapter_name, config)
         return model

@@ -7,11 +7,9 @@ import torch
 from peft import PeftConfig
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.keys import parse_key
-from fedpeft.adapters.lora import lora_parameters
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import SHARED, layer_of, parse_key
+from fedpeft.methods.slot_tuning import tuning_of
 
 
 def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:
@@ -29,33 +27,21 @@ def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfi
 
 
 def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[str, nn.Parameter]:
-    """Wire key -> parameter, by layer and site, what is shared between layers last.
+    """Key -> parameter, by layer and slot, what is shared between layers last.
 
     Raises:
         FedpeftError: the model has no such adapter, or one of a kind that has no wire form.
     """
     config = adapter_config(model, adapter_name)
-    shared: dict[str, nn.Parameter] = {}
-    if isinstance(config, BottleneckConfig):
-        sites = {}
-        for module in model.modules():
-            if isinstance(module, BottleneckLayer) and adapter_name in module.adapters:
-                sites[module.site] = dict(module.adapters[adapter_name].named_parameters())
-                shared |= module.shared_parameters(adapter_name)
-    elif config.peft_type == "LORA":
-        family = getattr(getattr(model, "config", None), "model_type", None)
-        sites = lora_parameters(model, config, family, adapter_name)
-    else:
-        raise FedpeftError(
-            f"adapter {adapter_name!r} is of PEFT type {config.peft_type.value}, which has no wire form: "
-            "use one of fedpeft.adapters.names()."
-        )
+    tuning = tuning_of(config)
+    places = tuning.parameters(model, config, adapter_name)
     parameters = {
-        f"{site}.{name}": parameter
-        for site, tensors in sorted(sites.items(), key=lambda item: (int(item[0].split(".")[1]), item[0]))
+        f"{place}.{name}": parameter
+        for place, tensors in sorted(places.items(), key=lambda item: (layer_of(f"{item[0]}.x"), item[0]))
         for name, parameter in tensors.items()
     }
-    return parameters | {f"shared.{name}": parameter for name, parameter in shared.items()}
+    shared = tuning.shared_parameters(model, adapter_name)
+    return parameters | {f"{SHARED}{name}": parameter for name, parameter in shared.items()}
 
 
 def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, torch.Tensor]:

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.wire import computable
 from fedpeft.errors import FedpeftError
+from fedpeft.states import computable
 
 
 def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:

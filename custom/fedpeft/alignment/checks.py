@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, neurons_of
-from fedpeft.alignment.wire import State, in_wire_form, places
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place, is_key
+from fedpeft.states import State
 
 GLOBAL = "the global adapter"
 
@@ -63,7 +64,7 @@ def check_tensors(state: State, owner: str, *, wire: bool = True) -> None:
         FedpeftError: naming owner and key.
     """
     for key, tensor in state.items():
-        if wire and not in_wire_form(key):
+        if wire and not is_key(key):
             raise FedpeftError(
                 f"{owner} has {key!r}, which is not a wire key: make states with "
                 f"fedpeft.adapters.adapter_state(model), not with PEFT's get_peft_model_state_dict."
@@ -93,8 +94,8 @@ def check_alike(state: State, owner: str, model: State, model_owner: str, *, com
     Raises:
         FedpeftError: a tensor is missing, unknown or of another shape; naming owner and key.
     """
-    expected = places(model)
-    for place, names in places(state).items():
+    expected = by_place(model)
+    for place, names in by_place(state).items():
         neurons = neurons_of(names)
         if neurons is not None:
             _check_width(state, place, names, neurons, owner)

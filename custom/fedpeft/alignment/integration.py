@@ -18,8 +18,9 @@ from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.robust_mean import average, nearest, robust_mean
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.wire import State, common_dtype, computable, places
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place
+from fedpeft.states import State, common_dtype, computable
 
 TIE_BREAK = 1e-6
 LEAST_SHARE = 0.01  # of an adapter that the paper's weights must leave
@@ -98,7 +99,7 @@ def integrate_owned(
             f"average={robust.average!r}."
         )
     model = check_round(states, counts, owners, previous)
-    grouped = [(place, names, neurons_of(names)) for place, names in places(model).items()]
+    grouped = [(place, names, neurons_of(names)) for place, names in by_place(model).items()]
     result: dict[str, Tensor] = {}
     figures: dict[str, dict[str, Figures]] = {}
     # Tensors without neurons come first: an adapter may need the mean of one, as Compacter needs that of the rule.

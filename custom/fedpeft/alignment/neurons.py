@@ -2,21 +2,24 @@
 """What may be permuted: where the neurons of each kind of adapter lie in its tensors.
 
 Every adapter here is a two-layer network, `h -> up(act(down(h)))`, and reordering its hidden neurons leaves its
-function as it is. A new kind of adapter is one more `register(Neurons(...))`. Tensors of no registered kind (LayerNorm,
-biases, prompts, Compacter's shared rule) have no neurons to reorder and are averaged as they stand.
+function as it is. A new kind of adapter is one more `Neurons`, which its method declares. Tensors of no registered kind
+(LayerNorm, biases, prompts, Compacter's shared rule) have no neurons to reorder and are averaged as they stand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from fedpeft.alignment.wire import State, computable, places
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place
+from fedpeft.methods import METHODS
+from fedpeft.states import State, computable
 
 Tensors = Mapping[str, Tensor]
 
@@ -102,11 +105,11 @@ class Neurons:
         return rows if blocks == 1 else rows.unflatten(0, (blocks, -1)).transpose(0, 1).flatten(1)
 
 
-KINDS: dict[str, Neurons] = {}
-
-
 def register(neurons: Neurons) -> None:
-    """Make a kind of adapter known to alignment; a name can be taken once."""
+    """Make a kind of adapter known to alignment; a name can be taken once.
+
+    A method that declares its `neurons` is known without it.
+    """
     if neurons.kind in KINDS:
         raise FedpeftError(f"the adapter kind {neurons.kind!r} is registered already: give the new one another name.")
     KINDS[neurons.kind] = neurons
@@ -114,7 +117,15 @@ def register(neurons: Neurons) -> None:
 
 def neurons_of(names: Collection[str]) -> Neurons | None:
     """The kind of adapter that has these tensors; None if it has no neurons to reorder."""
-    return next((neurons for neurons in KINDS.values() if neurons.needs <= set(names)), None)
+    present = set(names)
+    return next((neurons for neurons in (*KINDS.values(), *_of_plugins()) if neurons.needs <= present), None)
+
+
+@cache
+def _of_plugins() -> tuple[Neurons, ...]:
+    """Kinds that installed methods declare beside the ones of this file."""
+    declared = (METHODS.get(name).neuron_layout() for name in METHODS.names() if METHODS.is_plugin(name))
+    return tuple(neurons for neurons in declared if neurons is not None and neurons.kind not in KINDS)
 
 
 def materialize(state: State) -> State:
@@ -129,7 +140,7 @@ def materialize(state: State) -> State:
     """
     plain: dict[str, Tensor] = {}
     spent: set[str] = set()
-    for place, names in places(state).items():
+    for place, names in by_place(state).items():
         neurons = neurons_of(names)
         if neurons is None or not neurons.shared:
             plain |= {key: state[key] for key in names.values()}
@@ -165,36 +176,31 @@ def _dense_compacter(tensors: Tensors) -> Bottleneck:
     return Bottleneck(phm("down"), tensors.get("down.bias"), phm("up"), tensors.get("up.bias"))
 
 
-register(
-    Neurons(
-        kind="bottleneck",  # Houlsby, Pfeiffer, Parallel
-        needs=frozenset({"down.weight", "up.weight"}),
-        incoming={"down.weight": 0, "down.bias": 0},
-        outgoing={"up.weight": 1},
-        outputs={"up.weight": 0, "up.bias": 0},
-        dense=_dense_bottleneck,
-    )
+BOTTLENECK = Neurons(
+    kind="bottleneck",  # Houlsby, Pfeiffer, Parallel
+    needs=frozenset({"down.weight", "up.weight"}),
+    incoming={"down.weight": 0, "down.bias": 0},
+    outgoing={"up.weight": 1},
+    outputs={"up.weight": 0, "up.bias": 0},
+    dense=_dense_bottleneck,
 )
-register(
-    Neurons(
-        kind="lora",  # a neuron is a rank direction: row of A, column of B
-        needs=frozenset({"A", "B"}),
-        incoming={"A": 0},
-        outgoing={"B": 1},
-        outputs={"B": 0},
-        dense=_dense_lora,
-    )
+LORA = Neurons(
+    kind="lora",  # a neuron is a rank direction: row of A, column of B
+    needs=frozenset({"A", "B"}),
+    incoming={"A": 0},
+    outgoing={"B": 1},
+    outputs={"B": 0},
+    dense=_dense_lora,
 )
-register(
-    Neurons(
-        kind="compacter",  # its Kronecker structure absorbs one order within the blocks, the same for all
-        needs=frozenset({"down.left", "down.right", "up.left", "up.right"}),
-        incoming={"down.right": 2, "down.bias": 0},
-        outgoing={"up.left": 1},
-        outputs={"up.right": 2, "up.bias": 0},
-        dense=_dense_compacter,
-        blocked=frozenset({"down.bias", "up.bias"}),
-        counts_blocks="down.left",
-        shared=("shared.rule",),
-    )
+COMPACTER = Neurons(
+    kind="compacter",  # its Kronecker structure absorbs one order within the blocks, the same for all
+    needs=frozenset({"down.left", "down.right", "up.left", "up.right"}),
+    incoming={"down.right": 2, "down.bias": 0},
+    outgoing={"up.left": 1},
+    outputs={"up.right": 2, "up.bias": 0},
+    dense=_dense_compacter,
+    blocked=frozenset({"down.bias", "up.bias"}),
+    counts_blocks="down.left",
+    shared=("shared.rule",),
 )
+KINDS = {neurons.kind: neurons for neurons in (BOTTLENECK, LORA, COMPACTER)}

@@ -25,8 +25,9 @@ from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
 from fedpeft.alignment.permutation import align_adapter
 from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.wire import State, copy, places
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place
+from fedpeft.states import State, copied
 
 Activations = Mapping[str, Tensor]
 Supports = Callable[[str, tuple[Tensors, Tensors], Neurons], tuple[Tensor, Tensor]]
@@ -73,7 +74,7 @@ def align_global(
     check_tensors(own_state, owner)
     check_alike(own_state, owner, global_state, GLOBAL)
     supports = partial(_activations, activations, (GLOBAL, owner)) if settings.compares_activations else None
-    aligned, figures = _align(global_state, own_state, places(own_state), settings, supports)
+    aligned, figures = _align(global_state, own_state, by_place(own_state), settings, supports)
     return aligned, report_of({place: {site: figure} for place, figure in figures.items()})
 
 
@@ -100,7 +101,7 @@ def align_upload(
     check_tensors(trained, owner)
     check_tensors(received, GLOBAL)
     check_alike(trained, owner, received, GLOBAL)
-    for place, names in places(trained).items():
+    for place, names in by_place(trained).items():
         neurons = neurons_of(names)
         if neurons is None:
             continue
@@ -110,7 +111,7 @@ def align_upload(
                 f"{owner} has {width} neurons in {place}, the global adapter {expected}: aligned_at='site' needs one "
                 f"width everywhere, use aligned_at='server'."
             )
-    return _align(trained, received, places(trained), settings)[0]
+    return _align(trained, received, by_place(trained), settings)[0]
 
 
 @torch.no_grad()
@@ -121,7 +122,7 @@ def start_merged(own: State, aligned: State) -> dict[str, Tensor]:
         own: the site's adapter in wire form.
         aligned: the global adapter, aligned to it.
     """
-    merged = copy({**aligned, **own})
+    merged = copied({**aligned, **own})
     for key in own.keys() & aligned.keys():
         merged[key] = weighted_mean((own[key], aligned[key]), (0.5, 0.5)).to(own[key].dtype)
     return merged
@@ -139,7 +140,7 @@ def finish_round(trained: State, frozen: State, settings: PIASettings | None = N
         settings: `upload` is used.
     """
     settings = settings or PIASettings()
-    result = start_merged(trained, frozen) if settings.upload == "integrated" else copy(trained)
+    result = start_merged(trained, frozen) if settings.upload == "integrated" else copied(trained)
     return RoundEnd(upload=result, own=result)
 
 
@@ -159,7 +160,7 @@ def _align(
         settings: as in `align_adapter`.
         supports: from a place, both adapters there and their neurons to what these are compared by; None: weights.
     """
-    aligned, figures = copy(moving), {}
+    aligned, figures = copied(moving), {}
     for place, names in where.items():
         neurons = neurons_of(names)
         if neurons is None:
@@ -181,18 +182,18 @@ def _activations(
 ) -> tuple[Tensor, Tensor]:
     """Both adapters' activations at one place, (m, r) and (m, r'), once they have been checked."""
     checked = []
-    for by_place, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
-        if place not in by_place:
+    for supports, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
+        if place not in supports:
             raise FedpeftError(
                 f"{owner} has no activations for {place}: run a batch through both adapters, or use support='weights'."
             )
         width = neurons.width(tensors) * neurons.blocks(tensors)
-        shape = tuple(by_place[place].shape)
+        shape = tuple(supports[place].shape)
         if len(shape) != 2 or shape[1] != width or shape[0] == 0:
             raise FedpeftError(f"{owner} has activations of shape {shape} in {place}: they must be (m, {width}).")
-        if not torch.isfinite(by_place[place]).all():
+        if not torch.isfinite(supports[place]).all():
             raise FedpeftError(f"{owner} has NaN or infinity in its activations in {place}: its training diverged.")
-        checked.append(by_place[place].detach())
+        checked.append(supports[place].detach())
     if len(checked[0]) != len(checked[1]):
         raise FedpeftError(
             f"{owners[0]} has activations of {len(checked[0])} samples in {place}, {owners[1]} of {len(checked[1])}: "

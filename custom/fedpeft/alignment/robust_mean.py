@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
-from fedpeft.alignment.wire import computable
+from fedpeft.states import computable
 
 ITERATIONS, TOLERANCE = 200, 1e-10
 

@@ -22,10 +22,10 @@ from fedpeft import backbones
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
+from fedpeft.methods.trainable import parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
-from fedpeft.training.body import build_body, parameter_count
 from fedpeft.training.heads import build_head
 from fedpeft.training.scoring import Network
 from fedpeft.training.site_state import KEPT_ROUNDS
@@ -71,12 +71,13 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     job = SiteJob.from_sections(sections, site=site)
     job = admitted(policy, job) if policy else job
     settings, training, method = job.backbone, job.training, job.method
+    tuning, own = method.method.tuning(), method.settings_of(site)
     device = _device(training.device)
     backbone = backbones.build(settings)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         if policy:
-            check_parameters(policy, method, parameter_count(backbone, method, site=site))
-        body = build_body(backbone, method, site=site, seed=0)
+            check_parameters(policy, method, parameter_count(backbone, tuning, own))
+        body = tuning.prepare(backbone, own, seed=0)
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
     network = Network(backbone, head).to(device).train()
     trained = [*body.parameters().values(), *head.parameters()]

@@ -16,7 +16,6 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
-from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
 from fedpeft.flare import checkpoint, handshake
@@ -44,11 +43,12 @@ from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
+from fedpeft.keys import layers_of
 from fedpeft.seeds import derive
 from fedpeft.settings import build
 from fedpeft.training import fork_server
 from fedpeft.training.aggregation import State, check_global
-from fedpeft.training.assignment import Assignment, ScheduleSettings, assign, layers_of
+from fedpeft.training.assignment import Assignment, ScheduleSettings, assign
 from fedpeft.training.export import export_adapter
 from fedpeft.training.secure_round import check_secure_sum
 from fedpeft.training.settings import MethodSettings, TrainingSettings
@@ -126,7 +126,6 @@ class FederationController(ModelController):
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
-            build(RobustSettings, self._method.robust, section="method.robust")
             check_secure_sum(self._method, self._schedule, self._federation)
             threading.Thread(target=_import_peft, daemon=True).start()
             before = self._checkpoint()
@@ -134,7 +133,7 @@ class FederationController(ModelController):
             prune(lineages_folder(self.fl_ctx), self._lineage)
             introductions = self._handshake(record, before)
             state = self._rounds(record, introductions, before)
-            if state and self._method.trains == "adapters":
+            if state and self._method.method.exports:
                 family = next(iter(introductions.values())).family
                 export_adapter(record.folder / ADAPTER, state, self._method, family=family)
             lines = record.complete()
@@ -397,8 +396,8 @@ class FederationController(ModelController):
         """Reasons by site to refuse an update; none where masks hide them."""
         if not self._method.exchanges or self._method.secure_sum:
             return {}
-        robust = build(RobustSettings, self._method.robust, section="method.robust")
-        return outlying({site: reply.state for site, reply in accepted.items()}, current.state, robust)
+        sent = {site: reply.state for site, reply in accepted.items()}
+        return outlying(sent, current.state, self._method.robust)
 
     def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +24,10 @@ from fedpeft.flare.ledger import enter
 from fedpeft.flare.messages import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.privacy import PrivacySettings, release_adapter, release_scores
 from fedpeft.privacy.settings import RECEIVED, WITHHOLD
+from fedpeft.states import State
 
 SPENT = "spent.json"
 SCORES = "scores"
-State = Mapping[str, torch.Tensor]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-State = dict[str, torch.Tensor]
+from fedpeft.states import State
 
 
 class Distribution:

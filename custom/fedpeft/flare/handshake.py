@@ -68,7 +68,7 @@ def agree(
         try:
             if kind != common:
                 raise FedpeftError(_difference(first, able[first], site, able[site]))
-            if method.site_adapter_settings:
+            if method.site_settings:
                 model, own = (_shapes_only(able[name].schema) for name in (first, site))
                 check_alike(own, f"site {site}", model, f"site {first}")
         except FedpeftError as error:
@@ -79,7 +79,7 @@ def agree(
 def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
     """What must be equal at all sites."""
     shapes = introduction.schema.items()
-    widths = frozenset((key, None if method.site_adapter_settings else tuple(shape)) for key, shape in shapes)
+    widths = frozenset((key, None if method.site_settings else tuple(shape)) for key, shape in shapes)
     return introduction.family, introduction.dtype, widths
 
 
@@ -91,12 +91,12 @@ def _difference(first: str, wanted: Introduction, site: str, own: Introduction) 
     if differing := set(own.schema) ^ set(wanted.schema):
         return (
             f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
-            f"give both the same method.adapter and the same backbone."
+            f"give both the same method.name and the same backbone."
         )
     key = next(key for key, shape in own.schema.items() if shape != wanted.schema[key])
     return (
         f"{key} has shape {own.schema[key]} at site {site} and {wanted.schema[key]} at site {first}: use the "
-        f"same backbone and method.adapter_settings, or declare the widths in method.site_adapter_settings."
+        f"same backbone and method.settings, or declare the widths in method.site_settings."
     )
 
 

@@ -87,7 +87,7 @@ class Introduction(_Message):
         samples: size of each split.
         dataset: registered name of the data set.
         backbone: registered name of the backbone.
-        family: the backbone's kind, which says where its layers are (`fedpeft.backbones.sites`).
+        family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
         dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, of which the site has its own state.

@@ -27,8 +27,8 @@ from fedpeft.flare.messages import (
 )
 from fedpeft.flare.orders import Announced, Order
 from fedpeft.flare.reply_contract import check_introduction, check_reply, check_score_reply, check_tensors
+from fedpeft.keys import belongs, layers_of
 from fedpeft.privacy.problem_codes import is_known
-from fedpeft.training.assignment import belongs, layers_of
 from fedpeft.training.worker_trainer import ATTEMPTS
 
 HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}

@@ -14,8 +14,7 @@ import torch
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft import backbones, data
-from fedpeft.adapters.keys import parse_key
-from fedpeft.backbones.sites import SITES
+from fedpeft.backbones.slots import SLOTS
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.message_fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.flare.messages import (
@@ -28,9 +27,10 @@ from fedpeft.flare.messages import (
     TrainOrder,
     TrainReply,
 )
+from fedpeft.keys import belongs, layers_of, parse_key
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
-from fedpeft.training.assignment import belongs, check_scores, layers_of
+from fedpeft.training.assignment import check_scores
 from fedpeft.training.worker_trainer import ATTEMPTS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -109,7 +109,7 @@ def check_introduction(introduction: Introduction, *, site: str, most_samples: i
     Raises:
         FedpeftError: naming the site and the field.
     """
-    for name, known in (("dataset", data.names()), ("backbone", backbones.names()), ("family", SITES)):
+    for name, known in (("dataset", data.names()), ("backbone", backbones.names()), ("family", SLOTS)):
         if getattr(introduction, name) not in known:
             raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
     if introduction.dtype not in DTYPES:

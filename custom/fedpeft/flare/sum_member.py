@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import SecureSumError
@@ -17,10 +16,9 @@ from fedpeft.privacy import secure_sum
 from fedpeft.privacy.signed_keys import Kit, SignedKey
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import digest_of
+from fedpeft.states import State
 from fedpeft.training.secure_round import weight_of
 from fedpeft.training.settings import MethodSettings
-
-State = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry
-from fedpeft.settings import build
+from fedpeft.settings import build, no_settings
 
 if TYPE_CHECKING:
     import torch
@@ -29,8 +29,7 @@ def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any
     cls = typing.get_type_hints(SCORES.get(method)).get("settings")
     if cls is not None:
         return build(cls, values or {}, section=method)
-    if values:
-        raise FedpeftError(f"{method} has no setting {next(iter(values))!r}: leave it out, {method} has none.")
+    no_settings(method, values)
     return None
 
 

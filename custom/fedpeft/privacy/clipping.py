@@ -4,13 +4,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
 
 from fedpeft.errors import FedpeftError
-
-State = Mapping[str, torch.Tensor]
+from fedpeft.states import State
 
 
 def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[dict[str, torch.Tensor], float]:

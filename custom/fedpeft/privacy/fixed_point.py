@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from fedpeft.errors import FedpeftError
+from fedpeft.states import State
 
 FRACTION_BITS = 32
-State = Mapping[str, torch.Tensor]
 Numbers = dict[str, np.ndarray]
 
 

@@ -25,9 +25,9 @@ from fedpeft.privacy import fixed_point
 from fedpeft.privacy.pairwise_masks import context_of, masked, new_secret, public_key
 from fedpeft.privacy.signed_keys import Kit, SignedKey, signed, verified
 from fedpeft.privacy.site_policy import LEAST_MEMBERS
+from fedpeft.states import State
 
 FILE = "secure_sum.json"
-State = Mapping[str, torch.Tensor]
 
 
 def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:

@@ -14,7 +14,7 @@ from fedpeft import data
 from fedpeft.backbones import usual_source
 from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
 from fedpeft.errors import FedpeftError, LocalError
-from fedpeft.privacy.adapter_limits import adapter_refusals
+from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy
 
 if TYPE_CHECKING:
@@ -80,11 +80,12 @@ def _asked(job: SiteJob, setting: str) -> float | None:
 
 
 def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    if job.method.trains not in policy.trains:
-        yield "method.trains", f"is {job.method.trains!r}, trains has {', '.join(policy.trains) or 'none'}"
-    if job.method.trains == "adapters":
-        for why in adapter_refusals(job.method.adapter, job.method.adapter_settings_of(job.site)):
-            yield "method.adapter_settings", why
+    name = job.method.name
+    if name not in policy.methods:
+        yield "method.name", f"is {name!r}, methods has {', '.join(policy.methods) or 'none'}"
+        return
+    for why in refused_settings(job.method.settings_of(job.site), job.method.method.limits):
+        yield "method.settings", f"{why} for {name}, which no job may set at a site"
 
 
 def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
@@ -139,7 +140,7 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
         FedpeftError: naming the setting.
     """
     if count > policy.most_trained_parameters:
-        setting = "method.adapter_settings" if method.trains == "adapters" else "method.trains"
+        setting = "method.settings" if method.settings_of("") else "method.name"
         raise FedpeftError(
             f"{setting} asks for {count:,} trained parameters, most_trained_parameters is "
             f"{policy.most_trained_parameters:,}: change the job, or local/fedpeft.json of this site.",

@@ -24,7 +24,7 @@ SPLITS = ("published", "image_disjoint", "paper")
 DATASETS = ("phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest")
 AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
 BACKBONES = ("tiny-vilt", "vilt")
-TRAINS = ("adapters", "head", "all")
+METHODS = ("houlsby", "pfeiffer", "parallel", "compacter", "lora", "classifier")
 LEAST_MEMBERS = 3
 
 
@@ -56,7 +56,7 @@ class SitePolicy:
         most_image_size, most_text_length: pixels and tokens.
         most_learning_rate, most_weight_decay: larger ones let the last few samples decide what leaves.
         most_samples: samples in each split of data that are drawn by program.
-        trains: what a job may choose as `method.trains`; `all` sends the whole backbone.
+        methods: what a job may choose as `method.name`; `full` sends the whole backbone.
         most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
         most_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
             simulator.
@@ -104,7 +104,7 @@ class SitePolicy:
     most_learning_rate: float = 0.1
     most_weight_decay: float = 0.1
     most_samples: int = 10_000
-    trains: tuple[str, ...] = ("adapters", "head")
+    methods: tuple[str, ...] = METHODS
     most_trained_parameters: int = 20_000_000
     most_message_mb: float = 1024.0
     device: str = "auto"
@@ -124,7 +124,7 @@ class SitePolicy:
         for name, root in self.roots.items():
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
-        for name in ("datasets", "exclude", "splits", "trains", "backbones", "sources", "sum_with"):
+        for name in ("datasets", "exclude", "splits", "methods", "backbones", "sources", "sum_with"):
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
         if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
@@ -134,8 +134,6 @@ class SitePolicy:
             )
         for split in self.splits:
             one_of("splits", split, SPLITS)
-        for what in self.trains:
-            one_of("trains", what, TRAINS)
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if isinstance(value, float) and not math.isfinite(value):

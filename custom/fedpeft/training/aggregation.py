@@ -4,21 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from fedpeft.alignment import integrate
 from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.checks import check_tensors
-from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import build
+from fedpeft.states import State
 from fedpeft.training.secure_round import secure_mean
 from fedpeft.training.settings import MethodSettings
 
-State = dict[str, torch.Tensor]
 GLOBAL = "the new global adapter"
 LARGEST_GLOBAL = 1e7  # a site may send up to 1e6
 
@@ -42,13 +38,12 @@ def aggregate(
         merged = secure_mean(replies, method, previous=previous or {})
         check_global(merged)
         return merged, {}
-    pia = {**method.pia, "server": False} if method.aggregation == "fedavg" else method.pia
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
-    settings = build(PIASettings, pia, section="method.pia")
-    robust = build(RobustSettings, method.robust, section="method.robust")
-    counts = cap_share(counts, robust.max_share)
-    merged, report = integrate(states, counts, settings, sites=sites, previous=previous, robust=robust)
+    averaged = replace(method.pia, server=False, aligned_at="server")
+    settings = averaged if method.aggregation == "fedavg" else method.pia
+    counts = cap_share(counts, method.robust.max_share)
+    merged, report = integrate(states, counts, settings, sites=sites, previous=previous, robust=method.robust)
     check_global(merged)
     return merged, report
 

@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,8 +17,6 @@ from fedpeft.settings import at_least, one_of
 
 ALL, OWN = "all", "own"
 LARGEST_SCORE = 1e30  # far above any gradient's, far below where a sum over sites and layers overflows
-LAYER = re.compile(r"(?:^|\.)layer\.(\d+)\.")
-SHARED = "shared."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,19 +154,3 @@ def check_scores(scores: Sequence[float], count: int, site: str) -> None:
     for number, value in enumerate(scores):
         if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
             raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")
-
-
-def layer_of(key: str) -> int | None:
-    """The transformer layer of a wire key, None where it belongs to none."""
-    found = LAYER.search(key)
-    return int(found[1]) if found else None
-
-
-def layers_of(keys: Iterable[str]) -> list[int]:
-    """The transformer layers among wire keys, rising."""
-    return sorted({layer for key in keys if (layer := layer_of(key)) is not None})
-
-
-def belongs(key: str, layers: Sequence[int] | None) -> bool:
-    """Whether a tensor is trained and sent with these layers: theirs, or shared by all (Compacter's rule)."""
-    return layers is None or layer_of(key) in layers or (bool(layers) and key.startswith(SHARED))

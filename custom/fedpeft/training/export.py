@@ -3,15 +3,12 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import torch
 
 from fedpeft import adapters
 from fedpeft.training.settings import MethodSettings
-
-DOWN = re.compile(r"layer\.(\d+)\.[^.]+\.down\.weight")
 
 
 def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodSettings, *, family: str) -> Path:
@@ -21,9 +18,9 @@ def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodS
         folder: made if it is missing.
         state: the adapter under wire keys.
         method: which adapter, with which settings.
-        family: the backbone's kind (`fedpeft.backbones.sites`).
+        family: the backbone's kind (`fedpeft.backbones.slots`).
     """
-    settings = dict(method.adapter_settings.get(method.adapter, {}))
-    if method.site_adapter_settings:  # sites of unequal width: the global adapter's own widths are those of its tensors
-        settings["layer_widths"] = {int(m[1]): t.shape[0] for key, t in state.items() if (m := DOWN.fullmatch(key))}
-    return adapters.save_adapter(folder, state, adapters.config(method.adapter, **settings), family)
+    settings, tuning = dict(method.settings.get(method.name, {})), method.method.tuning()
+    if method.site_settings:  # sites of unequal width: the global adapter's own widths are those of its tensors
+        settings |= tuning.state_settings(state)
+    return adapters.save_adapter(folder, state, tuning.config(settings), family)

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpeft.alignment.robust_settings import RobustSettings
+from fedpeft.keys import layers_of
 from fedpeft.seeds import derive
-from fedpeft.settings import build
 from fedpeft.training.aggregation import State, aggregate
-from fedpeft.training.assignment import Assignment, assign, layers_of
+from fedpeft.training.assignment import Assignment, assign
 from fedpeft.training.learner import Learner, Update
 from fedpeft.training.secure_round import without_masks
 from fedpeft.training.update_check import outlying
@@ -66,8 +65,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
                     site: (without_masks(sent, samples, first.method, sites=len(replies)), samples)
                     for site, (sent, samples) in replies.items()
                 }
-            robust = build(RobustSettings, first.method.robust, section="method.robust")
-            refused = {} if secure else outlying({site: sent for site, (sent, _) in replies.items()}, state, robust)
+            sent = {site: tensors for site, (tensors, _) in replies.items()}
+            refused = {} if secure else outlying(sent, state, first.method.robust)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
             state, report = aggregate(replies, first.method, previous=state or None)
         yield RoundResult(number, updates, state, report, assignment, refused)

@@ -15,27 +15,26 @@ from typing import Any
 import torch
 
 from fedpeft import backbones
-from fedpeft.alignment.settings import PIASettings
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.keys import belongs, layers_of
+from fedpeft.methods.trainable import parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.seeds import derive
-from fedpeft.settings import about, build
+from fedpeft.settings import about
 from fedpeft.site_job import SiteJob
+from fedpeft.states import State
 from fedpeft.training import personal, site_state
-from fedpeft.training.assignment import ScheduleSettings, belongs, layers_of
+from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.batches import Batch, Batches
-from fedpeft.training.body import AdapterBody, build_body, parameter_count
 from fedpeft.training.heads import build_head
 from fedpeft.training.loop import evaluate, train_epochs
 from fedpeft.training.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.training.schedule import linear_warmup_decay
 from fedpeft.training.scoring import Network, measure_budget, score_layers
 from fedpeft.training.settings import MethodSettings, TrainingSettings
-
-State = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,14 +84,19 @@ class Learner:
         self._smallest_batch = policy.least_batch_size if policy else 1
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
-        self.pia = build(PIASettings, method.pia, section="method.pia") if method.aggregation == "pia" else None
+        self.pia = method.pia if method.aggregation == "pia" else None
         with about("backbone"):
             self.backbone = backbones.build(backbone)
-        init_site = site if method.initialisation == "own" else ""
-        with about("method.adapter_settings"):
+        init_site = site if method.initialization == "own" else ""
+        tuning, own, seed = (
+            method.method.tuning(),
+            method.settings_of(site),
+            derive(training.seed, "adapter", init_site),
+        )
+        with about("method.settings"):
             if policy:
-                check_parameters(policy, method, parameter_count(self.backbone, method, site=site))
-            self.body = build_body(self.backbone, method, site=site, seed=derive(training.seed, "adapter", init_site))
+                check_parameters(policy, method, parameter_count(self.backbone, tuning, own))
+            self.body = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
         self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
         self.backbone.to(self.device)
@@ -186,8 +190,7 @@ class Learner:
         """
         own = site_state.load_before(self.folder, round)
         self._restore_head(own)
-        if isinstance(self.body, AdapterBody):
-            self.body.set_companion(None)  # a living process may still hold that of its last round
+        self.body.set_companion(None)  # a living process may still hold that of its last round
         self.body.load(received or (own.adapter if own else self._initial))
         return self.score_trained(round, previous=own.adapter if own else None)
 

@@ -9,15 +9,15 @@ import torch
 
 from fedpeft.alignment.personal import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.training.body import AdapterBody, Body
+from fedpeft.methods.trainable import Trainable
+from fedpeft.states import State
 
-State = dict[str, torch.Tensor]
 Inputs = Sequence[dict[str, torch.Tensor]]
 Finish = Callable[[State], tuple[State, State]]
 
 
 def start(
-    body: Body, *, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
+    body: Trainable, *, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
 ) -> Finish:
     """Load what a round starts from and return how it ends.
 
@@ -47,13 +47,12 @@ def start(
 
 
 def _start(
-    body: Body, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
+    body: Trainable, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
 ) -> Finish:
     """`start`, with the neurons of what is uploaded in the site's own order."""
-    if own is None or settings is None or not settings.client or not isinstance(body, AdapterBody):
+    if own is None or settings is None or not settings.client:
         body.load(received)
-        if isinstance(body, AdapterBody):
-            body.set_companion(None)
+        body.set_companion(None)
         return lambda trained: (trained, trained)
     body.load(own)  # the probe runs through the own adapter, whatever a living process still holds in the model
     body.set_companion(None)

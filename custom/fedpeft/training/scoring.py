@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from fedpeft.importance import layer_budget, score
-from fedpeft.training.assignment import ScheduleSettings, layer_of, layers_of
+from fedpeft.keys import layer_of, layers_of
+from fedpeft.states import State
+from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.batches import Batch
 
-State = Mapping[str, torch.Tensor]
 NEEDS_HISTORY = "fedselect"
 
 

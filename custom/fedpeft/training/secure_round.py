@@ -5,17 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
-
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
 from fedpeft.privacy.fixed_point import encode, to_wire
 from fedpeft.privacy.secure_sum import mean
 from fedpeft.privacy.site_policy import LEAST_MEMBERS
+from fedpeft.states import State
 from fedpeft.training.assignment import ScheduleSettings
 from fedpeft.training.settings import MethodSettings
-
-State = dict[str, torch.Tensor]
 
 
 def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:
@@ -47,7 +44,7 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
 
 def weight_of(samples: int, method: MethodSettings) -> int:
     """The whole number that a site's adapter is multiplied by: its training samples, or 1 for a plain mean."""
-    return 1 if method.pia.get("weighting") == "uniform" else samples
+    return 1 if method.pia.weighting == "uniform" else samples
 
 
 def without_masks(state: State, samples: int, method: MethodSettings, *, sites: int) -> State:

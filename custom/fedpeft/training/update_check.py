@@ -10,8 +10,8 @@ import torch
 
 from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
+from fedpeft.states import State
 
-State = dict[str, torch.Tensor]
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 
 

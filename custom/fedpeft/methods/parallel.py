@@ -14,12 +14,13 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.bottleneck.model import BottleneckModel
-from fedpeft.adapters.bottleneck.module import Bottleneck, Projection
-from fedpeft.adapters.registration import register
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.model import BottleneckModel
+from fedpeft.methods.bottleneck.module import Bottleneck, Projection
+from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.peft_types import register
 
 
 @dataclass(kw_only=True)
@@ -68,7 +69,9 @@ class ParallelLayer(BottleneckLayer):
         for argument in reversed(args):
             if isinstance(argument, torch.Tensor):
                 return argument
-        raise FedpeftError(f"{self.site} is called without a positional tensor: a parallel adapter has no input there.")
+        raise FedpeftError(
+            f"{self.place} is called without a positional tensor: a parallel adapter has no input there."
+        )
 
 
 class ParallelModel(BottleneckModel):
@@ -77,3 +80,4 @@ class ParallelModel(BottleneckModel):
 
 
 register("parallel", ParallelConfig, ParallelModel)
+TUNING = BottleneckTuning(ParallelConfig)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedpeft.backbones.sites import SITES, check_template
+from fedpeft.backbones.slots import SLOTS, check_template
 from fedpeft.errors import FedpeftError
 
 _PARENT = r"(?:.*\.)?"
@@ -100,7 +100,7 @@ def _selected(path: str, targets: str | Sequence[str]) -> bool:
 
 
 def _role(template: str, tail: str, family: str | None) -> str:
-    for role, known in SITES.get(family or "", {}).items():
+    for role, known in SLOTS.get(family or "", {}).items():
         if template == known or template.endswith(f".{known}"):
             return role
     return re.sub(r"[^a-z0-9_]", "_", tail.lower()).lstrip("_0123456789") or "output"

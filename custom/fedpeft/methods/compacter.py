@@ -18,13 +18,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig, is_number
-from fedpeft.adapters.bottleneck.initialization import glorot_uniform, normal
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.bottleneck.model import BottleneckModel
-from fedpeft.adapters.bottleneck.module import Bottleneck
-from fedpeft.adapters.registration import register
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
+from fedpeft.methods.bottleneck.initialization import glorot_uniform, normal
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.model import BottleneckModel
+from fedpeft.methods.bottleneck.module import Bottleneck
+from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.peft_types import register
 
 
 @dataclass(kw_only=True)
@@ -204,3 +205,4 @@ class CompacterModel(BottleneckModel):
 
 
 register("compacter", CompacterConfig, CompacterModel)
+TUNING = BottleneckTuning(CompacterConfig)

@@ -10,30 +10,38 @@ from __future__ import annotations
 
 import enum
 import importlib
+import logging
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import METHODS
 
 if TYPE_CHECKING:
     from peft import PeftConfig
     from peft.tuners.tuners_utils import BaseTuner
 
-METHODS = ("houlsby", "pfeiffer", "parallel", "compacter")
 TESTED_PEFT = ("0.21.2",)
 
 
 def register_all(peft: ModuleType) -> None:
-    """Register every method of ``METHODS``; called once, as soon as PEFT has been imported.
+    """Register every method that is a tuner of its own, plugins' too; called once, as soon as PEFT has been imported.
 
     Raises:
         FedpeftError: PEFT is of a minor version that the enum extension was never tested with.
     """
     check_version(peft.__version__)
-    for name in METHODS:
-        # each module calls register() in its last line; importing is enough, and harmless when it is half-way through
-        # because it was itself what imported PEFT
-        importlib.import_module(f"fedpeft.adapters.{name}")
+    for name in METHODS.names():
+        try:
+            method = METHODS.get(name)
+            # each module calls register() in one of its last lines; importing is enough, and harmless when it is
+            # half-way through because it was itself what imported PEFT
+            if method.peft_tuner:
+                importlib.import_module(method.home.partition(":")[0])
+        except Exception:  # a broken plugin must not break `import peft`
+            if not METHODS.is_plugin(name):
+                raise
+            logging.getLogger(__name__).exception("method %r of a plugin cannot be used", name)
 
 
 def check_version(version: str) -> None:
@@ -50,15 +58,18 @@ def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]
     """Add one method to PEFT, so that ``get_peft_model`` and ``PeftModel.from_pretrained`` know it.
 
     Raises:
-        FedpeftError: the name is not listed in ``METHODS`` or PEFT already has a method of that name.
+        FedpeftError: no method of that name is registered, or PEFT already has one.
     """
     from peft.utils import register_peft_method
     from peft.utils.peft_types import PeftType
 
-    if name not in METHODS:
-        raise FedpeftError(f"adapter {name!r} is not in METHODS of fedpeft/adapters/registration.py: add it there.")
+    if name not in METHODS.names():
+        raise FedpeftError(
+            f"method {name!r} is not registered: add it in fedpeft/methods/__init__.py, or as an entry point "
+            f"{METHODS.group!r} of your package."
+        )
     if name.upper() in PeftType.__members__:
-        raise FedpeftError(f"PEFT already has a method named {name!r}: rename fedpeft/adapters/{name}.py.")
+        raise FedpeftError(f"PEFT already has a method named {name!r}: choose another name.")
     _add_peft_type(PeftType, name.upper())
     register_peft_method(name=name, config_cls=config_cls, model_cls=model_cls)
 

@@ -7,10 +7,10 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.bottleneck.module import Bottleneck
-from fedpeft.adapters.keys import parse_key
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import parse_key
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.module import Bottleneck
 
 
 def hidden_activations(
@@ -24,43 +24,43 @@ def hidden_activations(
 
         a_k[s, i] = sum_t w[s, t] act(down_k(h[s, t]))_i / sum_t w[s, t]
 
-    h is what the adapter reads at a site while the model runs with its active adapters. It is used there and then for
+    h is what the adapter reads in a place while the model runs with its active adapters. It is used there and then for
     every state and never stored: the memory beyond a forward pass is one (B, T, r) tensor and the result.
 
     Args:
         model: module with bottleneck adapters, called as ``model(**batch)``.
-        states: wire states k, of any widths; each may leave out sites.
+        states: wire states k, of any widths; each may leave out places.
         batches: keyword arguments of the calls.
         masks: for each batch w (B, T), 1 where a token counts and 0 where it is padding, or None for all tokens.
         adapter_name: adapter of the model whose kind (activation, LayerNorm) the states have.
 
     Returns:
-        For each state: "layer.<l>.<site>" -> (m, r_k) float32 on the CPU, m the number of samples in all batches.
+        For each state: "layer.<l>.<slot>" -> (m, r_k) float32 on the CPU, m the number of samples in all batches.
 
     Raises:
-        FedpeftError: a state names a site or tensor that the model's adapter does not have, a mask does not fit, or
+        FedpeftError: a state names a place or tensor that the model's adapter does not have, a mask does not fit, or
             there is no batch.
 
     Source: FedPIA, client-side integration (activation-based supports).
     """
     layers = {
-        module.site: module
+        module.place: module
         for module in model.modules()
         if isinstance(module, BottleneckLayer) and adapter_name in module.adapters
     }
     if not layers:
         raise FedpeftError(f"{type(model).__name__} has no bottleneck adapter {adapter_name!r}: activations need one.")
     probes = [_probes(state, layers, adapter_name) for state in states]
-    means: list[dict[str, list[torch.Tensor]]] = [{site: [] for site in probe} for probe in probes]
+    means: list[dict[str, list[torch.Tensor]]] = [{place: [] for place in probe} for probe in probes]
     weights: torch.Tensor | None = None
 
     def record(layer: BottleneckLayer, args: tuple, result: torch.Tensor | tuple) -> None:
         h = layer.branch_input(args, result[0] if isinstance(result, tuple) else result)
         for probe, collected in zip(probes, means, strict=True):
-            if layer.site in probe:
-                bottleneck = probe[layer.site]
+            if layer.place in probe:
+                bottleneck = probe[layer.place]
                 hidden = bottleneck.hidden(h.to(bottleneck.down.bias.dtype))
-                collected[layer.site].append(_token_mean(hidden, weights, layer.site).float().cpu())
+                collected[layer.place].append(_token_mean(hidden, weights, layer.place).float().cpu())
 
     hooks = [
         layer.base_layer.register_forward_hook(lambda module, args, result, layer=layer: record(layer, args, result))
@@ -80,25 +80,25 @@ def hidden_activations(
             module.training = flag
     if not all(tensors for collected in means for tensors in collected.values()):
         raise FedpeftError("there is no batch to compute activations on: pass at least one.")
-    return [{site: torch.cat(tensors) for site, tensors in collected.items()} for collected in means]
+    return [{place: torch.cat(tensors) for place, tensors in collected.items()} for collected in means]
 
 
 def _probes(
     state: Mapping[str, torch.Tensor], layers: Mapping[str, BottleneckLayer], adapter_name: str
 ) -> dict[str, Bottleneck]:
-    """A state's bottlenecks by site, with the state's own tensors as their weights."""
-    by_site: dict[str, dict[str, torch.Tensor]] = {}
+    """A state's bottlenecks by place, with the state's own tensors as their weights."""
+    by_place: dict[str, dict[str, torch.Tensor]] = {}
     shared = {}
     for key, tensor in state.items():
         parts = parse_key(key)
         if parts is None:
             shared[key.removeprefix("shared.")] = tensor
         else:
-            by_site.setdefault(f"layer.{parts.layer}.{parts.site}", {})[parts.tensor] = tensor
-    for site in by_site:
-        if site not in layers:
-            raise FedpeftError(f"the adapter state has site {site!r}, the model's adapter has {', '.join(layers)}.")
-    return {site: layers[site].probe(adapter_name, tensors, shared) for site, tensors in by_site.items()}
+            by_place.setdefault(parts.place, {})[parts.tensor] = tensor
+    for place in by_place:
+        if place not in layers:
+            raise FedpeftError(f"the adapter state has place {place!r}, the model's adapter has {', '.join(layers)}.")
+    return {place: layers[place].probe(adapter_name, tensors, shared) for place, tensors in by_place.items()}
 
 
 def _pairs(
@@ -127,12 +127,12 @@ def _normalized(mask: torch.Tensor) -> torch.Tensor:
     return mask.float() / total
 
 
-def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, site: str) -> torch.Tensor:
+def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, place: str) -> torch.Tensor:
     """(B, T, r) -> (B, r), weighted where weights are given."""
     if weights is None:
         return hidden.mean(1)
     if weights.shape != hidden.shape[:2]:
         raise FedpeftError(
-            f"a mask has shape {tuple(weights.shape)}, but {site} reads (samples, tokens) = {tuple(hidden.shape[:2])}."
+            f"a mask has shape {tuple(weights.shape)}, but {place} reads (samples, tokens) = {tuple(hidden.shape[:2])}."
         )
     return torch.einsum("bt,btr->br", weights.to(hidden), hidden)

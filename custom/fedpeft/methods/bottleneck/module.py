@@ -18,7 +18,7 @@ class Projection(nn.Linear):
 
 
 class Bottleneck(nn.Module):
-    """One adapter at one site: ``up(act(down(norm(h))))``; the wrapped layer adds what it returns to its output.
+    """One adapter in one place: ``up(act(down(norm(h))))``; the wrapped layer adds what it returns to its output.
 
     Args:
         down: projection from the hidden width d to the bottleneck width r.

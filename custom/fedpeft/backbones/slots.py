@@ -32,7 +32,7 @@ _CLIP_TOWER = _paths(
     value="self_attn.v_proj",
 )
 
-SITES: dict[str, dict[str, str]] = {
+SLOTS: dict[str, dict[str, str]] = {
     "vilt": {
         "attention": "encoder.layer.{layer}.attention.output",
         "output": "encoder.layer.{layer}.output",
@@ -60,11 +60,11 @@ SITES: dict[str, dict[str, str]] = {
 }
 
 
-def site_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
+def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
     """Module path templates of some roles of a model family.
 
     Args:
-        family: transformers ``model_type``, a key of ``SITES``.
+        family: transformers ``model_type``, a key of ``SLOTS``.
         roles: for instance ``("attention", "output")``; where a family has two towers, each stands for both of them.
 
     Returns:
@@ -74,13 +74,13 @@ def site_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
         FedpeftError: the family or the role is not in the table.
     """
     roles = tuple(roles)
-    if family not in SITES:
+    if family not in SLOTS:
         paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in roles)
         raise FedpeftError(
-            f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SITES))}): "
+            f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SLOTS))}): "
             f"name them with target_modules={{{paths}}}."
         )
-    table = SITES[family]
+    table = SLOTS[family]
     members = {role: [name for name in table if name == role or name.endswith(f"_{role}")] for role in roles}
     if missing := [role for role in roles if not members[role]]:
         raise FedpeftError(
@@ -118,7 +118,7 @@ def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | No
     family: any parent path may stand before the template.
 
     Returns:
-        (role, layer, parent path with its final dot or ""), or None where the path is no site.
+        (role, layer, parent path with its final dot or ""), or None where the path is no slot.
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")

@@ -9,20 +9,21 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.module import Bottleneck, Projection, add_branches
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import place_of
+from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.bottleneck.module import Bottleneck, Projection, add_branches
 
 
 class BottleneckLayer(nn.Module, BaseTunerLayer):
     """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
 
-    The mean runs over the active adapters that have a bottleneck at this site. With one active adapter this is the
+    The mean runs over the active adapters that have a bottleneck in this place. With one active adapter this is the
     plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT.
 
     Args:
         base_layer: the module that stood here.
-        role: its name in ``target_modules``, the ``site`` of the wire keys.
+        role: the slot: its name in ``target_modules`` and in keys.
         layer_index: number of the transformer layer, from 0.
     """
 
@@ -40,9 +41,9 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return self._modules[self.adapter_layer_names[0]]
 
     @property
-    def site(self) -> str:
-        """Prefix of this site's wire keys, for instance ``layer.3.output``."""
-        return f"layer.{self.layer_index}.{self.role}"
+    def place(self) -> str:
+        """Slot and layer, the beginning of its keys, for instance ``layer.3.output``."""
+        return place_of(self.layer_index, self.role)
 
     def build_adapter(self, config: BottleneckConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
         """A new adapter module with undefined weights."""
@@ -59,7 +60,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         """
 
     def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
-        """Tensor name -> parameter that this adapter shares between its sites: none, but for Compacter."""
+        """Tensor name -> parameter that this adapter shares between its places: none, but for Compacter."""
         return {}
 
     def update_layer(self, adapter_name: str, config: BottleneckConfig, hidden_size: int) -> None:
@@ -68,7 +69,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         with torch.no_grad():
             for name, parameter in adapter.named_parameters():
                 if not parameter.is_meta:
-                    parameter.copy_(config.initial_tensor(name, tuple(parameter.shape), f"{self.site}.{name}"))
+                    parameter.copy_(config.initial_tensor(name, tuple(parameter.shape), f"{self.place}.{name}"))
         self.adapters[adapter_name] = adapter
         self._move_adapter_to_device_of_base_layer(adapter_name)
 
@@ -80,7 +81,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         Args:
             adapter_name: the adapter to copy.
             tensors: tensor name -> values, for instance "down.weight" -> (r, d).
-            shared: what the adapter shares between sites.
+            shared: what the adapter shares between places.
 
         Raises:
             FedpeftError: other tensor names, or another hidden width.
@@ -89,7 +90,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         own = dict(bottleneck.named_parameters())
         if set(tensors) != set(own) or tensors["up.bias"].shape != own["up.bias"].shape:
             raise FedpeftError(
-                f"the adapter state at {self.site} has {', '.join(sorted(tensors))} and hidden width "
+                f"the adapter state at {self.place} has {', '.join(sorted(tensors))} and hidden width "
                 f"{tuple(tensors.get('up.bias', torch.empty(0)).shape)}; the model has {', '.join(sorted(own))} "
                 f"and {tuple(own['up.bias'].shape)}: use the same method and backbone."
             )

@@ -9,11 +9,11 @@ from peft import PeftConfig
 from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer, raise_cannot_merge
-from fedpeft.adapters.targets import templates_of
-from fedpeft.backbones.sites import locate
+from fedpeft.backbones.slots import locate
+from fedpeft.backbones.targets import templates_of
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.bottleneck.layer import BottleneckLayer, raise_cannot_merge
 
 
 class BottleneckModel(BaseTuner):
@@ -48,9 +48,9 @@ class BottleneckModel(BaseTuner):
             if looked_up
             else peft_config.templates(family)
         )
-        sites = find_sites(peft_config, model)
+        places = find_places(peft_config, model)
         warn_of_missing_roles(peft_config)
-        for path, (role, layer) in sites.items():
+        for path, (role, layer) in places.items():
             module = model.get_submodule(path)
             if isinstance(module, self.tuner_layer_cls):
                 if module.role != role:
@@ -86,7 +86,7 @@ class BottleneckModel(BaseTuner):
         target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
-        """The wrapper of one site, without adapters yet."""
+        """The wrapper of one place, without adapters yet."""
         return self.tuner_layer_cls(base_layer, role, layer)
 
     def hidden_size_at(self, module: nn.Module, path: str) -> int:
@@ -127,19 +127,19 @@ def warn_of_missing_roles(config: BottleneckConfig) -> None:
         )
 
 
-def find_sites(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Module path -> (role, layer) of every site that the configuration's templates name, whatever its ``layers``.
+def find_places(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
+    """Module path -> (role, layer) of every place that the configuration's templates name, whatever its ``layers``.
 
     Raises:
         FedpeftError: a template matches nothing or two towers, or a layer number is beyond the model's layers.
     """
-    sites: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int]] = {}
     parents: dict[str, set[str]] = {role: set() for role in config.target_modules}
     for path, _ in model.named_modules():
         place = locate(path, config.target_modules)
         if place:
             role, layer, parent = place
-            sites[path] = (role, layer)
+            places[path] = (role, layer)
             parents[role].add(parent)
     for role, template in config.target_modules.items():
         if not parents[role]:
@@ -151,11 +151,11 @@ def find_sites(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[st
                 f"target_modules[{role!r}]={template!r} matches modules under several parents "
                 f"({', '.join(map(repr, sorted(parents[role])))}): write the path from the model's root."
             )
-    known = {layer for _, layer in sites.values()}
+    known = {layer for _, layer in places.values()}
     for name, layers in (("layers", config.layers), ("layer_widths", config.layer_widths)):
         beyond = sorted(set(layers or ()) - known)
         if beyond:
             raise FedpeftError(
                 f"{name} names layer {beyond[0]}, but {type(model).__name__} has layers {min(known)} to {max(known)}."
             )
-    return sites
+    return places

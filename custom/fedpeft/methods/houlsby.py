@@ -8,10 +8,11 @@ Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP; swis
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.bottleneck.model import BottleneckModel
-from fedpeft.adapters.registration import register
+from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.model import BottleneckModel
+from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.peft_types import register
 
 
 @dataclass(kw_only=True)
@@ -34,3 +35,4 @@ class HoulsbyModel(BottleneckModel):
 
 
 register("houlsby", HoulsbyConfig, HoulsbyModel)
+TUNING = BottleneckTuning(HoulsbyConfig)

@@ -10,12 +10,13 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedpeft.adapters.bottleneck.config import BottleneckConfig
-from fedpeft.adapters.bottleneck.layer import BottleneckLayer
-from fedpeft.adapters.bottleneck.model import BottleneckModel
-from fedpeft.adapters.bottleneck.module import Bottleneck, Projection
-from fedpeft.adapters.registration import register
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.bottleneck.model import BottleneckModel
+from fedpeft.methods.bottleneck.module import Bottleneck, Projection
+from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.peft_types import register
 
 
 @dataclass(kw_only=True)
@@ -56,3 +57,4 @@ class PfeifferModel(BottleneckModel):
 
 
 register("pfeiffer", PfeifferConfig, PfeifferModel)
+TUNING = BottleneckTuning(PfeifferConfig)

@@ -10,20 +10,20 @@ import torch
 from peft import PeftConfig
 from peft.utils.peft_types import PeftType
 
-from fedpeft.adapters.bottleneck.initialization import normal
-from fedpeft.adapters.bottleneck.module import ACTIVATIONS
-from fedpeft.adapters.targets import check_targets
-from fedpeft.backbones.sites import site_templates
+from fedpeft.backbones.slots import slot_templates
+from fedpeft.backbones.targets import check_targets
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.bottleneck.initialization import normal
+from fedpeft.methods.bottleneck.module import ACTIVATIONS
 
 
 @dataclass(kw_only=True)
 class BottleneckConfig(PeftConfig):
-    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` at some sites of every layer.
+    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` in some slots of every layer.
 
     Args:
         target_modules: role -> module path with ``{layer}``; or, as PEFT has them, a list of module names or a pattern
-            of their paths; None takes the method's roles from ``SITES`` by the model's ``model_type``.
+            of their paths; None takes the method's roles from ``SLOTS`` by the model's ``model_type``.
         layers: transformer layers that get an adapter, counted from 0; None for all.
         reduction_factor: hidden width over bottleneck width.
         layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
@@ -83,7 +83,7 @@ class BottleneckConfig(PeftConfig):
             )
         if family is None:
             raise FedpeftError(f"{self.method}: give the model family (model_type, such as 'vilt') or target_modules.")
-        return site_templates(family, self.roles)
+        return slot_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
         """Bottleneck width r of one layer.
@@ -100,7 +100,7 @@ class BottleneckConfig(PeftConfig):
         return width
 
     def tensor_shapes(self, hidden_size: int, width: int) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> shape of the adapter at one site."""
+        """Tensor name -> shape of the adapter in one place."""
         return {
             "down.weight": (width, hidden_size),
             "down.bias": (width,),
@@ -109,7 +109,7 @@ class BottleneckConfig(PeftConfig):
         }
 
     def shared_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> shape of what all sites share: nothing, but for Compacter."""
+        """Tensor name -> shape of what all places share: nothing, but for Compacter."""
         return {}
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:

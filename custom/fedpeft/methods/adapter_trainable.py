@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""An adapter in a frozen backbone, and, for FedPIA's `frozen_global`, a frozen companion beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from peft import PeftConfig
+from torch import nn
+
+from fedpeft import adapters
+from fedpeft.adapters.state import adapter_parameters
+from fedpeft.methods.trainable import Trainable
+from fedpeft.states import State
+
+OWN, COMPANION = "default", "global"
+
+
+class AdapterTrainable(Trainable):
+    """An adapter in a frozen backbone.
+
+    Args:
+        backbone: the frozen backbone.
+        config: of the adapter.
+        seed: source of its first values, where PEFT draws them.
+    """
+
+    def __init__(self, backbone: nn.Module, config: PeftConfig, *, seed: int) -> None:
+        self._config, self._backbone = config, backbone
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)  # PEFT draws LoRA's first values from the global generator
+            self._peft = adapters.attach(backbone.model, self._config, OWN)
+
+    def state(self) -> State:
+        """The site's own adapter."""
+        return adapters.adapter_state(self._peft, OWN)
+
+    def load(self, state: State) -> None:
+        """Replace the site's own adapter."""
+        adapters.load_adapter_state(self._peft, state, OWN)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The parameters of the site's own adapter."""
+        return adapter_parameters(self._peft, OWN)
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all adapters but these layers of the own one."""
+        adapters.set_trainable_layers(self._peft, layers, OWN)
+
+    def set_companion(self, state: State | None) -> None:
+        """Put a frozen adapter beside the own one; None: the own one alone."""
+        active = [OWN]
+        if state is not None:
+            if COMPANION not in self._peft.peft_config:
+                self._peft.add_adapter(COMPANION, self._config)
+                self._peft.to(next(self._backbone.parameters()).device)
+            adapters.load_adapter_state(self._peft, state, COMPANION)
+            active.append(COMPANION)
+        self._peft.base_model.set_adapter(active)
+        self.train_only(None)
+
+    def activations(
+        self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Activations of several adapters on the same inputs."""
+        return adapters.hidden_activations(self._backbone, states, inputs, adapter_name=OWN)

@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What all bottleneck adapters have in common beside their layers: shapes, parameters, names and first values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedpeft.keys import SHARED, parse_key, place_of
+from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
+from fedpeft.states import State
+
+
+class BottleneckTuning(SlotTuning):
+    """A kind of bottleneck adapter, by its configuration."""
+
+    @property
+    def name(self) -> str:
+        """As the configuration says."""
+        return self.config_cls.method
+
+    def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """With `init_seed`."""
+        return {**settings, "init_seed": seed}
+
+    def templates(self, config: BottleneckConfig, family: str | None) -> dict[str, str]:
+        """As the configuration or the family says."""
+        return config.templates(family)
+
+    def shapes(self, config: BottleneckConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """Of all layers that the configuration names."""
+        layers = list(range(num_layers)) if config.layers is None else config.layers
+        check_layers({*layers, *(config.layer_widths or ())}, num_layers)
+        shapes = {
+            f"{place_of(layer, slot)}.{name}": shape
+            for layer in layers
+            for slot in sorted(config.templates(family))
+            for name, shape in config.tensor_shapes(hidden_size, config.width(hidden_size, layer)).items()
+        }
+        return shapes | {f"{SHARED}{name}": shape for name, shape in config.shared_shapes().items()}
+
+    def parameters(self, model: nn.Module, config: BottleneckConfig, adapter_name: str) -> dict[str, Parameters]:
+        """Of every layer's wrapper that has this adapter."""
+        return {
+            layer.place: dict(layer.adapters[adapter_name].named_parameters()) for layer in _layers(model, adapter_name)
+        }
+
+    def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
+        """What the wrappers look up at their tuner."""
+        shared: Parameters = {}
+        for layer in _layers(model, adapter_name):
+            shared |= layer.shared_parameters(adapter_name)
+        return shared
+
+    def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
+        """Each tensor depends on `init_seed` and its own key alone."""
+        state = {}
+        for key, shape in shapes.items():
+            parts = parse_key(key)
+            state[key] = config.initial_tensor(parts.tensor if parts else key.removeprefix(SHARED), shape, key)
+        return state
+
+    def peft_name(self, tensor: str) -> str:
+        """`houlsby_adapter.down.weight`."""
+        return f"{self.name}_adapter.{tensor}"
+
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """At `houlsby_adapter`."""
+        path, found, tensor = name.partition(f".{self.name}_adapter.")
+        return (path, tensor) if found else None
+
+    def name_modules(self, config: BottleneckConfig, templates: Mapping[str, str]) -> None:
+        """The saved adapter then says itself where it belongs."""
+        config.target_modules = dict(templates)
+
+    def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """The width of each layer."""
+        widths = {}
+        for key, tensor in state.items():
+            parts = parse_key(key)
+            if parts and parts.tensor == "down.weight":
+                widths[parts.layer] = tensor.shape[0]
+        return {"layer_widths": widths}
+
+
+def _layers(model: nn.Module, adapter_name: str) -> list[BottleneckLayer]:
+    modules = (module for module in model.modules() if isinstance(module, BottleneckLayer))
+    return [module for module in modules if adapter_name in module.adapters]

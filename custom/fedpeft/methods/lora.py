@@ -1,0 +1,135 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""LoRA is PEFT's own; this says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
+
+Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from peft import LoraConfig
+from peft.tuners.lora import LoraLayer
+from peft.utils.other import get_pattern_key
+from torch import nn
+
+from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
+from fedpeft.backbones.targets import check_targets, pattern_of, roles_of
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import place_of
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
+
+DEFAULTS = {"target_modules": ["query", "value"], "r": 4}
+
+
+class LoraTuning(SlotTuning):
+    """PEFT's LoRA, on query and value with r = 4 and a scale (alpha / r) of 2 where nothing else is set."""
+
+    name = "lora"
+
+    def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Also `target_modules` as slot -> path."""
+        settings = {**DEFAULTS, **settings}
+        settings.setdefault("lora_alpha", 2 * settings["r"])
+        if isinstance(settings["target_modules"], Mapping):
+            check_targets(settings["target_modules"], self.name)
+            settings["target_modules"] = pattern_of(settings["target_modules"])
+        return settings
+
+    def fit(self, model: nn.Module, config: LoraConfig) -> None:
+        """Write the module names of the model's family into a configuration that lists slots, as PEFT needs them."""
+        family = getattr(getattr(model, "config", None), "model_type", None)
+        targets = config.target_modules
+        if (isinstance(targets, str) and not roles_of(targets)) or not targets:
+            return  # PEFT's own forms
+        if not isinstance(targets, str) and family not in SLOTS:
+            return
+        templates = self.templates(config, family)
+        paths = [path for path, _ in model.named_modules()]
+        for slot, template in templates.items():
+            if not any(locate(path, {slot: template}) for path in paths):
+                raise FedpeftError(
+                    f"lora: {slot!r} is {template} in target_modules, which matches no module of "
+                    f"{type(model).__name__}: name its projections with target_modules={{role: path}}."
+                )
+        if not isinstance(targets, str):
+            config.target_modules = {template.rpartition(".")[2] for template in templates.values()}
+
+    def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
+        """Of the projections that the configuration adapts."""
+        targets = config.target_modules
+        if isinstance(targets, str) and (templates := roles_of(targets)):
+            return templates
+        if not targets or isinstance(targets, str):
+            raise FedpeftError(
+                f"lora: target_modules={targets!r} must list roles or modules, for instance ['query', 'value'], or be "
+                "made by fedpeft.adapters.config('lora', target_modules={role: path}): other patterns have no names on "
+                "the wire."
+            )
+        if family is None:
+            raise FedpeftError("lora: give the model family (model_type, such as 'vilt').")
+        templates = {}
+        for target in sorted(targets):
+            named = {slot: path for slot, path in SLOTS.get(family, {}).items() if path.endswith(f".{target}")}
+            templates |= named or slot_templates(family, [target])
+        return templates
+
+    def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """A projection that it adapts is taken to be (d, d)."""
+        shapes: Shapes = {}
+        layers = _layers(config, num_layers)
+        check_layers(layers, num_layers)
+        for layer in layers:
+            for slot, template in self.templates(config, family).items():
+                rank = _rank(config, module_path(template, layer))
+                shapes[f"{place_of(layer, slot)}.A"] = (rank, hidden_size)
+                shapes[f"{place_of(layer, slot)}.B"] = (hidden_size, rank)
+        return shapes
+
+    def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
+        """A (r, d_in) and B (d_out, r) of every projection."""
+        family = getattr(getattr(model, "config", None), "model_type", None)
+        templates = self.templates(config, family)
+        places = {}
+        for path, module in model.named_modules():
+            if not isinstance(module, LoraLayer) or adapter_name not in module.lora_A:
+                continue
+            located = locate(path, templates)
+            if located is None:
+                raise FedpeftError(
+                    f"lora: module {path} has no role in model family {family!r}, so it has no name on the wire: use "
+                    "target_modules={role: path}."
+                )
+            slot, layer, _ = located
+            places[place_of(layer, slot)] = {
+                "A": module.lora_A[adapter_name].weight,
+                "B": module.lora_B[adapter_name].weight,
+            }
+        return places
+
+    def peft_name(self, tensor: str) -> str:
+        """`lora_A.weight`."""
+        return f"lora_{tensor}.weight"
+
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """At `lora_A` or `lora_B`."""
+        for matrix in "AB":
+            if name.endswith(f".lora_{matrix}.weight"):
+                return name.removesuffix(f".lora_{matrix}.weight"), matrix
+        return None
+
+
+def _layers(config: LoraConfig, num_layers: int) -> list[int]:
+    chosen = config.layers_to_transform
+    if chosen is None:
+        return list(range(num_layers))
+    return [chosen] if isinstance(chosen, int) else sorted(chosen)
+
+
+def _rank(config: LoraConfig, path: str) -> int:
+    """PEFT's `rank_pattern` may differ from `r`."""
+    return config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), path), config.r)
+
+
+TUNING = LoraTuning(LoraConfig)

@@ -1,0 +1,85 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a tuning method declares: all that server, sites and settings must know of it before anything is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from fedpeft.methods.setting_limits import BOTTLENECK, Limits
+from fedpeft.registry import Registry, imported
+
+if TYPE_CHECKING:
+    from fedpeft.alignment.neurons import Neurons
+    from fedpeft.methods.trainable import Tuning
+
+
+@dataclass(frozen=True, kw_only=True)
+class TuningMethod:
+    """A way of tuning a backbone, as it is registered. It imports neither torch nor PEFT.
+
+    Args:
+        home: where its code is, "package.module:object" of a `fedpeft.methods.trainable.Tuning`.
+        label: what tables call what it trains.
+        source: the paper.
+        exchanges: whether anything but the head is trained, and so travels.
+        neurons: where the hidden neurons of what travels lie, "package.module:object" of an `alignment.Neurons`; empty:
+            it has none, and nothing that PIA could align.
+        activations: whether the activations of these neurons can be read at a site.
+        companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
+        unequal_widths: whether sites may have different numbers of neurons.
+        layers: whether its layers can be trained and sent one by one (F3OCUS).
+        peft_tuner: whether its code registers a tuner with PEFT.
+        exports: whether PEFT's folder of it can be written.
+        limits: the settings that a job may set at a site, by name, and whether a value is allowed
+            (`fedpeft.methods.setting_limits`); a job may set none that is not here.
+    """
+
+    home: str
+    label: str
+    source: str
+    exchanges: bool = True
+    neurons: str = ""
+    activations: bool = False
+    companion: bool = False
+    unequal_widths: bool = False
+    layers: bool = True
+    peft_tuner: bool = False
+    exports: bool = False
+    limits: Limits = field(default_factory=dict)
+
+    def tuning(self) -> Tuning:
+        """Its code; imports torch and, for most, PEFT."""
+        return imported(self.home)
+
+    def neuron_layout(self) -> Neurons | None:
+        """Where its hidden neurons lie; None where it has none."""
+        return imported(self.neurons) if self.neurons else None
+
+
+def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:
+    """A method whose tensors are `down` and `up` projections in PEFT adapters of `fedpeft.methods.bottleneck`.
+
+    Args:
+        home, label, source, limits: see `TuningMethod`.
+    """
+    return TuningMethod(
+        home=home,
+        label=label,
+        source=source,
+        neurons="fedpeft.alignment.neurons:BOTTLENECK",
+        activations=True,
+        companion=True,
+        unequal_widths=True,
+        peft_tuner=True,
+        exports=True,
+        limits=limits,
+    )
+
+
+METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods")
+
+
+def adapter_names() -> tuple[str, ...]:
+    """Names of the methods that are adapters in PEFT's format."""
+    return tuple(name for name in METHODS.names() if METHODS.get(name).exports)

@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which settings of a method a job may set at a site, in what form and bounds: what a method declares as its `limits`.
+
+No text of a job is used as a pattern: one can take hours to match. How many parameters all of it makes is limited by
+`most_trained_parameters` of the site's file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 1024, 1024
+MOST_ENTRIES, LONGEST = 128, 256  # of a list or mapping; characters of a name in it
+Check = Callable[[Any], bool]
+Limits = Mapping[str, Check]
+
+
+def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[str]:
+    """Each setting that a job may not set, or not so; nothing is built or imported for it.
+
+    Args:
+        settings: by name, as the job has them.
+        limits: by name, whether a value is allowed; a setting without one may not be set.
+    """
+    for name, value in settings.items():
+        if name not in limits or not (value is None or limits[name](value)):
+            yield f"has {name:.60}={value!r:.80}"
+
+
+def whole(most: int, *, least: int = 1) -> Check:
+    """A whole number in bounds."""
+    return lambda value: type(value) is int and least <= value <= most
+
+
+def number(least: float, most: float) -> Check:
+    """A number in bounds."""
+    return lambda value: type(value) in (int, float) and least <= value <= most
+
+
+def choice(*allowed: str) -> Check:
+    """One of some words."""
+    return lambda value: isinstance(value, str) and value in allowed
+
+
+def flag(value: Any) -> bool:
+    """True or false."""
+    return type(value) is bool
+
+
+def name(value: Any) -> bool:
+    """A text that is no longer than a name."""
+    return isinstance(value, str) and len(value) <= LONGEST
+
+
+def list_of(check: Check) -> Check:
+    """A list of such values."""
+    return lambda value: isinstance(value, list | tuple) and len(value) <= MOST_ENTRIES and all(map(check, value))
+
+
+def mapping_to(check: Check) -> Check:
+    """Such values by name."""
+
+    def fits(value: Any) -> bool:
+        entries = isinstance(value, Mapping) and len(value) <= MOST_ENTRIES
+        return entries and all(map(name, value)) and all(map(check, value.values()))
+
+    return fits
+
+
+LAYERS = list_of(whole(MOST_LAYERS, least=0))
+
+
+def modules(value: Any) -> bool:
+    """`target_modules` as names or as paths by role."""
+    return list_of(name)(value) or mapping_to(name)(value)
+
+
+BOTTLENECK: Limits = {
+    "target_modules": modules,
+    "layers": LAYERS,
+    "reduction_factor": number(1, MOST_WIDTH),
+    "layer_widths": mapping_to(whole(MOST_WIDTH)),
+    "activation": choice("relu", "swish", "gelu"),
+}
+PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MOST_SCALE, MOST_SCALE)}
+COMPACTER: Limits = BOTTLENECK | {
+    "blocks": whole(MOST_BLOCKS),
+    "rank": whole(MOST_WIDTH),
+    "rule_std": number(0, MOST_SCALE),
+}
+LORA: Limits = {
+    "r": whole(MOST_WIDTH),
+    "lora_alpha": number(0, MOST_SCALE * MOST_WIDTH),
+    "lora_dropout": number(0, 1),
+    "target_modules": modules,
+    "layers_to_transform": LAYERS,
+    "bias": choice("none"),
+    "use_rslora": flag,
+    "init_lora_weights": flag,
+}

@@ -1,0 +1,151 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Methods that are PEFT tuners with tensors in slots of the layers: configuration, shapes, parameters and names."""
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from peft import PeftConfig, TaskType
+from torch import nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.methods import METHODS
+from fedpeft.methods.method import adapter_names
+from fedpeft.methods.trainable import Tuning
+from fedpeft.settings import one_of
+from fedpeft.states import State
+
+_PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
+Shapes = dict[str, tuple[int, ...]]
+Parameters = dict[str, nn.Parameter]
+
+
+class SlotTuning(Tuning, ABC):
+    """The code of such a method.
+
+    Args:
+        config_cls: its PEFT configuration.
+    """
+
+    def __init__(self, config_cls: type[PeftConfig]) -> None:
+        self.config_cls = config_cls
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """PEFT's name of it, in lower case: that of its registration."""
+
+    def config(self, settings: Mapping[str, Any]) -> PeftConfig:
+        """PEFT configuration from settings as a job has them.
+
+        Raises:
+            FedpeftError: an unknown setting, or a value out of range.
+        """
+        settings = self.completed(settings)
+        fields = dataclasses.fields(self.config_cls)
+        known = [field.name for field in fields if field.init and field.name not in _PEFTS_OWN]
+        for setting in settings:
+            if setting not in known:
+                raise FedpeftError(f"adapter {self.name!r} has no setting {setting!r}: it has {', '.join(known)}.")
+        if settings.get("task_type") is not None:
+            one_of("task_type", settings["task_type"], [task.value for task in TaskType])
+        try:
+            return self.config_cls(**settings)
+        except FedpeftError:
+            raise
+        except ValueError as error:  # of PEFT's own checks
+            raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
+
+    def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings with the method's defaults, in PEFT's form."""
+        return dict(settings)
+
+    def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Settings with the seed of the first values, where the configuration has one."""
+        return dict(settings)
+
+    def fit(self, model: nn.Module, config: PeftConfig) -> None:
+        """Write into a configuration what only the model tells, before PEFT reads it.
+
+        Raises:
+            FedpeftError: `target_modules` do not fit the model.
+        """
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Any:
+        """Freeze the backbone and put an adapter into it; see `Tuning.prepare`."""
+        from fedpeft.methods.adapter_trainable import AdapterTrainable
+
+        backbone.requires_grad_(False)
+        return AdapterTrainable(backbone, self.config(self.seeded(settings, seed)), seed=seed)
+
+    @abstractmethod
+    def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
+        """Slot -> module path with `{layer}`.
+
+        Raises:
+            FedpeftError: the family is unknown and the configuration names no paths.
+        """
+
+    @abstractmethod
+    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """Key -> shape of what an adapter of this configuration holds, without a model."""
+
+    @abstractmethod
+    def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
+        """Place (`layer.3.output`) -> tensor name -> parameter, of one adapter in a model."""
+
+    def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
+        """Tensor name -> parameter that all places of an adapter share."""
+        return {}
+
+    def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
+        """The values that `get_peft_model` starts from with this configuration.
+
+        Raises:
+            FedpeftError: PEFT draws them itself.
+        """
+        raise FedpeftError(
+            f"{type(config).__name__} has no seeded initial values: take them from adapter_state(model) at one place."
+        )
+
+    @abstractmethod
+    def peft_name(self, tensor: str) -> str:
+        """What PEFT's name of a tensor has behind the module path: `houlsby_adapter.down.weight`, `lora_A.weight`."""
+
+    @abstractmethod
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """Module path and tensor of PEFT's name; None where it is not a tensor of this method."""
+
+    def name_modules(self, config: PeftConfig, templates: Mapping[str, str]) -> None:
+        """Write the module paths into a configuration that is saved, where it may not have them."""
+
+    def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+        """Settings that follow from the tensors, where sites differ in width and the global adapter has its own."""
+        return {}
+
+
+def tuning_of(config: PeftConfig) -> SlotTuning:
+    """The method of a configuration.
+
+    Raises:
+        FedpeftError: no method of fedpeft or of a plugin has such configurations.
+    """
+    name = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+    tuning = METHODS.get(name).tuning() if name in METHODS.names() else None
+    if not isinstance(tuning, SlotTuning):
+        raise FedpeftError(
+            f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
+            f"{', '.join(adapter_names())}."
+        )
+    return tuning
+
+
+def check_layers(layers: Iterable[int], num_layers: int) -> None:
+    """Refuse a layer that the backbone does not have."""
+    for layer in layers:
+        if layer >= num_layers:
+            raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")

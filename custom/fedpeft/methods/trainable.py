@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What the code of a method is: it prepares a backbone, and gives what is trained in it one interface."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.states import State
+
+
+class Trainable:
+    """The trained part of a backbone, beside the head."""
+
+    def state(self) -> State:
+        """Copies of its tensors on the CPU, by key (`fedpeft.keys`)."""
+        return {key: parameter.detach().cpu().clone() for key, parameter in self.parameters().items()}
+
+    def load(self, state: State) -> None:
+        """Put such tensors back."""
+        with torch.no_grad():
+            for key, parameter in self.parameters().items():
+                parameter.copy_(state[key])
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Everything that could be trained, by key."""
+        raise NotImplementedError
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these transformer layers; None: train everything."""
+        raise NotImplementedError
+
+    def set_companion(self, state: State | None) -> None:
+        """Put a frozen copy beside the trained one, output = mean of the two; None: the trained one alone.
+
+        Raises:
+            FedpeftError: the method declares no companion.
+        """
+        if state is not None:
+            raise FedpeftError(f"{type(self).__name__} has no companion: use method.pia.integration='merge'.")
+
+    def activations(
+        self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
+    ) -> list[dict[str, torch.Tensor]]:
+        """Token-averaged activations (m, r) of the hidden neurons of several states on the same inputs, by place.
+
+        Raises:
+            FedpeftError: the method declares no activations.
+        """
+        raise FedpeftError(f"{type(self).__name__} has no activations: use method.pia.support='weights'.")
+
+
+class Tuning(Protocol):
+    """The code of a method."""
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Prepare a backbone for what the method trains; everything else is frozen.
+
+        Args:
+            backbone: as `fedpeft.backbones.build` returns it; it is changed in place.
+            settings: of the method, as a job has them.
+            seed: source of the first values.
+
+        Raises:
+            FedpeftError: a setting is unknown or does not fit the backbone.
+        """
+
+
+def parameter_count(backbone: nn.Module, tuning: Tuning, settings: Mapping[str, Any]) -> int:
+    """How many parameters a method would train; found on the meta device, where they take no memory.
+
+    Args:
+        backbone: stays as it is.
+        tuning: of the method.
+        settings: of the method.
+    """
+    tensors = (*backbone.parameters(), *backbone.buffers())
+    shapes = {id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in tensors}
+    shapes |= {id(parameter): nn.Parameter(shapes[id(parameter)]) for parameter in backbone.parameters()}
+    with torch.device("meta"):
+        trainable = tuning.prepare(copy.deepcopy(backbone, shapes), settings, seed=0)
+    return sum(parameter.numel() for parameter in trainable.parameters().values())
