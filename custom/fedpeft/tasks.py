@@ -1,0 +1,11 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Tasks that installed packages bring: a part of a job beside those of `app_configs/tasks/`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fedpeft.registry import Registry
+
+TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks")
