@@ -71,7 +71,7 @@ def tables() -> dict[str, str]:
     """Every table by name: one for each section of a job, `settings`, `adapters`, `roles`, and `problems`."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
-        "settings": _adapter_settings(),
+        "settings": _method_settings(),
         "adapters": _adapters(),
         "roles": _roles(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
@@ -130,7 +130,7 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _adapter_settings() -> str:
+def _method_settings() -> str:
     configs = {name: getattr(adapters, f"{name.capitalize()}Config") for name in ADAPTERS}
     rows = [
         _adapter_row(name, text, "all four", list(configs.values()))

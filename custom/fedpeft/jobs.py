@@ -11,6 +11,7 @@ from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, build, suggestion
+from fedpeft.tasks import TASKS
 from fedpeft.yaml_values import MOST_LEVELS, parse
 
 RECIPES = "jobs.yml"
@@ -26,7 +27,7 @@ ARGUMENTS = {  # the classes of a job and the sections that each receives; a sit
     CONTROLLER: ("job", "federation", "method", "training", "schedule"),
     EXECUTOR: ("backbone", "method", "training", "data", "schedule"),
 }
-TASKS = ("hello", "score", "train")
+ORDERS = ("hello", "score", "train")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +74,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
         raise FedpeftError(f"{job!r} is no job of {configs / RECIPES}: {suggestion(job, known)}.")
     sections: dict[str, Any] = {"schedule": {}}
     for part in known[job]:
-        sections = _merged(sections, _read_yaml(configs / f"{part}.yml"))
+        sections = _merged(sections, _part(configs, part))
     for override in overrides:
         sections = _merged(sections, _parse_override(override))
     check(sections)
@@ -153,7 +154,7 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
         "task_data_filters": [],
         "task_result_filters": [],
         "components": [],
-        "executors": [{"tasks": list(TASKS), "executor": {"path": EXECUTOR, "args": arguments(EXECUTOR)}}],
+        "executors": [{"tasks": list(ORDERS), "executor": {"path": EXECUTOR, "args": arguments(EXECUTOR)}}],
     }
     meta = {
         "name": name.replace("/", "_"),
@@ -191,6 +192,13 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
         result[key] = _merged(result[key], value) if both else value
     return result
+
+
+def _part(configs: Path, part: str) -> Mapping[str, Any]:
+    """A file of `app_configs/`, or a task that an installed package brings."""
+    task = part.removeprefix("tasks/")
+    file = configs / f"{part}.yml"
+    return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else _read_yaml(file)
 
 
 def _read_yaml(file: Path) -> dict[str, Any]:

@@ -113,7 +113,7 @@ def _(here):
 
 @case("unknown setting")
 def _(here):
-    composed("method.adaptor=houlsby")
+    composed("method.nam=houlsby")
 
 
 @case("a value out of range")

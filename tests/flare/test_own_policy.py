@@ -62,7 +62,7 @@ ASKED = [
         "setting-not-allowed",
         "method.settings",
     ),
-    ({"method": {"settings": {SECRET: 1}}}, "setting-refused", "method"),
+    ({"method": {"settings": {SECRET: 1}}}, "setting-refused", "method.settings"),
     ({"data": {"dataset": SECRET}}, "setting-refused", "data.dataset"),
     ({"training": None}, "setting-refused", "training"),
 ]

@@ -30,13 +30,13 @@ def fail(error):
     raise error
 
 
-def adapter_settings(**settings):
+def method_settings(**settings):
     return lambda: build(MethodSettings, settings, section="method")
 
 
 RAISED = [
-    ("a value", adapter_settings(aggregation=SECRET), "setting-refused", "method.aggregation"),
-    ("a name", adapter_settings(**{SECRET: 1}), "setting-refused", "method"),
+    ("a value", method_settings(aggregation=SECRET), "setting-refused", "method.aggregation"),
+    ("a name", method_settings(**{SECRET: 1}), "setting-refused", "method"),
     (
         "a type",
         lambda: build(TrainingSettings, {"rounds": SECRET}, section="training"),

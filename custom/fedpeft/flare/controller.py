@@ -44,11 +44,11 @@ from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.keys import layers_of
-from fedpeft.seeds import derive
+from fedpeft.server.planner import RoundPlanner
 from fedpeft.settings import build
 from fedpeft.training import fork_server
 from fedpeft.training.aggregation import State, check_global
-from fedpeft.training.assignment import Assignment, ScheduleSettings, assign
+from fedpeft.training.assignment import Assignment, ScheduleSettings
 from fedpeft.training.export import export_adapter
 from fedpeft.training.secure_round import check_secure_sum
 from fedpeft.training.settings import MethodSettings, TrainingSettings
@@ -223,31 +223,29 @@ class FederationController(ModelController):
         aggregator = self.get_component(self._aggregator_id)
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
-        seed, rounds, schedule = self._training.seed, self._training.rounds, self._schedule
+        rounds = self._training.rounds
         first = next((i for i in introductions.values() if i.state), None)
         current = Distribution(before.state if before else first.state if first else {})
         if current.state:
             aggregator.start_from(current.state)
-        scores: dict[str, list[float]] = dict(before.scores) if before else {}
+        planner = RoundPlanner(
+            self._schedule,
+            budgets={site: introduction.budget for site, introduction in introductions.items()},
+            layers=layers_of(next(iter(introductions.values())).schema),
+            seed=self._training.seed,
+            scores=before.scores if before else None,
+        )
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
-            sites = schedule.participants(number, list(introductions), seed=seed)
+            sites, rejected = planner.participants(number), {}
             needed = min(self._federation.needed, len(sites))
-            assignment, rejected = None, {}
-            if schedule.active:
-                due = [site for site in sites if schedule.scores_in(number) or site not in scores]
-                asked = {site: introductions[site] for site in due}
-                rejected = self._score(number, asked, current, scores, needed=max(0, needed - len(sites) + len(due)))
+            if self._schedule.active:
+                due = {site: introductions[site] for site in planner.due(number, sites)}
+                rejected = self._score(number, due, current, planner, needed=max(0, needed - len(sites) + len(due)))
                 sites = [site for site in sites if site not in rejected]
                 _enough(f"scoring in round {number}", sites, needed, rejected)
-                assignment = assign(
-                    {site: scores[site] for site in sites},
-                    {site: introductions[site].budget for site in sites},
-                    layers_of(introductions[sites[0]].schema),
-                    schedule,
-                    seed=derive(seed, "schedule", number),
-                )
+            assignment = planner.assignment(number, sites)
             orders = {site: self._order(number, site, current, assignment, sum_keys) for site in sites}
             timeout = self._federation.round_timeout
             models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
@@ -258,7 +256,7 @@ class FederationController(ModelController):
             rejected |= refused
             current.confirm({site: site in accepted for site in orders})
             _enough(f"round {number}", accepted, needed, rejected)
-            scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
+            planner.scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
             sum_keys = {site: reply.sum_key for site, reply in accepted.items()} if sum_keys else {}
             report: dict[str, Any] = {}
             exchanges = self._method.exchanges
@@ -267,7 +265,7 @@ class FederationController(ModelController):
                 self.save_model(FLModel(params=state))
                 current.update(state)
             record.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
-            self._keep(record, number, current.state if exchanges else {}, scores)
+            self._keep(record, number, current.state if exchanges else {}, planner.scores)
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(record.progress(number, rounds))
@@ -295,15 +293,15 @@ class FederationController(ModelController):
     def _score(
         self,
         number: int,
-        asked: dict[str, Introduction],
+        due: dict[str, Introduction],
         current: Distribution,
-        scores: dict[str, list[float]],
+        planner: RoundPlanner,
         *,
         needed: int,
     ) -> dict[str, str]:
         """Fill in fresh scores; the reasons why some sites have none."""
         orders = {}
-        for site in asked:
+        for site in due:
             order = ScoreOrder(
                 lineage=self._lineage,
                 round=number,
@@ -314,12 +312,12 @@ class FederationController(ModelController):
             orders[site] = order.to_model(round=number, rounds=self._training.rounds)
 
         def read(model: FLModel, site: str) -> ScoreReply:
-            return read_scores(model, site=site, round=number, introduction=asked[site])
+            return read_scores(model, site=site, round=number, introduction=due[site])
 
         timeout = self._federation.round_timeout
         replies, problems = self._ask(SCORE, orders, read, round=number, timeout=timeout, needed=needed)
-        scores |= {site: reply.scores for site, reply in replies.items()}
-        current.confirm({site: site in replies for site in asked})
+        planner.scores |= {site: reply.scores for site, reply in replies.items()}
+        current.confirm({site: site in replies for site in due})
         return problems
 
     def _read_training(

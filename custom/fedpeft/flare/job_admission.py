@@ -19,7 +19,7 @@ from fedpeft.flare.job_meta import APP, BOOKKEEPING, META, admit_meta
 from fedpeft.flare.job_refusal import AdmissionError
 from fedpeft.flare.shape import check_keys, check_list, check_seconds, is_whole, wrong
 from fedpeft.flare.strict_json import check_texts, parse, short
-from fedpeft.jobs import AGGREGATOR, ARGUMENTS, CONTROLLER, EXECUTOR, PERSISTOR, TASKS, FlareSettings
+from fedpeft.jobs import AGGREGATOR, ARGUMENTS, CONTROLLER, EXECUTOR, ORDERS, PERSISTOR, FlareSettings
 
 CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
 FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
@@ -124,8 +124,8 @@ def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, 
     else:
         (entry,) = check_list(configuration["executors"], file, "executors", length=1)
         check_keys(entry, ("tasks", "executor"), f"{file}: executors", required=("tasks", "executor"))
-        if entry["tasks"] != list(TASKS):
-            raise wrong(file, "tasks", entry["tasks"], f"{list(TASKS)}", reason="shape")
+        if entry["tasks"] != list(ORDERS):
+            raise wrong(file, "tasks", entry["tasks"], f"{list(ORDERS)}", reason="shape")
         _component(entry["executor"], f"{file}: executors", classes, ("path", "args"), (EXECUTOR,))
 
 

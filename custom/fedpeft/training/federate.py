@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpeft.keys import layers_of
-from fedpeft.seeds import derive
+from fedpeft.server.planner import RoundPlanner
 from fedpeft.training.aggregation import State, aggregate
-from fedpeft.training.assignment import Assignment, assign
+from fedpeft.training.assignment import Assignment
 from fedpeft.training.learner import Learner, Update
 from fedpeft.training.secure_round import without_masks
 from fedpeft.training.update_check import outlying
@@ -41,21 +41,16 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     state: State = first.body.state() if settings.active or secure else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     layers = layers_of(first.body.parameters())
-    scores: dict[str, list[float]] = {}
+    planner = RoundPlanner(settings, budgets=budgets, layers=layers, seed=seed)
     for number in range(1, first.training.rounds + 1):
-        sites = settings.participants(number, list(learners), seed=seed)
-        assignment = None
-        if settings.active:
-            for site in sites:
-                if settings.scores_in(number) or site not in scores:
-                    scores[site] = learners[site].score_layers(number, state)
-            now = {site: scores[site] for site in sites}
-            assignment = assign(now, budgets, layers, settings, seed=derive(seed, "schedule", number))
+        sites = planner.participants(number)
+        planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
+        assignment = planner.assignment(number, sites)
         updates = {}
         for site in sites:
             updates[site] = learners[site].train_round(number, state, assignment and assignment.layers[site])
             if settings.active and settings.scoring == "with_reply":
-                scores[site] = learners[site].score_trained(number)
+                planner.scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}
         refused: dict[str, str] = {}
         if first.method.exchanges:

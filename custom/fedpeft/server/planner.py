@@ -1,0 +1,61 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The plan of a round: who takes part, who scores its layers anew, and which layers each site trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from fedpeft.seeds import derive
+from fedpeft.training.assignment import Assignment, ScheduleSettings, assign
+
+Scores = dict[str, list[float]]
+
+
+class RoundPlanner:
+    """Plans one round after the other, for FLARE's controller and for a federation within one process alike.
+
+    Args:
+        schedule: see `ScheduleSettings`.
+        budgets: by site, the layers that it may train; its keys are the sites.
+        layers: numbers of the transformer layers that have something to train.
+        seed: of the job.
+        scores: the last scores of each site, where the job goes on from a checkpoint.
+    """
+
+    def __init__(
+        self,
+        schedule: ScheduleSettings,
+        *,
+        budgets: Mapping[str, int],
+        layers: Sequence[int],
+        seed: int,
+        scores: Mapping[str, list[float]] | None = None,
+    ) -> None:
+        self._schedule, self._budgets, self._layers, self._seed = schedule, dict(budgets), list(layers), seed
+        self.scores: Scores = dict(scores or {})
+
+    def participants(self, round: int) -> list[str]:
+        """The sites of a round, drawn from the seed where not all take part."""
+        return self._schedule.participants(round, list(self._budgets), seed=self._seed)
+
+    def due(self, round: int, sites: Sequence[str]) -> list[str]:
+        """The sites that must score the global adapter before this round; none without a schedule."""
+        if not self._schedule.active:
+            return []
+        return [site for site in sites if self._schedule.scores_in(round) or site not in self.scores]
+
+    def assignment(self, round: int, sites: Sequence[str]) -> Assignment | None:
+        """Which layers each of these sites trains; None without a schedule, where all train all.
+
+        Raises:
+            FedpeftError: naming the site whose scores cannot be used.
+        """
+        if not self._schedule.active:
+            return None
+        return assign(
+            {site: self.scores[site] for site in sites},
+            {site: self._budgets[site] for site in sites},
+            self._layers,
+            self._schedule,
+            seed=derive(self._seed, "schedule", round),
+        )
