@@ -27,6 +27,9 @@ assert {"HOULSBY", "PFEIFFER", "PARALLEL", "COMPACTER"} <= set(PEFT_TYPE_TO_TUNE
         "import fedpeft; import peft",
         "import peft; import fedpeft",
         "import fedpeft.methods.bottleneck.layer",
+        "import fedpeft.methods.slot_tuning, peft",
+        "import fedpeft.methods.lora",
+        "import fedpeft.methods.adapter_trainable",
         "from fedpeft.adapters import HoulsbyConfig; HoulsbyConfig()",
     ],
 )

@@ -6,10 +6,9 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftConfig, TaskType
 from torch import nn
 
 from fedpeft.errors import FedpeftError
@@ -18,6 +17,9 @@ from fedpeft.methods.method import adapter_names
 from fedpeft.methods.trainable import Tuning
 from fedpeft.settings import one_of
 from fedpeft.states import State
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 _PEFTS_OWN = ("peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision")
 Shapes = dict[str, tuple[int, ...]]
@@ -45,6 +47,8 @@ class SlotTuning(Tuning, ABC):
         Raises:
             FedpeftError: an unknown setting, or a value out of range.
         """
+        from peft import TaskType
+
         settings = self.completed(settings)
         fields = dataclasses.fields(self.config_cls)
         known = [field.name for field in fields if field.init and field.name not in _PEFTS_OWN]
