@@ -31,12 +31,12 @@ from rich.console import Console
 from rich.table import Table
 
 from fedpeft import importance, scheduling
+from fedpeft.client.learner import Learner
+from fedpeft.client.lr_schedule import linear_warmup_decay
+from fedpeft.client.optimizer import build_optimizer
+from fedpeft.federate import federate
 from fedpeft.jobs import compose
 from fedpeft.seeds import derive
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
-from fedpeft.training.optimizer import build_optimizer
-from fedpeft.training.schedule import linear_warmup_decay
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
@@ -110,10 +110,10 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     first, *others = learners.values()
     settings = first.training
     for learner in others:
-        learner.backbone, learner.body = first.backbone, first.body
+        learner.backbone, learner.trainable = first.backbone, first.trainable
     heads = ((f"{s}.{n}", p) for s, learner in learners.items() for n, p in learner.head.named_parameters())
     optimizer = build_optimizer(
-        first.body.parameters().items(),
+        first.trainable.parameters().items(),
         heads,
         learning_rate=settings.learning_rate,
         head_learning_rate=settings.head_learning_rate or settings.learning_rate,

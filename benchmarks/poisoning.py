@@ -17,9 +17,9 @@ from pathlib import Path
 import torch
 from measured import machine, sections, show
 
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
 from fedpeft.seeds import derive
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
 
 POISONER = "vqa-rad"
 SMALL = (
@@ -69,7 +69,7 @@ class Poisoner:
 
     def __init__(self, learner: Learner, attack: str) -> None:
         self._learner, self._attack = learner, ATTACKS[attack]
-        self._first = learner.body.state()
+        self._first = learner.trainable.state()
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._learner, name)

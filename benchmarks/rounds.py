@@ -17,8 +17,8 @@ from typing import Any
 
 from measured import machine, ratio, sections, show
 
-from fedpeft.training.aggregation import aggregate
-from fedpeft.training.learner import Learner
+from fedpeft.client.learner import Learner
+from fedpeft.server.aggregation import aggregate
 
 VARIANTS = {
     "FedAvg": ["method.aggregation=fedavg"],

@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.training import worker
+from fedpeft.worker import training_process as worker
 
 SABOTAGE = "FEDPEFT_SABOTAGE"
 GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
@@ -149,7 +149,7 @@ EXECUTOR_DEEDS = {
 
 def main() -> None:
     """Be the training process: train as told, then do the deed."""
-    from fedpeft.training.learner import Learner
+    from fedpeft.client.learner import Learner
 
     order = json.loads(os.environ[SABOTAGE])
     original = Learner.train_round

@@ -4,7 +4,7 @@
     python benchmarks/wall_time.py [--runs 3] [--set SECTION.NAME=VALUE]
 
 The federation is the command that a user types, `fedpeft simulate jobs/fedpia_task1 -t 5` and `-t 1`. The loop is
-`fedpeft.training.federate` in one process that trains one site after the other with one thread. All are timed as
+`fedpeft.federate` in one process that trains one site after the other with one thread. All are timed as
 processes, from the start of Python to its end; that all end with the same adapter, to the bit, is checked.
 """
 
@@ -25,8 +25,8 @@ def bare(overrides: Sequence[str], folder: Path) -> None:
     """All rounds of the job in this process; writes the final adapter, and how many seconds training took."""
     from safetensors.torch import save_file
 
-    from fedpeft.training.federate import federate
-    from fedpeft.training.learner import Learner
+    from fedpeft.client.learner import Learner
+    from fedpeft.federate import federate
 
     chosen = sections(overrides)
     sites = chosen["federation"]["sites"]

@@ -29,11 +29,12 @@ from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
 from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy import PrivacySettings
 from fedpeft.privacy.problem_codes import CODES
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.training.assignment import ScheduleSettings
-from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.training_settings import TrainingSettings
 
 PAGES = Path(__file__).parent
 SECTIONS: dict[str, type] = {

@@ -10,12 +10,13 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
+from fedpeft.client import global_cache as received
+from fedpeft.client import site_state
+from fedpeft.client.site_state import SiteState
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing, write_json
-from fedpeft.flare import checkpoint
-from fedpeft.flare.checkpoint import Checkpoint
-from fedpeft.training import received, site_state
-from fedpeft.training.site_state import SiteState
+from fedpeft.server import checkpoint
+from fedpeft.server.checkpoint import Checkpoint
 
 TENSORS = {"layer.0.output.up.weight": torch.ones(2, 3)}
 HALF = """
@@ -35,7 +36,7 @@ CHECKPOINT = "job='j', lineage='j-1', round={}, state=tensors, scores={{}}, sett
 SITE = "round={}, adapter=tensors, head=tensors, optimizer=tensors"
 CASES = {
     "checkpoint": (
-        "fedpeft.flare.checkpoint",
+        "fedpeft.server.checkpoint",
         f"module.save(folder, module.Checkpoint({CHECKPOINT.format(2)}), keep=3)",
         lambda folder: checkpoint.save(
             folder,
@@ -44,12 +45,12 @@ CASES = {
         ),
     ),
     "site state": (
-        "fedpeft.training.site_state",
+        "fedpeft.client.site_state",
         f"module.save(folder, module.SiteState({SITE.format(2)}))",
         lambda folder: site_state.save(folder, SiteState(round=3, adapter=TENSORS, head=TENSORS, optimizer={})),
     ),
     "received adapter": (
-        "fedpeft.training.received",
+        "fedpeft.client.global_cache",
         "module.complete(folder, tensors, base=0, version=2)",
         lambda folder: received.complete(folder, TENSORS, base=0, version=3),
     ),

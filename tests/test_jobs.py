@@ -9,8 +9,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
 from fedpeft.jobs import compose, outdated, recipes, write_job
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
-from fedpeft.training.settings import MethodSettings
 from fedpeft.workspace import COMPONENTS, resources, seed
 
 ROOT = Path(__file__).parents[1]

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 import pytest
 
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
-from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -95,7 +95,7 @@ def _simulate(chosen: argparse.Namespace) -> None:
 
 
 def _jobs(chosen: argparse.Namespace) -> None:
-    from fedpeft.flare.job_admission import admit_folder
+    from fedpeft.admission.job import admit_folder
     from fedpeft.jobs import compose, outdated, recipes, write_job
 
     for name in chosen.names or recipes(chosen.configs):
@@ -115,7 +115,7 @@ def _data(chosen: argparse.Namespace) -> None:
     from fedpeft.data.duplicates import duplicates, fingerprints, summary
     from fedpeft.federation import site_data
     from fedpeft.jobs import compose
-    from fedpeft.report.census import census
+    from fedpeft.report.data_summary import census
     from fedpeft.settings import build
 
     sections = compose(chosen.configs, chosen.job.removeprefix("jobs/").rstrip("/"), chosen.set)
@@ -126,10 +126,10 @@ def _data(chosen: argparse.Namespace) -> None:
 
 
 def _doctor(chosen: argparse.Namespace) -> None:
-    from fedpeft.doctor import open_case
+    from fedpeft.doctor import open_context
     from fedpeft.doctor.console import visit
 
-    visit(open_case(chosen.job, startup_kit=chosen.startup_kit, site=chosen.site, workspace=chosen.workspace))
+    visit(open_context(chosen.job, startup_kit=chosen.startup_kit, site=chosen.site, workspace=chosen.workspace))
 
 
 def _status(chosen: argparse.Namespace) -> None:

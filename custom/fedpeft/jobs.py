@@ -83,13 +83,14 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section the way server and sites will."""
+    from fedpeft.admission.strict_json import check_texts
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings, site_data
-    from fedpeft.flare.strict_json import check_texts
-    from fedpeft.training.assignment import ScheduleSettings
-    from fedpeft.training.secure_round import check_secure_sum
-    from fedpeft.training.settings import MethodSettings, TrainingSettings
+    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.privacy.secure_round import check_secure_sum
+    from fedpeft.scheduling.settings import ScheduleSettings
+    from fedpeft.training_settings import TrainingSettings
 
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:

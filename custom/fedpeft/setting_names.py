@@ -16,8 +16,9 @@ def names() -> frozenset[str]:
     from fedpeft.data import DataSettings
     from fedpeft.federation import FederationSettings
     from fedpeft.jobs import FlareSettings
-    from fedpeft.training.assignment import ScheduleSettings
-    from fedpeft.training.settings import MethodSettings, TrainingSettings
+    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.scheduling.settings import ScheduleSettings
+    from fedpeft.training_settings import TrainingSettings
 
     sections = {
         "backbone": BackboneSettings,

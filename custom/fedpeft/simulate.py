@@ -19,10 +19,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpeft.admission.job import admit_folder
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
-from fedpeft.flare.job_admission import admit_folder
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import compose, write_job
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
@@ -87,10 +87,11 @@ def _check_resume(job: Path, lineages: Path) -> None:
     if not (arguments.get("federation") or {}).get("resume_from"):
         return
     from fedpeft.federation import FederationSettings
-    from fedpeft.flare.checkpoint import lasting, to_resume
+    from fedpeft.methods.settings import MethodSettings
+    from fedpeft.scheduling.settings import ScheduleSettings
+    from fedpeft.server.checkpoint import lasting, to_resume
     from fedpeft.settings import build
-    from fedpeft.training.assignment import ScheduleSettings
-    from fedpeft.training.settings import MethodSettings, TrainingSettings
+    from fedpeft.training_settings import TrainingSettings
 
     federation = build(FederationSettings, arguments["federation"], section="federation")
     method = build(MethodSettings, arguments.get("method"), section="method")

@@ -12,9 +12,10 @@ from typing import Any
 from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.federation import site_data
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.settings import build
-from fedpeft.training.assignment import ScheduleSettings
-from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training_settings import TrainingSettings
 
 SECTIONS = ("backbone", "method", "training", "data", "schedule")
 

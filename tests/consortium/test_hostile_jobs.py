@@ -12,7 +12,7 @@ import pytest
 from kits import LEAD, ROOT, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedpeft.flare.job_refusal import REASONS, AdmissionError
+from fedpeft.admission.refusal import REASONS, AdmissionError
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

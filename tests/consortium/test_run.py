@@ -9,11 +9,11 @@ import torch
 from kits import SITES
 from safetensors.torch import load_file
 
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
 from fedpeft.privacy.released_metrics import released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.status import run_folder
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
 from fedpeft.verify import verify
 
 pytestmark = pytest.mark.consortium

@@ -9,10 +9,10 @@ import torch
 from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
 from safetensors.torch import load_file
 
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
 from fedpeft.jobs import write_job
 from fedpeft.status import run_folder
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
 from fedpeft.verify import verify
 
 pytestmark = pytest.mark.consortium

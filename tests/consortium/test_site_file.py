@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from kits import SITES
 
-from fedpeft.flare.checkpoint import FACTS
 from fedpeft.jobs import write_job
+from fedpeft.server.checkpoint import FACTS
 from fedpeft.status import run_folder
 
 pytestmark = pytest.mark.consortium

@@ -8,7 +8,7 @@ import pytest
 from kits import LEAD, MEMBER, SITES, free_port, provision
 from rich.console import Console
 
-from fedpeft.doctor import examine, open_case
+from fedpeft.doctor import examine, open_context
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.job_session import JobSession
 from fedpeft.status import follow, read_progress, run_folder
@@ -23,11 +23,11 @@ def told(case):
 
 @pytest.mark.parametrize("name", [*SITES, LEAD])
 def test_doctor_passes_the_kits_of_the_committed_project(federation, small_job, name):
-    assert not told(open_case(small_job, startup_kit=federation.kits / name))
+    assert not told(open_context(small_job, startup_kit=federation.kits / name))
 
 
 def test_doctor_sees_that_the_server_runs_already(federation, small_job):
-    groups = {group for group, _ in told(open_case(small_job, startup_kit=federation.kits / "server"))}
+    groups = {group for group, _ in told(open_context(small_job, startup_kit=federation.kits / "server"))}
     # hostile jobs that other tests put into the server's store leave files there, which doctor names, too
     assert "ports" in groups <= {"ports", "admission"}
 
@@ -36,9 +36,9 @@ def test_doctor_sees_a_kit_of_another_consortium(federation, tmp_path):
     stranger = provision(tmp_path, port=free_port()) / SITES[0]
     file = stranger / "startup" / "fed_client.json"
     shutil.copy(federation.kits / SITES[0] / "startup" / "fed_client.json", file)
-    assert [group for group, _ in told(open_case(startup_kit=stranger))] == ["ports"]
+    assert [group for group, _ in told(open_context(startup_kit=stranger))] == ["ports"]
     shutil.copy(federation.kits / SITES[0] / "startup" / "rootCA.pem", stranger / "startup" / "rootCA.pem")
-    ((_, finding),) = told(open_case(startup_kit=stranger))
+    ((_, finding),) = told(open_context(startup_kit=stranger))
     assert "refused this kit" in finding.sentence
 
 

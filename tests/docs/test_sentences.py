@@ -19,19 +19,21 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 import fedpeft
 from fedpeft import data
 from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.client.learner import Learner
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
-from fedpeft.flare import controller, executor, handshake
+from fedpeft.flare import controller, executor
 from fedpeft.flare.accepted import accept
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.flare.reply_contract import check_reply, read_introduction
 from fedpeft.jobs import compose, write_job
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server import handshake
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
-from fedpeft.training.learner import Learner
-from fedpeft.training.problem import Problem
-from fedpeft.training.settings import MethodSettings, TrainingSettings
-from fedpeft.training.worker_process import WorkerProcess
+from fedpeft.training_settings import TrainingSettings
+from fedpeft.worker.connection import WorkerProcess
+from fedpeft.worker.failure import Failure
 from fedpeft.workspace_lock import held
 
 ROOT = Path(__file__).parents[2]
@@ -272,8 +274,8 @@ def _(here):
 
 @case("any other error, twice")
 def _(here):
-    problem = asdict(Problem.of(RuntimeError("a question")))
-    here.monkeypatch.setattr(WorkerProcess, "answer", lambda *_: ({"problem": problem}, {}))
+    failure = asdict(Failure.of(RuntimeError("a question")))
+    here.monkeypatch.setattr(WorkerProcess, "answer", lambda *_: ({"failure": failure}, {}))
     trained(here)
 
 

@@ -7,60 +7,60 @@ import pytest
 from rich.console import Console
 
 from fedpeft import cli
-from fedpeft.doctor import Finding, open_case
+from fedpeft.doctor import Finding, open_context
 from fedpeft.doctor.console import visit
 from fedpeft.doctor.registry import examine
 from fedpeft.errors import FedpeftError
 
 
-def printed(case, *, terminal=False):
+def printed(context, *, terminal=False):
     out = io.StringIO()
     try:
-        visit(case, console=Console(file=out, force_terminal=terminal, width=80))
+        visit(context, console=Console(file=out, force_terminal=terminal, width=80))
     except FedpeftError as error:
         out.write(f"ERROR {error}")
     return out.getvalue()
 
 
 def test_a_laptop_passes(make_job, tmp_path):
-    shown = printed(open_case(make_job(), workspace=tmp_path / "workspace"))
+    shown = printed(open_context(make_job(), workspace=tmp_path / "workspace"))
     for group in ("versions", "job", "allow-list", "data", "backbone", "memory", "disk"):
         assert f"  {group} " in shown
     assert "ERROR" not in shown
 
 
 def test_a_site_without_the_allow_list_fails(make_kit, make_job):
-    shown = printed(open_case(make_job(), startup_kit=make_kit("site", port=1, local={})))
+    shown = printed(open_context(make_job(), startup_kit=make_kit("site", port=1, local={})))
     assert "FLARE may not load" in shown
     assert "does not answer" in shown
     assert "4 of " in shown.splitlines()[-1]
 
 
 def test_without_a_job_it_says_what_is_missing(make_kit):
-    assert "Name a job's folder" in printed(open_case(startup_kit=make_kit("admin", port=1)))
+    assert "Name a job's folder" in printed(open_context(startup_kit=make_kit("admin", port=1)))
 
 
 @pytest.mark.parametrize("terminal", [False, True])
 def test_what_comes_from_outside_is_no_markup(terminal, monkeypatch):
     found = [("group", Finding("fail", "[red]/data/[bold]x[/]"))]
-    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda case, during: found)
-    assert "[red]/data/[bold]x[/]" in printed(open_case(), terminal=terminal)
+    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda context, during: found)
+    assert "[red]/data/[bold]x[/]" in printed(open_context(), terminal=terminal)
 
 
 def test_a_check_that_breaks_is_told_and_hides_no_other(monkeypatch):
     from fedpeft.doctor import disk, versions
 
-    monkeypatch.setattr(versions, "check", lambda case: 1 / 0)
-    found = list(examine(open_case()))
+    monkeypatch.setattr(versions, "check", lambda context: 1 / 0)
+    found = list(examine(open_context()))
     assert "this check itself broke (ZeroDivisionError" in found[0][1].sentence
     assert disk.__name__.endswith(found[-1][0])
 
 
 def test_exit_codes(make_kit, capsys, monkeypatch):
-    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda case, during: [("a", Finding("warn", "so so"))])
+    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda context, during: [("a", Finding("warn", "so so"))])
     assert cli.main(["doctor"]) == 0
     assert "0 passed, 1 warnings, 0 failed" in capsys.readouterr().out
-    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda case, during: [("a", Finding("fail", "no"))])
+    monkeypatch.setattr("fedpeft.doctor.console.examine", lambda context, during: [("a", Finding("fail", "no"))])
     assert cli.main(["doctor", "--startup-kit", str(make_kit("site"))]) == 1
     assert cli.main(["doctor", "nothing"]) == 1
     assert "is no FLARE job folder" in capsys.readouterr().err

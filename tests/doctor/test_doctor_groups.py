@@ -19,7 +19,7 @@ from fedpeft.doctor import (
     disk,
     job,
     memory,
-    open_case,
+    open_context,
     privacy,
     site_file,
     versions,
@@ -56,12 +56,12 @@ def test_versions(finding, expected):
 
 
 def test_versions_of_this_environment_are_accepted(make_kit):
-    assert "fail" not in told(versions.check(open_case(startup_kit=make_kit("server"))))
+    assert "fail" not in told(versions.check(open_context(startup_kit=make_kit("server"))))
 
 
 def test_a_package_that_is_not_installed_is_told(monkeypatch):
     monkeypatch.setattr(versions, "DISTRIBUTION", "no-such-distribution")
-    assert told(versions.check(open_case())).startswith("fail: no-such-distribution is not installed")
+    assert told(versions.check(open_context())).startswith("fail: no-such-distribution is not installed")
 
 
 LISTED = [*COMPONENTS]
@@ -86,22 +86,22 @@ def test_allow_list(role, local, expected, make_kit, tmp_path):
     if role is None:
         (tmp_path / "local").mkdir()
         (tmp_path / "local" / "resources.json").write_text(json.dumps(local))
-    case = open_case(startup_kit=make_kit(role, local=local)) if role else open_case(workspace=tmp_path)
-    assert expected in told(allow_list.check(case))
+    context = open_context(startup_kit=make_kit(role, local=local)) if role else open_context(workspace=tmp_path)
+    assert expected in told(allow_list.check(context))
 
 
 def test_the_job_says_which_classes_are_wanted(make_kit, make_job):
     listed = {"class_allow_list": [name for name in COMPONENTS if "Persistor" not in name]}
-    case = open_case(make_job(), startup_kit=make_kit("site", local=listed))
-    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in told(allow_list.check(case))
+    context = open_context(make_job(), startup_kit=make_kit("site", local=listed))
+    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in told(allow_list.check(context))
 
 
 def test_a_workspace_that_is_not_there_yet_is_no_failure(tmp_path):
-    assert told(allow_list.check(open_case(workspace=tmp_path / "none"))).startswith("warn")
+    assert told(allow_list.check(open_context(workspace=tmp_path / "none"))).startswith("warn")
 
 
 def test_an_administrator_needs_no_allow_list(make_kit):
-    assert not told(allow_list.check(open_case(startup_kit=make_kit("admin", local={}))))
+    assert not told(allow_list.check(open_context(startup_kit=make_kit("admin", local={}))))
 
 
 STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer"}
@@ -152,9 +152,9 @@ def test_privacy(content, expected, make_kit, monkeypatch):
     folder = make_kit("site")
     if content is not None:
         (folder / "local" / "privacy.json").write_text(json.dumps(content))
-    case = open_case(startup_kit=folder)
+    context = open_context(startup_kit=folder)
     try:
-        shown = told(privacy.check(case))
+        shown = told(privacy.check(context))
     except FedpeftError as error:
         shown = f"fail: {error}"
     assert re.match(expected, shown), shown
@@ -176,19 +176,19 @@ def test_noise_needs_its_accountant(monkeypatch):
     ],
 )
 def test_validity_of_certificates(begins, ends, expected, make_kit):
-    case = open_case(startup_kit=make_kit("site", begins=begins, ends=ends))
-    assert told(clock.check(case)).startswith(expected)
+    context = open_context(startup_kit=make_kit("site", begins=begins, ends=ends))
+    assert told(clock.check(context)).startswith(expected)
 
 
 def test_a_wrong_clock_is_told(make_kit):
-    certificate = open_case(startup_kit=make_kit("server")).kit.certificate
+    certificate = open_context(startup_kit=make_kit("server")).kit.certificate
     past = datetime.now(UTC) - timedelta(days=4000)
     assert "set the clock" in told(clock.validity(certificate, past))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
 def test_a_damaged_certificate_is_told(content, make_kit):
-    kit = open_case(startup_kit=make_kit("site")).kit
+    kit = open_context(startup_kit=make_kit("site")).kit
     kit.certificate.unlink() if content is None else kit.certificate.write_bytes(content)
     assert "fail" in told(clock.validity(kit.certificate, datetime.now(UTC)))
 
@@ -214,13 +214,13 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     config = json.loads(file.read_text())
     config["executors"][0]["executor"]["args"]["data"] = json.loads(settings)
     file.write_text(json.dumps(config))
-    shown = told(data.check(open_case(folder_of_job, site="slake")))
+    shown = told(data.check(open_context(folder_of_job, site="slake")))
     assert shown.startswith("pass: site slake: train 2, validation 1, test 1; 2 answers, 1 test questions")
     assert "4 of 4 images opened" in shown
     assert "private" not in shown
     assert "secret" not in shown
     (folder / "secret2.png").write_bytes(b"no image")
-    assert "cannot be decoded; replace the file" in told(data.check(open_case(folder_of_job, site="slake")))
+    assert "cannot be decoded; replace the file" in told(data.check(open_context(folder_of_job, site="slake")))
 
 
 @pytest.mark.parametrize("variable", [None, "nowhere"])
@@ -228,10 +228,10 @@ def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tm
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     if variable:
         monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / variable))
-    case = open_case(make_job())
-    case.job.client["data"].clear()
-    case.job.client["data"]["dataset"] = "slake"
-    shown = told(data.check(case))
+    context = open_context(make_job())
+    context.job.client["data"].clear()
+    context.job.client["data"]["dataset"] = "slake"
+    shown = told(data.check(context))
     assert shown.count("fail") == 5
     assert "FEDPEFT_DATA" in shown
 
@@ -239,29 +239,30 @@ def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tm
 def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_kit, monkeypatch):
     monkeypatch.setenv("FEDPEFT_DATA", "data")
     job = make_job()
-    assert told(data.check(open_case(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
-    assert "warn" not in told(data.check(open_case(job, site="slake")))
+    assert told(data.check(open_context(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
+    assert "warn" not in told(data.check(open_context(job, site="slake")))
 
 
 def test_job_settings_and_agreement(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
-    assert told(job.check(open_case(folder))).startswith("pass")
-    assert "site slake is not in federation.sites" in told(job.check(open_case(folder, startup_kit=make_kit("site"))))
-    case = open_case(folder)
-    case.job.client["training"]["rounds"] = 99
-    assert "training differs between server and sites" in told(job.check(case))
+    assert told(job.check(open_context(folder))).startswith("pass")
+    context = open_context(folder, startup_kit=make_kit("site"))
+    assert "site slake is not in federation.sites" in told(job.check(context))
+    context = open_context(folder)
+    context.job.client["training"]["rounds"] = 99
+    assert "training differs between server and sites" in told(job.check(context))
 
 
 def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
     folder = make_job()
     (folder / "app" / "custom").mkdir()
     with pytest.raises(FedpeftError, match="custom does not belong to a job of fedpeft: remove it"):
-        open_case(folder)
+        open_context(folder)
 
 
 @pytest.mark.parametrize("role", ["server", "site"])
 def test_a_kit_checks_jobs_before_flare_reads_them(role, make_kit):
-    kit = open_case(startup_kit=make_kit(role)).kit
+    kit = open_context(startup_kit=make_kit(role)).kit
     assert told(admission.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
     assert "append an entry in components" in told(admission.component({}, kit))
     other = {**GUARDS[role], "path": "nvflare.private.fed.utils.app_deployer.AppDeployer"}
@@ -273,14 +274,14 @@ def test_the_check_of_jobs_fits_the_installed_flare():
 
 
 def test_leftovers_of_earlier_jobs_are_named(make_kit):
-    case = open_case(startup_kit=make_kit("site"))
-    config = case.kit.folder / "0b2e" / "app_slake" / "config"
+    context = open_context(startup_kit=make_kit("site"))
+    config = context.kit.folder / "0b2e" / "app_slake" / "config"
     config.mkdir(parents=True)
     for name in ("config_fed_client.json", "config_fed_server.json", ".__nvfl_sig.json"):
         (config / name).write_text("{}")
-    assert not told(admission.leftovers(case.kit))
+    assert not told(admission.leftovers(context.kit))
     (config / "resources.conf").write_text("a: 1")
-    assert "resources.conf is left from an earlier job" in told(admission.leftovers(case.kit))
+    assert "resources.conf is left from an earlier job" in told(admission.leftovers(context.kit))
 
 
 @pytest.mark.parametrize(
@@ -358,17 +359,17 @@ def test_a_containers_limit_counts(tmp_path, monkeypatch):
 
 
 def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
-    small = open_case(make_job("training.batch_size=4")).footprint
-    large = open_case(make_job("training.batch_size=64")).footprint
+    small = open_context(make_job("training.batch_size=4")).footprint
+    large = open_context(make_job("training.batch_size=64")).footprint
     assert small.step < large.step
     assert 0 < small.state == large.state
     assert "from batches of 1 and 2 to 4" in small.method
 
 
 def test_a_device_that_is_not_there_is_told(make_job):
-    case = open_case(make_job("training.device=cuda:99"))
+    context = open_context(make_job("training.device=cuda:99"))
     with pytest.raises(ValueError, match=r"training\.device is 'cuda:99'"):
-        case.footprint  # noqa: B018
+        context.footprint  # noqa: B018
 
 
 def test_disk(tmp_path, monkeypatch):
@@ -387,32 +388,32 @@ def test_disk(tmp_path, monkeypatch):
 
 def test_a_servers_store_in_a_temporary_folder_is_told(make_kit, monkeypatch, tmp_path):
     manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
-    case = open_case(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
-    assert "which the system empties" in told(disk.check(case))
+    context = open_context(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
+    assert "which the system empties" in told(disk.check(context))
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
-    assert "which the system empties" not in told(disk.check(case))
+    assert "which the system empties" not in told(disk.check(context))
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
-    shown = told(site_file.check(open_case(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
+    shown = told(site_file.check(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
     assert re.fullmatch("pass: .*fedpeft.json can be used; other than by default are most_rounds.", shown)
-    assert not list(site_file.check(open_case()))
+    assert not list(site_file.check(open_context()))
 
 
 @pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
 def test_a_site_without_a_usable_file_of_its_own_is_told(make_kit, policy):
-    case = open_case(startup_kit=make_kit("site", **({} if policy else {"local": None})))
+    context = open_context(startup_kit=make_kit("site", **({} if policy else {"local": None})))
     if policy is None:
-        case.policy_file.unlink()
+        context.policy_file.unlink()
     else:
-        case.policy_file.write_text(json.dumps(policy))
+        context.policy_file.write_text(json.dumps(policy))
     with pytest.raises(FedpeftError, match=r"fedpeft\.json"):
-        list(site_file.check(case))
+        list(site_file.check(context))
 
 
 def test_every_setting_that_the_site_would_refuse_is_told(make_kit, make_job):
     folder = make_job("data.exclude=[scan]", "schedule.solver=own", "schedule.score_samples=1")
-    findings = list(site_file.check(open_case(folder, startup_kit=make_kit("site"))))
+    findings = list(site_file.check(open_context(folder, startup_kit=make_kit("site"))))
     refused = [finding.sentence.split()[0] for finding in findings if finding.verdict == "fail"]
     assert refused == ["data.exclude", "schedule.score_samples"]
 
@@ -420,22 +421,22 @@ def test_every_setting_that_the_site_would_refuse_is_told(make_kit, make_job):
 def test_a_job_that_trains_too_much_is_told_before_its_adapter_is_made(make_kit, make_job, small_policy):
     kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
     with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
-        list(memory.check(open_case(make_job(), startup_kit=kit)))
+        list(memory.check(open_context(make_job(), startup_kit=kit)))
 
 
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
     folder = make_job("method.settings.houlsby.target_modules=.*output")
-    case = open_case(folder, startup_kit=make_kit("site", policy=small_policy))
-    assert "fail: method.settings has target_modules='.*output'" in told(site_file.check(case))
+    context = open_context(folder, startup_kit=make_kit("site", policy=small_policy))
+    assert "fail: method.settings has target_modules='.*output'" in told(site_file.check(context))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
-        list(memory.check(case))
+        list(memory.check(context))
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
-    assert "asks for nothing that" in told(site_file.check(open_case(make_job(), startup_kit=make_kit("site"))))
+    assert "asks for nothing that" in told(site_file.check(open_context(make_job(), startup_kit=make_kit("site"))))
 
 
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
     policy = {**small_policy, "least_train_images": 1000}
-    case = open_case(make_job(), startup_kit=make_kit("site", policy=policy))
-    assert "fail: site slake: least_train_images is 1000, these data have" in told(data.check(case))
+    context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
+    assert "fail: site slake: least_train_images is 1000, these data have" in told(data.check(context))

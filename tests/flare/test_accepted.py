@@ -12,11 +12,11 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedpeft.client.kept_state import GIB
+from fedpeft.client.state_lock import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
-from fedpeft.training.kept_state import GIB
-from fedpeft.training.state_lock import StateLock
-from fedpeft.training.worker_trainer import Answer
+from fedpeft.worker.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 3}, "data": {}, "schedule": {}}

@@ -13,7 +13,7 @@ from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import METRICS, Introduction, TrainOrder
-from fedpeft.training.settings import MethodSettings
+from fedpeft.methods.settings import MethodSettings
 
 
 def test_a_job_averages_records_and_completes(run):

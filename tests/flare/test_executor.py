@@ -18,7 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.flare import executor as module
 from fedpeft.flare import task_check
 from fedpeft.flare.messages import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
-from fedpeft.training.worker_process import Aborted, Lost
+from fedpeft.worker.connection import Aborted, Lost
 
 
 def order(**changes):
@@ -62,7 +62,7 @@ def site(tmp_path, monkeypatch):
 
     def make(*answers):
         process = Process(answers)
-        monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", lambda *_: process)
+        monkeypatch.setattr("fedpeft.worker.supervisor.WorkerProcess", lambda *_: process)
         context = FLContext()
         context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
         return module.SiteExecutor(**SECTIONS), context, process
@@ -119,14 +119,14 @@ def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_pa
 
 
 def test_what_stays_at_the_site_stays_there(site, tmp_path):
-    problem = {
-        "full": "/data/patient 7 is no image",
+    failure = {
+        "detail": "/data/patient 7 is no image",
         "code": "data-unusable",
         "setting": "",
         "traceback": "",
-        "again": False,
+        "retryable": False,
     }
-    executor, context, _ = site(({"problem": problem}, {}))
+    executor, context, _ = site(({"failure": failure}, {}))
     got = reply(execute(executor, context))
     assert (got.problem, got.attempts, got.state) == ("data-unusable", 1, {})
     written = json.loads((tmp_path / module.PROBLEM).read_text())
@@ -147,7 +147,7 @@ def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, me
     def refuse(*_):
         raise OSError("Cannot allocate memory: /opt/private/python")
 
-    monkeypatch.setattr("fedpeft.training.worker_trainer.WorkerProcess", refuse)
+    monkeypatch.setattr("fedpeft.worker.supervisor.WorkerProcess", refuse)
     got = reply(execute(executor, context, message, task), kind)
     assert got.problem == "training-process-lost"
 

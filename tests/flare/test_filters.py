@@ -13,7 +13,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare.filters import BLOCKED
 from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreReply, TrainReply
-from fedpeft.flare.outgoing import HEADERS, KNOWN
+from fedpeft.flare.reply_policy import HEADERS, KNOWN
 
 HELLO = Hello(version="1")
 CODE = "out-of-memory"

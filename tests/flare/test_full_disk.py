@@ -7,8 +7,8 @@ import pytest
 from harness import Harness
 
 from fedpeft.errors import LocalError
-from fedpeft.flare import checkpoint
-from fedpeft.flare import record as record_module
+from fedpeft.server import checkpoint
+from fedpeft.server import run_recorder as record_module
 
 
 def no_space(*args, **kwargs):

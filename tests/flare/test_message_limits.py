@@ -27,9 +27,9 @@ from safetensors.torch import save
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import message_limits
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.handshake import SLACK, limit_of_replies
 from fedpeft.flare.message_limits import MB, Limit, limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
+from fedpeft.server.handshake import SLACK, limit_of_replies
 
 REMEDY = "look at the log there."
 

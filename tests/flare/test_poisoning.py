@@ -9,9 +9,9 @@ from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, int
 from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.flare import checkpoint
 from fedpeft.flare.aggregator import REPORT, PIAAggregator
-from fedpeft.training.update_check import outlying
+from fedpeft.server import checkpoint
+from fedpeft.server.update_check import outlying
 
 DOWN = "layer.0.output.down.weight"
 

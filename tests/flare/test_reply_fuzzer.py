@@ -135,7 +135,7 @@ def run(monkeypatch, **spoilt):
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: None)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: None)
     monkeypatch.setattr(module, "prune", lambda *args: None)
-    monkeypatch.setattr(module, "Record", Silent)
+    monkeypatch.setattr(module, "RunRecorder", Silent)
     monkeypatch.setattr(module, "export_adapter", lambda *args, **kwargs: None)
     monkeypatch.setattr(Harness, "_keep", lambda *args: None)
 

@@ -9,8 +9,8 @@ import torch
 from harness import LAYERS, assigned, introduction, reply, scheduled, scores
 
 from fedpeft.errors import FedpeftError
-from fedpeft.flare import checkpoint
 from fedpeft.flare.state_folder import prune, state_folder
+from fedpeft.server import checkpoint
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
 WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}

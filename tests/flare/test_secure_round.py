@@ -13,8 +13,8 @@ from nvflare.apis.fl_context import FLContext
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.messages import TrainOrder
 from fedpeft.flare.sum_member import SumMember
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.training.settings import MethodSettings
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
 JOB = "small-1"

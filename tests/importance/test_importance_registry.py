@@ -38,7 +38,7 @@ def test_every_score_is_a_distribution_over_layers_in_the_order_of_the_raw_one(m
     [([1, 3], [0.25, 0.75]), ([-1, 1, 0], [0, 2 / 3, 1 / 3]), ([-2, -2], [0.5, 0.5]), ([5], [1]), ([-5], [1])],
 )
 def test_negative_scores_are_shifted_before_they_are_shared_out(raw, expected, monkeypatch):
-    monkeypatch.setattr(SCORES, "get", lambda name: lambda problem: torch.tensor(raw, dtype=torch.float64))
+    monkeypatch.setattr(SCORES, "get", lambda name: lambda task: torch.tensor(raw, dtype=torch.float64))
     model = net()
     layers = {number: list(model.head.parameters()) for number in range(len(raw))}
     scores = importance.score(model_fn(model), layers, [], loss, method="any")
@@ -83,7 +83,7 @@ def test_scores_that_are_all_zero_are_refused_unless_raw():
 
 def test_a_score_of_a_notebook_can_be_added(monkeypatch):
     monkeypatch.setattr(SCORES, "_own", dict(SCORES._own))
-    importance.register("reverse", lambda problem: torch.arange(len(problem.layers), 0, -1))
+    importance.register("reverse", lambda task: torch.arange(len(task.layers), 0, -1))
     assert call("reverse", normalize=False).tolist() == [3, 2, 1]
 
 

@@ -8,11 +8,12 @@ from fedpeft.data import DataError, DataSettings
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.flare.messages import Introduction
 from fedpeft.flare.reply_contract import read_introduction
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.problem_codes import CODES, is_known, sentence
 from fedpeft.setting_names import declared_part, names
 from fedpeft.settings import build
-from fedpeft.training.problem import Problem
-from fedpeft.training.settings import MethodSettings, TrainingSettings
+from fedpeft.training_settings import TrainingSettings
+from fedpeft.worker.failure import Failure
 
 SECRET = "hospital-database-password"
 UNKNOWN = "it sent an unknown problem code: install the same fedpeft version everywhere."
@@ -23,7 +24,7 @@ def problem_of(raising):
     with pytest.raises(Exception) as raised:  # noqa: PT011 - of any kind
         raising()
     assert SECRET in str(raised.value) or SECRET in repr(raised.value.args)
-    return Problem.of(raised.value)
+    return Failure.of(raised.value)
 
 
 def fail(error):
@@ -62,7 +63,7 @@ RAISED = [
 @pytest.mark.parametrize(("what", "raising", "code", "setting"), RAISED, ids=[row[0] for row in RAISED])
 def test_of_an_error_only_its_code_and_the_settings_name_leave(what, raising, code, setting):
     problem = problem_of(raising)
-    assert SECRET in problem.full + problem.traceback
+    assert SECRET in problem.detail + problem.traceback
     assert (problem.code, problem.setting) == (code, setting)
     assert SECRET not in sentence(problem.code, problem.setting)
 
@@ -96,9 +97,9 @@ def test_what_is_no_code_is_never_repeated(code, setting):
 
 def test_a_problem_with_words_of_its_own_cannot_be_built():
     with pytest.raises(ValueError, match="not declared"):
-        Problem(full="", code=SECRET)
+        Failure(detail="", code=SECRET)
     with pytest.raises(ValueError, match="not declared"):
-        Problem(full="", code="setting-refused", setting=SECRET)
+        Failure(detail="", code="setting-refused", setting=SECRET)
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 from PIL import Image
 
 from fedpeft.backbones import usual_source
+from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data, refusals
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
-from fedpeft.training.learner import Learner
 
 SECTIONS = {
     "backbone": {"name": "tiny-vilt"},

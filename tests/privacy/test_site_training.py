@@ -3,12 +3,12 @@
 
 import pytest
 
+from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.full import FullTuning
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
-from fedpeft.training.learner import Learner
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypa
 def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
     calls = set()
     monkeypatch.setattr(
-        "fedpeft.training.learner.linear_warmup_decay",
+        "fedpeft.client.learner.linear_warmup_decay",
         lambda step, *, total_steps, warmup: calls.add((step, total_steps)) or 1.0,
     )
     own = learner("training.batch_size=8", "training.local_epochs=2", own={"least_batch_size": 4})
@@ -89,7 +89,7 @@ def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkey
 @pytest.mark.parametrize("kind", ["houlsby", "pfeiffer", "parallel", "compacter", "lora"])
 def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
     chosen = [FEDAVG, f"method.name={kind}"]
-    count = sum(parameter.numel() for parameter in learner(*chosen).body.parameters().values())
+    count = sum(parameter.numel() for parameter in learner(*chosen).trainable.parameters().values())
     assert learner(*chosen, own={"most_trained_parameters": count})
     with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
         learner(*chosen, own={"most_trained_parameters": count - 1})

@@ -3,7 +3,7 @@ import numpy as np
 
 from fedpeft.cli import main
 from fedpeft.data import Example, SiteData
-from fedpeft.report.census import census
+from fedpeft.report.data_summary import census
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 

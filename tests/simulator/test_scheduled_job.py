@@ -8,9 +8,9 @@ import torch
 from conftest import simulate, write
 from safetensors.torch import load_file
 
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
 from fedpeft.keys import belongs, layer_of
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
 
 pytestmark = pytest.mark.simulator
 SCHEDULED = ["schedule.solver=nsga2", "schedule.score_samples=8", "schedule.budget=1"]
@@ -60,7 +60,7 @@ def test_what_nobody_trains_is_bit_identical(scheduled, tmp_path):
     chosen, _, _ = scheduled
     sites = chosen["federation"]["sites"]
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}
-    before = learners[sites[0]].body.state()
+    before = learners[sites[0]].trainable.state()
     for result in federate(learners):
         trained = {layer for layers in result.assignment.layers.values() for layer in layers}
         for key, tensor in result.state.items():

@@ -8,8 +8,8 @@ import torch
 from conftest import simulate, workspace_for_tests, write
 from safetensors.torch import load_file
 
-from fedpeft.training.federate import federate
-from fedpeft.training.learner import Learner
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
 
 pytestmark = pytest.mark.simulator
 

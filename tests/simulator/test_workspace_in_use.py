@@ -53,7 +53,7 @@ def used(tmp_path_factory, sections):
         beside = simulate(jobs["job"], workspace, threads=2)
         assert digests(workspace / "local") == configuration
         members = psutil.Process(first.pid).children(recursive=True)
-        forked = [member for member in members if "fedpeft.training.fork_server" in member.parent().cmdline()]
+        forked = [member for member in members if "fedpeft.worker.fork_server" in member.parent().cmdline()]
         first.kill()
         first.wait()
         resumed = simulate(jobs["again"], workspace, threads=2)

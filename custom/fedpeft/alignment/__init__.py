@@ -8,9 +8,9 @@
     averaging     the one weighted sum that FedAvg and PIA share, and its weights
     integration   the server: integrate a round
     single        the barycenter of a few adapters, by hand
-    personal      a site: align the received adapter to the own one, merge the two, finish the round
+    client_pia    a site: align the received adapter to the own one, merge the two, finish the round
     checks        refuse what cannot be averaged, naming site and key
-    wire, report  states in wire form; what alignment did, for JSON
+    report        what alignment did, for JSON
 
 Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and the same by hand:
 
@@ -35,10 +35,10 @@ _HOME = {
     "materialize": "neurons",
     "integrate": "integration",
     "barycenter": "single",
-    "align_global": "personal",
-    "align_upload": "personal",
-    "start_merged": "personal",
-    "finish_round": "personal",
+    "align_global": "client_pia",
+    "align_upload": "client_pia",
+    "start_merged": "client_pia",
+    "finish_round": "client_pia",
 }
 
 __all__ = list(_HOME)

@@ -1,14 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What keeps a job from running on this machine, found before it starts; what `nvflare preflight-check` does not see.
 
-A group of checks is one file with `check(case) -> Iterator[Finding]` and one line below.
+A group of checks is one file with `check(context) -> Iterator[Finding]` and one line below.
 """
 
-from fedpeft.doctor.case import Case, open_case
+from fedpeft.doctor.context import Context, open_context
 from fedpeft.doctor.finding import Finding
 from fedpeft.doctor.registry import examine, register
 
-__all__ = ["Case", "Finding", "examine", "open_case", "register"]
+__all__ = ["Context", "Finding", "examine", "open_context", "register"]
 
 register("versions", "fedpeft.doctor.versions:check")
 register("job", "fedpeft.doctor.job:check")

@@ -8,23 +8,23 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedpeft.doctor.case import Case
+from fedpeft.admission.job import FILES
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import ADMIN, Kit
-from fedpeft.flare.job_admission import FILES
 from fedpeft.workspace import GUARDS
 
 PROBE = "fedpeft.flare.flare_guards"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The component in the kit's resources.json, what it changes in FLARE, and leftovers of jobs from before it."""
-    if case.kit is None or case.kit.role == ADMIN:
+    if context.kit is None or context.kit.role == ADMIN:
         return
-    yield component(case.kit.resources(), case.kit)
+    yield component(context.kit.resources(), context.kit)
     yield probe()
-    yield from leftovers(case.kit)
+    yield from leftovers(context.kit)
 
 
 def component(resources: Mapping[str, Any], kit: Kit) -> Finding:

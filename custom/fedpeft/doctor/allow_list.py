@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SITE, read_object
 from fedpeft.workspace import COMPONENTS, KEY, RESOURCES
@@ -17,20 +17,20 @@ STREAMING, STREAMERS = "allow_log_streaming", ("SiteLogStreamer", "JobLogStreame
 EVERYTHING, ANY_OF_OURS = "*", "fedpeft.anything"
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The list that FLARE will read: the kit's, or the simulator workspace's."""
-    wanted = case.job.classes if case.job else COMPONENTS
-    if case.kit is None:
-        file = case.workspace / "local" / RESOURCES
+    wanted = context.job.classes if context.job else COMPONENTS
+    if context.kit is None:
+        file = context.workspace / "local" / RESOURCES
         if not file.is_file():
             yield warned(f"{file} is not there: `fedpeft simulate` writes it, `nvflare simulator` needs a clone's.")
             return
         yield from listed(read_object(file), wanted, file)
-    elif case.kit.role != ADMIN:
-        content = case.kit.resources()
-        yield from listed(content, wanted, case.kit.resources_file)
-        if case.kit.role == SITE:
-            yield from streaming(content, case.kit.resources_file)
+    elif context.kit.role != ADMIN:
+        content = context.kit.resources()
+        yield from listed(content, wanted, context.kit.resources_file)
+        if context.kit.role == SITE:
+            yield from streaming(content, context.kit.resources_file)
 
 
 def listed(resources: Mapping[str, Any], wanted: Iterable[str], file: Path) -> Iterator[Finding]:

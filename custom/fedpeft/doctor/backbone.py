@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedpeft.backbones import BackboneSettings, usual_source, weights
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.settings import build
 
@@ -16,11 +16,11 @@ CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """Whether the job's backbone could be loaded without a network."""
-    if not case.sites:
+    if not context.sites:
         return
-    settings = build(BackboneSettings, case.job.sections["backbone"], section="backbone")
+    settings = build(BackboneSettings, context.job.sections["backbone"], section="backbone")
     source = settings.source or usual_source(settings.name)
     yield folder(Path(source)) if Path(source).is_dir() else cached(source)
 

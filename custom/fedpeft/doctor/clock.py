@@ -14,19 +14,19 @@ from pathlib import Path
 
 from cryptography import x509
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 
 SOON = timedelta(days=30)
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The kit's certificates, and the operating system's word on its own clock."""
-    if case.kit is None:
+    if context.kit is None:
         return
     now = datetime.now(UTC)
-    yield validity(case.kit.certificate, now)
-    yield validity(case.kit.root, now)
+    yield validity(context.kit.certificate, now)
+    yield validity(context.kit.root, now)
     yield from synchronised()
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import FAIL, PASS, WARN, Finding
 from fedpeft.doctor.registry import examine
 from fedpeft.errors import FedpeftError
@@ -19,7 +19,7 @@ STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
 WIDTH = 10
 
 
-def visit(case: Case, *, console: Console | None = None) -> None:
+def visit(context: Context, *, console: Console | None = None) -> None:
     """Print every finding.
 
     Raises:
@@ -27,10 +27,10 @@ def visit(case: Case, *, console: Console | None = None) -> None:
     """
     console = console or Console()
     counts: Counter[str] = Counter()
-    for group, finding in examine(case, during=lambda name: _busy(console, name)):
+    for group, finding in examine(context, during=lambda name: _busy(console, name)):
         counts[finding.verdict] += 1
         _print(console, group, finding)
-    if case.job is None:
+    if context.job is None:
         console.print(Text("Name a job's folder to look at its data, backbone and memory too."), soft_wrap=True)
     console.print(Text(f"{counts[PASS]} passed, {counts[WARN]} warnings, {counts[FAIL]} failed"), soft_wrap=True)
     if counts[FAIL]:

@@ -11,7 +11,7 @@ from fedpeft import data
 from fedpeft.data.folders import VARIABLE
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import SiteData
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data
@@ -20,17 +20,17 @@ from fedpeft.site_job import SiteJob
 OPENED = 12
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """Counts of every site, and some images decoded."""
     folder = os.environ.get(VARIABLE, "")
-    if case.kit and case.sites and folder and not Path(folder).is_absolute():
+    if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
             f"{VARIABLE} is {folder!r}, and FLARE runs elsewhere: give the whole path when you start the site."
         )
-    for site in case.sites:
+    for site in context.sites:
         try:
-            job = SiteJob.from_sections(case.job.sections, site=site)
-            loaded = load_data(case.policy, admitted(case.policy, job) if case.policy else job)
+            job = SiteJob.from_sections(context.job.sections, site=site)
+            loaded = load_data(context.policy, admitted(context.policy, job) if context.policy else job)
             opened = _open_some(loaded)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SERVER
 from fedpeft.errors import FedpeftError
@@ -18,17 +18,17 @@ GB = 10**9
 SPARE = GB  # logs, FLARE's own files, the copy of the job
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The simulator's workspace, or the kit's folder and the server's job store."""
-    if case.kit is None or case.kit.role != ADMIN:
-        yield writable(case.kit.folder if case.kit else case.workspace, _state(case) + SPARE)
-    if case.kit and case.kit.role == SERVER:
-        for folder in stores(case.kit.resources()):
+    if context.kit is None or context.kit.role != ADMIN:
+        yield writable(context.kit.folder if context.kit else context.workspace, _state(context) + SPARE)
+    if context.kit and context.kit.role == SERVER:
+        for folder in stores(context.kit.resources()):
             yield writable(folder, SPARE)
             if folder.is_relative_to(tempfile.gettempdir()):
                 yield warned(
                     f"the server keeps jobs in {folder}, which the system empties: set uri_root of job_manager in "
-                    f"{case.kit.resources_file} to a folder of its own."
+                    f"{context.kit.resources_file} to a folder of its own."
                 )
 
 
@@ -53,9 +53,9 @@ def stores(resources: Mapping[str, Any]) -> list[Path]:
     return [Path(root) for root in roots if isinstance(root, str) and root]
 
 
-def _state(case: Case) -> int:
+def _state(context: Context) -> int:
     """Bytes that the sites keep here; nothing where it cannot be known, which `memory` then says."""
     try:
-        return case.footprint.state * len(case.sites) if case.sites else 0
+        return context.footprint.state * len(context.sites) if context.sites else 0
     except FedpeftError:
         return 0

@@ -19,6 +19,9 @@ import torch
 from torch import Tensor
 
 from fedpeft import backbones
+from fedpeft.client.heads import build_head
+from fedpeft.client.scoring import Network
+from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
@@ -26,9 +29,6 @@ from fedpeft.methods.trainable import parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
-from fedpeft.training.heads import build_head
-from fedpeft.training.scoring import Network
-from fedpeft.training.site_state import KEPT_ROUNDS
 
 CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
 BUFFERS = 1.25  # what a step allocates and autograd does not keep; ViLT-B/32 with a batch of 16: up to a fifth

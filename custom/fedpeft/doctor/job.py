@@ -8,16 +8,16 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.admission.job import admit_folder
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import SITE
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.job_admission import admit_folder
 from fedpeft.jobs import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
 from fedpeft.jobs import check as check_sections
 from fedpeft.settings import suggestion
 
 if TYPE_CHECKING:
-    from fedpeft.doctor.case import Case
+    from fedpeft.doctor.context import Context
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,11 +76,11 @@ def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
         raise FedpeftError(f"{folder} is no job of fedpeft ({error!r}): write it anew with `fedpeft jobs`.") from error
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """Settings, agreement of both sides, no code, and whether the kit's site takes part."""
-    if case.job is None:
+    if context.job is None:
         return
-    job = case.job
+    job = context.job
     check_sections(job.sections)
     rounds = job.client["training"]["rounds"]
     yield passed(f"{job.folder}: the settings are valid; {len(job.sites)} sites, {rounds} rounds.")
@@ -88,8 +88,8 @@ def check(case: Case) -> Iterator[Finding]:
     differing = [name for name in shared if job.server[name] != job.client[name]]
     if differing:
         yield failed(f"{differing[0]} differs between server and sites: write the job anew with `fedpeft jobs`.")
-    if case.kit and case.kit.role == SITE and case.kit.name not in job.sites:
-        yield failed(f"site {case.kit.name} is not in federation.sites: {suggestion(case.kit.name, job.sites)}.")
+    if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
+        yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 
 
 def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import psutil
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.footprint import Footprint
 
@@ -18,11 +18,11 @@ FLARE = 3 * GB // 10  # FLARE's own process of a job, which starts the one that 
 CONTAINER = Path("/sys/fs/cgroup")
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """One site's footprint, and that of all sites that train here at once."""
-    if not case.sites:
+    if not context.sites:
         return
-    one, count = case.footprint, len(case.sites)
+    one, count = context.footprint, len(context.sites)
     on_gpu = one.device.startswith("cuda")
     yield passed(f"training runs on {one.device}.")
     if on_gpu:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER, Kit
 
@@ -22,14 +22,14 @@ SECONDS, LISTENED, SKEW = 5.0, 2.0, 60.0
 HTTP = ("http", "https")
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """Bind on the server, connect from a site or an administrator's desk; nothing without a kit."""
-    if case.kit is None:
+    if context.kit is None:
         return
-    if case.kit.role == SERVER:
-        yield free(case.kit.port)
+    if context.kit.role == SERVER:
+        yield free(context.kit.port)
     else:
-        yield from reachable(case.kit)
+        yield from reachable(context.kit)
 
 
 def free(port: int) -> Finding:

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import SITE, read_object
 from fedpeft.errors import FedpeftError
@@ -27,11 +27,11 @@ ACCOUNTANT, OFF = "opacus", "off"
 WRITE = "python -m fedpeft.flare.policy > local/privacy.json"
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The file in a site's kit; a simulator may do without one."""
-    if case.kit is None or case.kit.role != SITE:
+    if context.kit is None or context.kit.role != SITE:
         return
-    file = case.kit.folder / "local" / PRIVACY
+    file = context.kit.folder / "local" / PRIVACY
     if not file.is_file():
         yield failed(f"there is no {file}, so nothing checks what leaves this site: {WRITE}")
         return

@@ -6,24 +6,24 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.privacy.site_check import refusals
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """The file in a site's kit, and every setting of the job that it does not allow; a simulator has none."""
-    if case.policy_file is None:
+    if context.policy_file is None:
         return
-    policy = case.policy
+    policy = context.policy
     differing = [f.name for f in dataclasses.fields(policy) if getattr(policy, f.name) != getattr(SitePolicy(), f.name)]
     changed = f"other than by default are {', '.join(differing)}" if differing else "all as by default"
-    yield passed(f"{case.policy_file} can be used; {changed}.")
-    for site in case.sites:
-        found = list(refusals(policy, SiteJob.from_sections(case.job.sections, site=site)))
+    yield passed(f"{context.policy_file} can be used; {changed}.")
+    for site in context.sites:
+        found = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site)))
         for setting, why in found:
-            yield failed(f"{setting} {why}: change the job, or {case.policy_file}.")
+            yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not found:
             yield passed("the job asks for nothing that this file does not allow.")

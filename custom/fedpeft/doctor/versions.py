@@ -13,7 +13,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 import fedpeft
-from fedpeft.doctor.case import Case
+from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER
 
@@ -21,7 +21,7 @@ DISTRIBUTION, TENSORBOARD = "flare-fedpeft", "tensorboard"
 CONSTRAINTS = Path(fedpeft.__file__).parents[2] / "constraints.txt"
 
 
-def check(case: Case) -> Iterator[Finding]:
+def check(context: Context) -> Iterator[Finding]:
     """Python and libraries against the package's own requirements and, in a clone, against constraints.txt."""
     try:
         package = metadata.metadata(DISTRIBUTION)
@@ -35,7 +35,7 @@ def check(case: Case) -> Iterator[Finding]:
     yield required(package.get_all("Requires-Dist") or [], installed)
     if CONSTRAINTS.is_file():
         yield tested(CONSTRAINTS.read_text(), installed)
-    if case.kit and case.kit.role == SERVER and TENSORBOARD not in installed:
+    if context.kit and context.kit.role == SERVER and TENSORBOARD not in installed:
         yield warned(f"no live metrics, TensorBoard is not installed: pip install '{DISTRIBUTION}[{TENSORBOARD}]'.")
 
 

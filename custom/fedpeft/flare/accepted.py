@@ -9,11 +9,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from fedpeft.client.global_cache import Announced, check_received
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
 from fedpeft.flare.messages import Introduction, ScoreOrder, TrainOrder
 from fedpeft.flare.order_limits import refused
-from fedpeft.training.received import Announced, check_received
 
 FILE = "accepted.json"
 

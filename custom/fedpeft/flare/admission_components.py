@@ -11,10 +11,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
+from fedpeft.admission.job import admit_app
+from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.frame_limits import limit_frames
-from fedpeft.flare.job_admission import admit_app
-from fedpeft.flare.job_refusal import AdmissionError
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.site_request_guards import check_job_id, guard_requests
 

@@ -8,15 +8,15 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.aggregation import State, aggregate
 from fedpeft.settings import build
-from fedpeft.training.aggregation import State, aggregate
-from fedpeft.training.settings import MethodSettings
 
 REPORT = "report"
 
 
 class PIAAggregator(ModelAggregator):
-    """Integrates the adapters of one round as `fedpeft.training.aggregation.aggregate` does.
+    """Integrates the adapters of one round as `fedpeft.server.aggregation.aggregate` does.
 
     Args:
         method: see `MethodSettings`.

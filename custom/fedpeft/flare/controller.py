@@ -18,10 +18,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 import fedpeft
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings
-from fedpeft.flare import checkpoint, handshake
 from fedpeft.flare.aggregator import REPORT
-from fedpeft.flare.checkpoint import Checkpoint
-from fedpeft.flare.distribution import Distribution
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import (
@@ -36,7 +33,6 @@ from fedpeft.flare.messages import (
     TrainReply,
 )
 from fedpeft.flare.progress import tell_progress
-from fedpeft.flare.record import Record
 from fedpeft.flare.reply_contract import read_introduction, read_scores, read_training
 from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
@@ -44,15 +40,21 @@ from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.keys import layers_of
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.privacy.secure_round import check_secure_sum
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.server import checkpoint, handshake
+from fedpeft.server.aggregation import State, check_global
+from fedpeft.server.assignment import Assignment
+from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.server.delta_broadcast import DeltaBroadcast
+from fedpeft.server.export import export_adapter
 from fedpeft.server.planner import RoundPlanner
+from fedpeft.server.run_recorder import RunRecorder
+from fedpeft.server.update_check import outlying
 from fedpeft.settings import build
-from fedpeft.training import fork_server
-from fedpeft.training.aggregation import State, check_global
-from fedpeft.training.assignment import Assignment, ScheduleSettings
-from fedpeft.training.export import export_adapter
-from fedpeft.training.secure_round import check_secure_sum
-from fedpeft.training.settings import MethodSettings, TrainingSettings
-from fedpeft.training.update_check import outlying
+from fedpeft.training_settings import TrainingSettings
+from fedpeft.worker import fork_server
 
 ADAPTER = "adapter"
 POLL_SECONDS = 0.1
@@ -119,7 +121,7 @@ class FederationController(ModelController):
 
     def run(self) -> None:
         """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
-        record = Record(run_folder(self.fl_ctx), job=self._job)
+        recorder = RunRecorder(run_folder(self.fl_ctx), job=self._job)
         try:
             _no_site_ends_the_job(self.fl_ctx)
             self._federation = build(FederationSettings, self._sections["federation"], section="federation")
@@ -131,18 +133,18 @@ class FederationController(ModelController):
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job)
             prune(lineages_folder(self.fl_ctx), self._lineage)
-            introductions = self._handshake(record, before)
-            state = self._rounds(record, introductions, before)
+            introductions = self._handshake(recorder, before)
+            state = self._rounds(recorder, introductions, before)
             if state and self._method.method.exports:
                 family = next(iter(introductions.values())).family
-                export_adapter(record.folder / ADAPTER, state, self._method, family=family)
-            lines = record.complete()
+                export_adapter(recorder.folder / ADAPTER, state, self._method, family=family)
+            lines = recorder.complete()
         except FedpeftError as error:
-            record.fail(str(error))
+            recorder.fail(str(error))
             self.panic(str(error))
             return
         except Exception as error:
-            record.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
+            recorder.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
             raise
         for line in lines:
             self.info(line)
@@ -161,7 +163,7 @@ class FederationController(ModelController):
     def _lasting(self) -> dict[str, Any]:
         return checkpoint.lasting(self._method, self._training, self._schedule)
 
-    def _handshake(self, record: Record, before: Checkpoint | None) -> dict[str, Introduction]:
+    def _handshake(self, recorder: RunRecorder, before: Checkpoint | None) -> dict[str, Introduction]:
         """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
         sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
@@ -197,8 +199,8 @@ class FederationController(ModelController):
                 f"site {site} resumes after round {finished} with its own state of round {own}: its part differs from "
                 f"that of an uninterrupted job"
             )
-        record.lineage(self._lineage, before, behind)
-        record.begin(self._method, self._training, introductions, problems)
+        recorder.lineage(self._lineage, before, behind)
+        recorder.begin(self._method, self._training, introductions, problems)
         return introductions
 
     def _introduce(
@@ -218,14 +220,16 @@ class FederationController(ModelController):
 
         return self._ask(HELLO, orders, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
 
-    def _rounds(self, record: Record, introductions: dict[str, Introduction], before: Checkpoint | None) -> State:
+    def _rounds(
+        self, recorder: RunRecorder, introductions: dict[str, Introduction], before: Checkpoint | None
+    ) -> State:
         """All rounds that are left; the final global adapter, empty where nothing is exchanged."""
         aggregator = self.get_component(self._aggregator_id)
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
         rounds = self._training.rounds
         first = next((i for i in introductions.values() if i.state), None)
-        current = Distribution(before.state if before else first.state if first else {})
+        current = DeltaBroadcast(before.state if before else first.state if first else {})
         if current.state:
             aggregator.start_from(current.state)
         planner = RoundPlanner(
@@ -264,18 +268,18 @@ class FederationController(ModelController):
                 state, report = self._integrate(aggregator, accepted)
                 self.save_model(FLModel(params=state))
                 current.update(state)
-            record.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
-            self._keep(record, number, current.state if exchanges else {}, planner.scores)
+            recorder.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
+            self._keep(recorder, number, current.state if exchanges else {}, planner.scores)
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
-            self.info(record.progress(number, rounds))
+            self.info(recorder.progress(number, rounds))
         return current.state if self._method.exchanges else {}
 
     def _order(
         self,
         number: int,
         site: str,
-        current: Distribution,
+        current: DeltaBroadcast,
         assignment: Assignment | None,
         sum_keys: dict[str, dict[str, list[str]]],
     ) -> TrainOrder:
@@ -294,7 +298,7 @@ class FederationController(ModelController):
         self,
         number: int,
         due: dict[str, Introduction],
-        current: Distribution,
+        current: DeltaBroadcast,
         planner: RoundPlanner,
         *,
         needed: int,
@@ -377,7 +381,7 @@ class FederationController(ModelController):
         }
         return {site: accepted[site] for site in orders if site in accepted}, problems
 
-    def _keep(self, record: Record, number: int, state: State, scores: dict[str, list[float]]) -> None:
+    def _keep(self, recorder: RunRecorder, number: int, state: State, scores: dict[str, list[float]]) -> None:
         """Write the checkpoint of a finished round."""
         finished = Checkpoint(
             job=self._job,
@@ -386,11 +390,11 @@ class FederationController(ModelController):
             state=state,
             scores=scores,
             settings=self._lasting,
-            history=record.history,
+            history=recorder.history,
         )
         checkpoint.save(state_folder(self.fl_ctx, self._lineage), finished, keep=self._federation.checkpoints)
 
-    def _outlying(self, accepted: dict[str, TrainReply], current: Distribution) -> dict[str, str]:
+    def _outlying(self, accepted: dict[str, TrainReply], current: DeltaBroadcast) -> dict[str, str]:
         """Reasons by site to refuse an update; none where masks hide them."""
         if not self._method.exchanges or self._method.secure_sum:
             return {}

@@ -17,6 +17,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
+from fedpeft.client.kept_state import claim, make_room
+from fedpeft.client.state_lock import StateLock
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.flare.message_limits import LARGEST_MB, MB, Limit, limit_messages
@@ -25,11 +27,9 @@ from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.task_check import TaskCheck
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.training.kept_state import claim, make_room
-from fedpeft.training.problem import Problem
-from fedpeft.training.state_lock import StateLock
-from fedpeft.training.worker_process import WORKER, Aborted
-from fedpeft.training.worker_trainer import Failed, Trainer
+from fedpeft.worker.connection import WORKER, Aborted
+from fedpeft.worker.failure import Failure
+from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
 
 if TYPE_CHECKING:
     from fedpeft.flare.site_tasks import Order
@@ -72,7 +72,7 @@ class SiteExecutor(Executor):
             "data": data,
             "schedule": schedule,
         }
-        self._trainer = Trainer(self._sections, module=self.worker)
+        self._trainer = WorkerSupervisor(self._sections, module=self.worker)
         self._lock = StateLock()
         threading.Thread(target=_import_tensors, daemon=True).start()
 
@@ -102,7 +102,7 @@ class SiteExecutor(Executor):
         ask = partial(
             self._trainer.ask,
             aborted=TaskCheck(fl_ctx, abort_signal),
-            report=lambda problem: self._log(f"{problem.full}; trying again in a new process", problem, fl_ctx),
+            report=lambda failure: self._log(f"{failure.detail}; trying again in a new process", failure, fl_ctx),
         )
         try:
             policy = self._opened(fl_ctx)
@@ -122,9 +122,9 @@ class SiteExecutor(Executor):
             self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
-            failed = error if isinstance(error, Failed) else Failed(Problem.of(error))
-            self._log(failed.problem.full, failed.problem, fl_ctx)
-            write_json(folder / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": failed.problem.full})
+            failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
+            self._log(failed.failure.detail, failed.failure, fl_ctx)
+            write_json(folder / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": failed.failure.detail})
             message = task.excuse(model.current_round, failed)
         else:
             if task_name == HELLO and policy is None:
@@ -140,9 +140,9 @@ class SiteExecutor(Executor):
         self._trainer.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
 
-    def _log(self, text: str, problem: Problem, fl_ctx: FLContext) -> None:
+    def _log(self, text: str, failure: Failure, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
-        told = f"site {site}: {text}" + f"\n{problem.traceback}" * bool(problem.traceback)
+        told = f"site {site}: {text}" + f"\n{failure.traceback}" * bool(failure.traceback)
         self.log_error(fl_ctx, told, fire_event=False)
 
 

@@ -24,7 +24,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.disclosure import disclose
+from fedpeft.flare.announced import FOLDER, Memory, Order
 from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import (
     HELLO,
@@ -38,13 +38,13 @@ from fedpeft.flare.messages import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.flare.orders import FOLDER, Memory, Order
-from fedpeft.flare.outgoing import Reply, permitted, read, refusal
 from fedpeft.flare.own_policy import simulated
+from fedpeft.flare.reply_policy import Reply, permitted, read, refusal
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.privacy import PrivacySettings, epsilon
+from fedpeft.privacy.dp_release import disclose
 from fedpeft.settings import build
 
 OFF = "off"

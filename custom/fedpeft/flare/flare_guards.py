@@ -23,11 +23,11 @@ from nvflare.private.fed.client import training_cmds
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
+from fedpeft.admission.archive import MAX_ARCHIVE, check_archive
+from fedpeft.admission.job import admit_configuration, admit_submission
+from fedpeft.admission.refusal import AdmissionError
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.function_guard import replace_function
-from fedpeft.flare.job_admission import admit_configuration, admit_submission
-from fedpeft.flare.job_archive import MAX_ARCHIVE, check_archive
-from fedpeft.flare.job_refusal import AdmissionError
 from fedpeft.flare.site_request_guards import guard_requests
 
 logger = logging.getLogger(__name__)

@@ -30,8 +30,8 @@ from fedpeft.flare.messages import (
 from fedpeft.keys import belongs, layers_of, parse_key
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
-from fedpeft.training.assignment import check_scores
-from fedpeft.training.worker_trainer import ATTEMPTS
+from fedpeft.server.assignment import check_scores
+from fedpeft.worker.supervisor import ATTEMPTS
 
 DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean

@@ -22,8 +22,8 @@ from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
 
+from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.function_guard import replace_function
-from fedpeft.flare.job_refusal import AdmissionError
 from fedpeft.flare.run_folder import NAME
 
 logger = logging.getLogger(__name__)

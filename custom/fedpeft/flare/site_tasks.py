@@ -13,6 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
+from fedpeft.client.global_cache import complete
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.accepted import accept
 from fedpeft.flare.messages import (
@@ -30,9 +31,8 @@ from fedpeft.flare.messages import (
 from fedpeft.flare.sum_member import SumMember
 from fedpeft.privacy.released_metrics import first_of_round, released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.training import worker
-from fedpeft.training.received import complete
-from fedpeft.training.worker_trainer import Answer, Failed
+from fedpeft.worker import training_process
+from fedpeft.worker.supervisor import Answer, RequestFailed
 
 Ask = Callable[..., Answer]
 Order = Hello | ScoreOrder | TrainOrder
@@ -71,7 +71,7 @@ class SiteTask:
     """
 
     work: Callable[[FLModel, SiteContext], tuple[Reply, str]]
-    excuse: Callable[[int, Failed], Reply]
+    excuse: Callable[[int, RequestFailed], Reply]
 
 
 def read(shareable: Shareable) -> FLModel:
@@ -102,7 +102,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
 def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
     hello, member = Hello.from_model(model), site.member_of()
     folder = site.folder_of(hello)
-    request = {"do": worker.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
+    request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.ask({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
@@ -113,7 +113,7 @@ def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
     return introduction, line * bool(unanswerable)
 
 
-def _no_introduction(_: int, failed: Failed) -> Introduction:
+def _no_introduction(_: int, failed: RequestFailed) -> Introduction:
     return Introduction(version=fedpeft.__version__, **_problem(failed))
 
 
@@ -121,12 +121,12 @@ def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
     folder = site.folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
-    answer = site.ask({"do": worker.SCORE, "folder": str(folder), "round": order.round}, state)
+    answer = site.ask({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
     reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
 
-def _no_scores(round: int, failed: Failed) -> ScoreReply:
+def _no_scores(round: int, failed: RequestFailed) -> ScoreReply:
     return ScoreReply(round=round, scores=[], seconds=failed.seconds, **_problem(failed))
 
 
@@ -134,7 +134,7 @@ def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
     order, member = TrainOrder.from_model(model), site.member_of()
     folder = site.folder_of(order)
     state = complete(folder, order.state, base=order.base, version=order.version)
-    request = {"do": worker.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
+    request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
     answer = site.ask({**request, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
@@ -156,7 +156,7 @@ def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
     return reply, f"round {order.round}: training loss {measured['loss']:.3f}"
 
 
-def _no_training(round: int, failed: Failed) -> TrainReply:
+def _no_training(round: int, failed: RequestFailed) -> TrainReply:
     return TrainReply(
         round=round,
         samples=0,
@@ -169,8 +169,8 @@ def _no_training(round: int, failed: Failed) -> TrainReply:
     )
 
 
-def _problem(failed: Failed) -> dict[str, str]:
-    return {"problem": failed.problem.code, "setting": failed.problem.setting}
+def _problem(failed: RequestFailed) -> dict[str, str]:
+    return {"problem": failed.failure.code, "setting": failed.failure.setting}
 
 
 TASKS = {

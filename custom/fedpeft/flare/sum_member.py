@@ -12,13 +12,13 @@ from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import SecureSumError
 from fedpeft.flare.messages import TrainOrder
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy import secure_sum
+from fedpeft.privacy.secure_round import weight_of
 from fedpeft.privacy.signed_keys import Kit, SignedKey
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import digest_of
 from fedpeft.states import State
-from fedpeft.training.secure_round import weight_of
-from fedpeft.training.settings import MethodSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -2,7 +2,7 @@
 """How much a site would gain from training each layer, and how many layers it can afford.
 
 registry        the methods by name, and `score`, the one call for all of them
-problem         model, layers, batches and loss, checked once
+task         model, layers, batches and loss, checked once
 settings        what a job may set for each method
 layers          the trainable parameters of a model with adapters, by layer
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)

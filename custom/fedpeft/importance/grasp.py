@@ -15,25 +15,25 @@ import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from fedpeft.importance.problem import Problem
 from fedpeft.importance.saliency import gradients, mean_gradients, over_layers
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LayerSum
 
 
-def grasp(problem: Problem, settings: LayerSum) -> Tensor:
+def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
     """`sum theta * (H g)` by double backward, (L,) float64."""
-    batches = problem.needs_batches()
-    total = {id(p): torch.zeros_like(p) for p in problem.parameters}
+    batches = task.needs_batches()
+    total = {id(p): torch.zeros_like(p) for p in task.parameters}
     samples = 0
     with sdpa_kernel(SDPBackend.MATH):  # fused attention cannot be differentiated twice
-        fixed = list(mean_gradients(problem).values()) if len(batches) > 1 else None
+        fixed = list(mean_gradients(task).values()) if len(batches) > 1 else None
         for batch in batches:
-            losses = problem.losses(batch)
+            losses = task.losses(batch)
             samples += len(losses)
-            own = gradients(losses.sum(), problem, create_graph=True)
+            own = gradients(losses.sum(), task, create_graph=True)
             held = [g.detach() / len(losses) for g in own] if fixed is None else fixed
             product = sum((g * h).sum() for g, h in zip(own, held, strict=True))
-            for p, second in zip(problem.parameters, gradients(product, problem), strict=True):
+            for p, second in zip(task.parameters, gradients(product, task), strict=True):
                 total[id(p)] += second
-    values = {id(p): p.detach() * total[id(p)] / samples for p in problem.parameters}
-    return over_layers(problem, values, settings.reduce)
+    values = {id(p): p.detach() * total[id(p)] / samples for p in task.parameters}
+    return over_layers(task, values, settings.reduce)

@@ -19,53 +19,53 @@ from torch import Tensor
 
 from fedpeft.importance.eigen import gram, principal_eigenvalue
 from fedpeft.importance.jacobian import jacobian_rows
-from fedpeft.importance.problem import Problem
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LNTKSettings
 
 HELD_BYTES = 2**30
 
 
-def lntk(problem: Problem, settings: LNTKSettings) -> Tensor:
+def lntk(task: ScoringTask, settings: LNTKSettings) -> Tensor:
     """lambda_1 of every layer's kernel, (L,) float64."""
-    batches = problem.needs_batches()
+    batches = task.needs_batches()
     if settings.target == "loss" and len(batches) == 1:
-        kernels = _kernels_of_one_pass(problem)
+        kernels = _kernels_of_one_pass(task)
     else:
-        kernels = [kernel for group in _groups(problem, settings) for kernel in _kernels(problem, settings, group)]
+        kernels = [kernel for group in _groups(task, settings) for kernel in _kernels(task, settings, group)]
     return torch.tensor([principal_eigenvalue(kernel) for kernel in kernels], dtype=torch.float64)
 
 
-def _kernels_of_one_pass(problem: Problem) -> list[Tensor]:
+def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:
     """The (n, n) kernels, each the sum of those of the layer's tensors, whose rows are dropped at once."""
-    kernels: list[Tensor] = [torch.zeros(1, 1, dtype=torch.float64) for _ in problem.layers]
+    kernels: list[Tensor] = [torch.zeros(1, 1, dtype=torch.float64) for _ in task.layers]
 
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
         added = gram(rows)
-        for layer in problem.owners[id(parameter)]:
+        for layer in task.owners[id(parameter)]:
             kernels[layer] = kernels[layer] + added
 
     jacobian_rows(
-        lambda: problem.losses(problem.batches[0]).unsqueeze(1),
-        problem.parameters,
+        lambda: task.losses(task.batches[0]).unsqueeze(1),
+        task.parameters,
         receive,
-        gradients=problem.gradients,
+        gradients=task.gradients,
     )
     return kernels
 
 
-def _kernels(problem: Problem, settings: LNTKSettings, layers: Sequence[int]) -> list[Tensor]:
+def _kernels(task: ScoringTask, settings: LNTKSettings, layers: Sequence[int]) -> list[Tensor]:
     """The kernels over all batches and outputs of a few layers, from rows that are held."""
-    groups = list(problem.layers.values())
+    groups = list(task.layers.values())
     parameters = list({id(p): p for layer in layers for p in groups[layer]}.values())
     held: dict[int, dict[int, Tensor]] = {id(p): {} for p in parameters}
     sizes: list[int] = []
-    for batch in problem.batches:
+    for batch in task.batches:
         first = len(sizes)
         samples, columns = jacobian_rows(
-            lambda batch=batch: _outputs(problem, settings, batch),
+            lambda batch=batch: _outputs(task, settings, batch),
             parameters,
             lambda p, column, rows, first=first: held[id(p)].update({first + column: rows.flatten(1)}),
-            gradients=problem.gradients,
+            gradients=task.gradients,
         )
         sizes += [samples] * columns
     total = {key: gram(_stacked(parts, sizes)) for key, parts in held.items() if parts}
@@ -73,15 +73,15 @@ def _kernels(problem: Problem, settings: LNTKSettings, layers: Sequence[int]) ->
     return [sum((total[id(p)] for p in _once(groups[layer]) if id(p) in total), none) for layer in layers]
 
 
-def _groups(problem: Problem, settings: LNTKSettings) -> list[list[int]]:
+def _groups(task: ScoringTask, settings: LNTKSettings) -> list[list[int]]:
     """Layers in runs whose rows fit into memory together: all of them for losses, whose rows are few."""
     if settings.target == "loss":
-        return [list(range(len(problem.layers)))]
+        return [list(range(len(task.layers)))]
     with torch.no_grad():
-        rows = sum(problem.logits(batch).numel() for batch in problem.batches)
+        rows = sum(task.logits(batch).numel() for batch in task.batches)
     groups: list[list[int]] = []
     free = 0
-    for number, group in enumerate(problem.layers.values()):
+    for number, group in enumerate(task.layers.values()):
         needed = rows * sum(p.numel() * p.element_size() for p in _once(group))
         if not groups or needed > free:
             groups.append([])
@@ -91,8 +91,8 @@ def _groups(problem: Problem, settings: LNTKSettings) -> list[list[int]]:
     return groups
 
 
-def _outputs(problem: Problem, settings: LNTKSettings, batch: object) -> Tensor:
-    return problem.losses(batch).unsqueeze(1) if settings.target == "loss" else problem.logits(batch)
+def _outputs(task: ScoringTask, settings: LNTKSettings, batch: object) -> Tensor:
+    return task.losses(batch).unsqueeze(1) if settings.target == "loss" else task.logits(batch)
 
 
 def _stacked(parts: dict[int, Tensor], sizes: Sequence[int]) -> Tensor:

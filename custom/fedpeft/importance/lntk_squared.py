@@ -15,19 +15,19 @@ import torch
 from torch import Tensor
 
 from fedpeft.importance.eigen import principal_eigenvalue_of_rows
-from fedpeft.importance.problem import Problem
 from fedpeft.importance.saliency import squared_gradients
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LayerSum
 
 
-def lntk_squared(problem: Problem, settings: LayerSum) -> Tensor:
+def lntk_squared(task: ScoringTask, settings: LayerSum) -> Tensor:
     """Sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64."""
-    squares, _ = squared_gradients(problem, target="logits")
+    squares, _ = squared_gradients(task, target="logits")
     values = {
         id(p): principal_eigenvalue_of_rows(squares[id(p)].reshape(len(p) if p.ndim else 1, -1))
-        for p in problem.parameters
+        for p in task.parameters
     }
-    scores = torch.tensor([sum(values[id(p)] for p in group) for group in problem.layers.values()], dtype=torch.float64)
+    scores = torch.tensor([sum(values[id(p)] for p in group) for group in task.layers.values()], dtype=torch.float64)
     if settings.reduce == "mean":
-        scores = scores / torch.tensor([len(group) for group in problem.layers.values()])
+        scores = scores / torch.tensor([len(group) for group in task.layers.values()])
     return scores

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.errors import FedpeftError
-from fedpeft.importance.problem import check_layers
+from fedpeft.importance.scoring_task import check_layers
 from fedpeft.importance.settings import MemorySettings
 
 MIB = 2**20

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
     from torch import Tensor, nn
 
-Score = Callable[..., "Tensor"]  # (problem[, settings]) -> (L,); the annotation of settings names their dataclass
+Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
 SCORES: Registry[Score] = Registry("score", "fedpeft.scores")
 register, names = SCORES.register, SCORES.names
 
@@ -70,10 +70,10 @@ def score(
     Raises:
         FedpeftError: bad input, a NaN (naming the layer), or all scores 0 where they should sum to 1.
     """
-    from fedpeft.importance.problem import Problem, trainable
+    from fedpeft.importance.scoring_task import ScoringTask, trainable
 
     function, chosen = SCORES.get(method), method_settings(method, settings)
-    problem = Problem(
+    task = ScoringTask(
         model_fn=model_fn,
         layers=layers,
         batches=tuple(batches),
@@ -83,9 +83,9 @@ def score(
         model=model,
         previous=previous,
     )
-    with trainable(problem.parameters):
-        scores = (function(problem) if chosen is None else function(problem, chosen)).double().cpu()
-    problem.check_finite(scores)
+    with trainable(task.parameters):
+        scores = (function(task) if chosen is None else function(task, chosen)).double().cpu()
+    task.check_finite(scores)
     return _normalized(scores, method) if normalize else scores
 
 
@@ -106,8 +106,8 @@ def _normalized(scores: Tensor, method: str) -> Tensor:
 
 register("lntk", "fedpeft.importance.lntk:lntk")
 register("lntk_squared", "fedpeft.importance.lntk_squared:lntk_squared")
-register("fd", "fedpeft.importance.blind:fd")
-register("last_k", "fedpeft.importance.blind:last_k")
+register("fd", "fedpeft.importance.baselines:fd")
+register("last_k", "fedpeft.importance.baselines:last_k")
 register("magnitude", "fedpeft.importance.saliency:magnitude")
 register("fishmask", "fedpeft.importance.saliency:fishmask")
 register("gradflow", "fedpeft.importance.saliency:gradflow")

@@ -15,31 +15,31 @@ import torch
 from torch import Tensor
 
 from fedpeft.errors import FedpeftError
-from fedpeft.importance.problem import Problem
 from fedpeft.importance.saliency import mean_gradients
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import RGNSettings
 
 
-def rgn(problem: Problem, settings: RGNSettings) -> Tensor:
+def rgn(task: ScoringTask, settings: RGNSettings) -> Tensor:
     """Relative gradient norm of every layer, (L,) float64.
 
     Raises:
         FedpeftError: a layer's parameters are all zero.
     """
-    gradients = mean_gradients(problem)
+    gradients = mean_gradients(task)
     squares = {
         id(p): (float(gradients[id(p)].double().square().sum()), float(p.detach().double().square().sum()))
-        for p in problem.parameters
+        for p in task.parameters
     }
     scores = []
-    for number, group in enumerate(problem.layers.values()):
+    for number, group in enumerate(task.layers.values()):
         pairs = [squares[id(p)] for p in group]
         if settings.norms == "layer":
             pairs = [(sum(g for g, _ in pairs), sum(theta for _, theta in pairs))]
         ratios = [(g / theta) ** 0.5 for g, theta in pairs if theta > 0]
         if not ratios:
             raise FedpeftError(
-                f"{problem.name(number)} has only zeros, so its gradient has no relative norm: use another method."
+                f"{task.name(number)} has only zeros, so its gradient has no relative norm: use another method."
             )
         scores.append(sum(ratios) / len(ratios))
     return torch.tensor(scores, dtype=torch.float64)

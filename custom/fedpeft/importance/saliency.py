@@ -16,79 +16,79 @@ import torch
 from torch import Tensor
 
 from fedpeft.importance.jacobian import jacobian_rows
-from fedpeft.importance.problem import Problem
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LayerSum
 
 Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
 
 
-def magnitude(problem: Problem, settings: LayerSum) -> Tensor:
+def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
     """`sum |theta|`, (L,) float64; looks at no data."""
-    return over_layers(problem, {id(p): p.detach().abs() for p in problem.parameters}, settings.reduce)
+    return over_layers(task, {id(p): p.detach().abs() for p in task.parameters}, settings.reduce)
 
 
-def fishmask(problem: Problem, settings: LayerSum) -> Tensor:
+def fishmask(task: ScoringTask, settings: LayerSum) -> Tensor:
     """`sum E_b[g_b^2]`, the diagonal of the empirical Fisher information, from per-sample gradients; (L,) float64."""
-    squares, samples = squared_gradients(problem, target="loss")
-    return over_layers(problem, {key: square / samples for key, square in squares.items()}, settings.reduce)
+    squares, samples = squared_gradients(task, target="loss")
+    return over_layers(task, {key: square / samples for key, square in squares.items()}, settings.reduce)
 
 
-def gradflow(problem: Problem, settings: LayerSum) -> Tensor:
+def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
     """`||g||^2`, (L,) float64."""
-    return over_layers(problem, {key: g.square() for key, g in mean_gradients(problem).items()}, settings.reduce)
+    return over_layers(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
 
 
-def snip(problem: Problem, settings: LayerSum) -> Tensor:
+def snip(task: ScoringTask, settings: LayerSum) -> Tensor:
     """`sum |theta g| / sum over all layers`, (L,) float64."""
-    gradients = mean_gradients(problem)
-    values = {id(p): (p.detach() * gradients[id(p)]).abs() for p in problem.parameters}
+    gradients = mean_gradients(task)
+    values = {id(p): (p.detach() * gradients[id(p)]).abs() for p in task.parameters}
     total = sum(value.sum(dtype=torch.float64) for value in values.values())
-    scores = over_layers(problem, values, settings.reduce)
+    scores = over_layers(task, values, settings.reduce)
     return scores / total.cpu() if total else scores
 
 
-def over_layers(problem: Problem, values: Values, reduce: str) -> Tensor:
+def over_layers(task: ScoringTask, values: Values, reduce: str) -> Tensor:
     """Sum or mean of the values of each layer's parameters, (L,) float64."""
     sums = {key: float(value.sum(dtype=torch.float64)) for key, value in values.items()}
-    scores = torch.tensor([sum(sums[id(p)] for p in group) for group in problem.layers.values()], dtype=torch.float64)
+    scores = torch.tensor([sum(sums[id(p)] for p in group) for group in task.layers.values()], dtype=torch.float64)
     if reduce == "mean":
-        scores = scores / torch.tensor([sum(p.numel() for p in group) for group in problem.layers.values()])
+        scores = scores / torch.tensor([sum(p.numel() for p in group) for group in task.layers.values()])
     return scores
 
 
-def mean_gradients(problem: Problem) -> dict[int, Tensor]:
+def mean_gradients(task: ScoringTask) -> dict[int, Tensor]:
     """g of every parameter, zero where it does not influence the loss."""
-    total = {id(p): torch.zeros_like(p) for p in problem.parameters}
+    total = {id(p): torch.zeros_like(p) for p in task.parameters}
     samples = 0
-    for batch in problem.needs_batches():
-        losses = problem.losses(batch)
+    for batch in task.needs_batches():
+        losses = task.losses(batch)
         samples += len(losses)
-        for p, gradient in zip(problem.parameters, gradients(losses.sum(), problem), strict=True):
+        for p, gradient in zip(task.parameters, gradients(losses.sum(), task), strict=True):
             total[id(p)] += gradient
     return {key: value / samples for key, value in total.items()}
 
 
-def gradients(value: Tensor, problem: Problem, *, create_graph: bool = False) -> list[Tensor]:
+def gradients(value: Tensor, task: ScoringTask, *, create_graph: bool = False) -> list[Tensor]:
     """Gradients of one number with respect to every scored parameter, zero where there is none."""
     if not value.requires_grad:
-        return [torch.zeros_like(p) for p in problem.parameters]
-    slopes = torch.autograd.grad(value, problem.parameters, create_graph=create_graph, allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(problem.parameters, slopes, strict=True)]
+        return [torch.zeros_like(p) for p in task.parameters]
+    slopes = torch.autograd.grad(value, task.parameters, create_graph=create_graph, allow_unused=True)
+    return [torch.zeros_like(p) if g is None else g for p, g in zip(task.parameters, slopes, strict=True)]
 
 
-def squared_gradients(problem: Problem, *, target: str) -> tuple[dict[int, Tensor], int]:
+def squared_gradients(task: ScoringTask, *, target: str) -> tuple[dict[int, Tensor], int]:
     """Per-sample gradients, squared and added up over samples (and, for `logits`, classes); and how many samples."""
-    total = {id(p): p.new_zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32)) for p in problem.parameters}
+    total = {id(p): p.new_zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32)) for p in task.parameters}
 
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
         total[id(parameter)] += rows.square().sum(0)
 
     count = 0
-    for batch in problem.needs_batches():
+    for batch in task.needs_batches():
 
         def outputs(batch: object = batch) -> Tensor:
-            return problem.logits(batch) if target == "logits" else problem.losses(batch).unsqueeze(1)
+            return task.logits(batch) if target == "logits" else task.losses(batch).unsqueeze(1)
 
-        samples, _ = jacobian_rows(outputs, problem.parameters, receive, gradients=problem.gradients)
+        samples, _ = jacobian_rows(outputs, task.parameters, receive, gradients=task.gradients)
         count += samples
     return total, count

@@ -11,19 +11,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedpeft.importance.problem import Problem
 from fedpeft.importance.saliency import over_layers, squared_gradients
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import SPTSettings
 
 
-def spt(problem: Problem, settings: SPTSettings) -> Tensor:
+def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
     """Count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
-    squares, _ = squared_gradients(problem, target="loss")
-    sensitivities = torch.cat([squares[id(p)].flatten() for p in problem.parameters])
+    squares, _ = squared_gradients(task, target="loss")
+    sensitivities = torch.cat([squares[id(p)].flatten() for p in task.parameters])
     count = max(1, round(settings.tau * len(sensitivities)))
     chosen = torch.zeros_like(sensitivities)
     chosen[sensitivities.topk(count).indices] = 1
     # topk takes a NaN for the largest value: keep it visible instead
     chosen = torch.where(torch.isfinite(sensitivities), chosen, torch.nan)
-    parts = chosen.split([p.numel() for p in problem.parameters])
-    return over_layers(problem, dict(zip(map(id, problem.parameters), parts, strict=True)), settings.reduce)
+    parts = chosen.split([p.numel() for p in task.parameters])
+    return over_layers(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)

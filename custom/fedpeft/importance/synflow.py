@@ -19,24 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.errors import FedpeftError
-from fedpeft.importance.problem import Problem
 from fedpeft.importance.saliency import gradients, over_layers
+from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LayerMean
 
 
-def synflow(problem: Problem, settings: LayerMean) -> Tensor:
+def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
     """`|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
 
     Raises:
         FedpeftError: `model` is missing.
     """
-    if problem.model is None:
+    if task.model is None:
         raise FedpeftError("synflow takes all of the model's weights in absolute value: pass model=, the whole module.")
-    batch = all_ones(problem.needs_batches()[0])
-    with absolute(problem.model):
-        slopes = gradients(problem.logits(batch).sum(), problem)
-        values = {id(p): (p.detach() * g).abs() for p, g in zip(problem.parameters, slopes, strict=True)}
-    return over_layers(problem, values, settings.reduce)
+    batch = all_ones(task.needs_batches()[0])
+    with absolute(task.model):
+        slopes = gradients(task.logits(batch).sum(), task)
+        values = {id(p): (p.detach() * g).abs() for p, g in zip(task.parameters, slopes, strict=True)}
+    return over_layers(task, values, settings.reduce)
 
 
 def all_ones(batch: Any) -> Any:

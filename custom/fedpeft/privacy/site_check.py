@@ -18,8 +18,8 @@ from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy
 
 if TYPE_CHECKING:
+    from fedpeft.methods.settings import MethodSettings
     from fedpeft.site_job import SiteJob
-    from fedpeft.training.settings import MethodSettings
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
 MOST = {

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.seeds import derive
-from fedpeft.training.assignment import Assignment, ScheduleSettings, assign
+from fedpeft.server.assignment import Assignment, assign
 
 Scores = dict[str, list[float]]
 

@@ -1,0 +1,159 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Which jobs are admitted: those of the shape that `fedpeft.jobs` writes, and no others.
+
+A list of what is allowed, not of what is dangerous: FLARE reads many kinds of components, files and variables out of a
+job, and several of them read something of the machine.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from fedpeft.admission.archive import read_archive, read_folder
+from fedpeft.admission.meta import APP, BOOKKEEPING, META, admit_meta
+from fedpeft.admission.refusal import AdmissionError
+from fedpeft.admission.shape import check_keys, check_list, check_seconds, is_whole, wrong
+from fedpeft.admission.strict_json import check_texts, parse, short
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import AGGREGATOR, ARGUMENTS, CONTROLLER, EXECUTOR, ORDERS, PERSISTOR, FlareSettings
+
+CONFIGURATIONS = {"server": "config/config_fed_server.json", "client": "config/config_fed_client.json"}
+FILES = (META, *(f"{APP}/{name}" for name in CONFIGURATIONS.values()))
+_FOLDER = re.compile(r"[^./\\{}][^/\\{}]{0,99}")
+_COMMON = ("format_version", "task_data_filters", "task_result_filters", "components")
+_OWN = {"server": ("server", "workflows"), "client": ("executors",)}
+_COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
+_SERVER = "task_request_interval"
+# FLARE builds an argument that has one of these as a component of its own
+_BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmittedJob:
+    """The three files of a job, parsed."""
+
+    meta: Mapping[str, Any]
+    server: Mapping[str, Any]
+    client: Mapping[str, Any]
+
+
+def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
+    """Check a job folder.
+
+    Args:
+        folder: as `fedpeft jobs` writes it; FLARE's signatures may be in it.
+        classes: further classes that this machine's allow-list names, for tests and experiments in the simulator;
+            an entry that ends with a period stands for everything below it.
+
+    Raises:
+        AdmissionError: what is in the way.
+        FedpeftError: it is no job folder at all.
+    """
+    if not (folder / META).is_file():
+        raise FedpeftError(f"{folder} is no FLARE job folder, it has no meta.json: name one of jobs/.")
+    return _admit(read_folder(folder, FILES), f"{folder}/", classes)
+
+
+def admit_submission(data: bytes, folder: str) -> AdmittedJob:
+    """Check the archive that a lead submits.
+
+    Args:
+        data: the zip archive.
+        folder: the job folder's name, the only one at the top of the archive.
+
+    Raises:
+        AdmissionError: what is in the way.
+    """
+    if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
+        raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
+    return _admit(read_archive(data, FILES, root=folder), "", ())
+
+
+def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
+    """Check what a server deploys at a site.
+
+    Args:
+        data: the zip archive of the app folder.
+        app: its name.
+        meta: the job's meta.json with what the server added.
+
+    Raises:
+        AdmissionError: what is in the way.
+    """
+    if app != APP:
+        raise AdmissionError(f"the app is {short(app)}: name it {APP!r}.", reason="file")
+    if not isinstance(meta, Mapping):
+        raise AdmissionError(f"meta.json is {short(meta)}, not an object: submit the job anew.", reason="meta")
+    admit_meta({key: value for key, value in meta.items() if key not in BOOKKEEPING})
+    files = read_archive(data, tuple(CONFIGURATIONS.values()))
+    for role, name in CONFIGURATIONS.items():
+        admit_configuration(role, parse(files[name], name), name)
+
+
+def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, classes: Sequence[str] = ()) -> None:
+    """Check one parsed configuration.
+
+    Args:
+        role: server or client.
+        configuration: its content.
+        file: its name, for messages.
+        classes: as for `admit_folder`.
+    """
+    check_texts(configuration, file)
+    timeouts = tuple(field.name for field in fields(FlareSettings) if field.name != _SERVER)
+    check_keys(configuration, (*_COMMON, *_OWN[role], *timeouts), file, required=(*_COMMON, *_OWN[role]))
+    if configuration["format_version"] != 2 or not is_whole(configuration["format_version"]):
+        raise wrong(file, "format_version", configuration["format_version"], "2", reason="shape")
+    for name in ("task_data_filters", "task_result_filters"):
+        if configuration[name] != []:
+            raise wrong(file, name, configuration[name], "an empty list", reason="shape")
+    for name in timeouts:
+        if name in configuration:
+            check_seconds(configuration[name], file, name)
+    for component in check_list(configuration["components"], file, "components"):
+        _component(component, f"{file}: components", classes, ("id", "path", "args"), _COMPONENTS[role])
+    if role == "server":
+        check_keys(configuration["server"], (_SERVER,), f"{file}: server", required=(_SERVER,))
+        check_seconds(configuration["server"][_SERVER], file, _SERVER)
+        (workflow,) = check_list(configuration["workflows"], file, "workflows", length=1)
+        _component(workflow, f"{file}: workflows", classes, ("id", "path", "args"), (CONTROLLER,))
+    else:
+        (entry,) = check_list(configuration["executors"], file, "executors", length=1)
+        check_keys(entry, ("tasks", "executor"), f"{file}: executors", required=("tasks", "executor"))
+        if entry["tasks"] != list(ORDERS):
+            raise wrong(file, "tasks", entry["tasks"], f"{list(ORDERS)}", reason="shape")
+        _component(entry["executor"], f"{file}: executors", classes, ("path", "args"), (EXECUTOR,))
+
+
+def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> AdmittedJob:
+    parsed = {name: parse(files[name], f"{where}{name}") for name in FILES}
+    admit_meta(parsed[META], f"{where}{META}")
+    both = {role: parsed[f"{APP}/{name}"] for role, name in CONFIGURATIONS.items()}
+    for role, name in CONFIGURATIONS.items():
+        admit_configuration(role, both[role], f"{where}{APP}/{name}", classes)
+    return AdmittedJob(meta=parsed[META], **both)
+
+
+def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[str], ours: Sequence[str]) -> None:
+    check_keys(entry, names, where, required=names)
+    path, arguments = entry["path"], entry["args"]
+    if not all(isinstance(entry[key], str) and entry[key] for key in names if key != "args"):
+        raise AdmissionError(
+            f"{where}: id and path must be texts: write the job anew with `fedpeft jobs`.", reason="shape"
+        )
+    if path not in ours:
+        if not any(path == name or (name.endswith(".") and path.startswith(name)) for name in classes):
+            raise AdmissionError(f"{where}: {short(path)} is no component of a job: remove it.", reason="class")
+        return
+    check_keys(arguments, ARGUMENTS[path], f"{where}: args")
+    for name, value in arguments.items():
+        if name != "job":
+            check_keys(value, None, f"{where}: {name}")
+            if builds := [key for key in _BUILDS_A_CLASS if key in value]:
+                raise AdmissionError(f"{where}: {name} has a key {builds[0]!r}: remove it.", reason="shape")
+        elif not isinstance(value, str):
+            raise AdmissionError(f"{where}: {name} is {short(value)}: make it a text.", reason="shape")

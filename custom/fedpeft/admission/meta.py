@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a job's meta.json may say: its name, the app's participants, how many sites it needs, and GPUs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fedpeft.admission.shape import check_keys, is_count, is_whole, wrong
+from fedpeft.admission.strict_json import check_texts
+
+META = "meta.json"
+APP = "app"
+META_KEYS = ("name", "resource_spec", "min_clients", "deploy_map")
+# what the server adds to meta.json before it sends it to a site; nothing here chooses a program or a container
+BOOKKEEPING = (
+    "approvals",
+    "cloned_from",
+    "content_location",
+    "data_storage_format",
+    "duration",
+    "job_clients",
+    "job_deploy_detail",
+    "job_folder_name",
+    "job_id",
+    "last_schedule_time",
+    "result_location",
+    "schedule_count",
+    "schedule_history",
+    "start_time",
+    "status",
+    "study",
+    "submit_time",
+    "submit_time_iso",
+    "submitter_name",
+    "submitter_org",
+    "submitter_role",
+)
+MAX_SITES = 1000
+_SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+_GPUS = ("num_of_gpus", "mem_per_gpu_in_GiB")
+
+
+def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
+    """Check the content of meta.json: the app goes to the server and to sites by name, and asks for GPUs at most.
+
+    A launcher, a container image, a privacy scope, a job id or statistics are nothing that a job may ask for.
+    """
+    check_keys(meta, META_KEYS, file, required=("name", "min_clients", "deploy_map"), reason="meta")
+    check_texts(meta, file)
+    deployed = meta["deploy_map"]
+    participants = deployed.get(APP) if isinstance(deployed, dict) and len(deployed) == 1 else None
+    if not isinstance(participants, list) or not 2 <= len(participants) <= MAX_SITES:
+        raise wrong(file, "deploy_map", deployed, 'an object like {"app": ["server", "site"]}')
+    for name in participants:
+        if not isinstance(name, str) or not _SITE.fullmatch(name) or participants.count(name) > 1:
+            raise wrong(file, "deploy_map", name, "the server and each site once, by name")
+    if "server" not in participants:
+        raise wrong(file, "deploy_map", participants, "the server and each site once, by name")
+    if not isinstance(meta["name"], str) or not 0 < len(meta["name"]) <= 200:
+        raise wrong(file, "name", meta["name"], "a short text")
+    if not is_whole(meta["min_clients"]) or not 1 <= meta["min_clients"] < len(participants):
+        raise wrong(file, "min_clients", meta["min_clients"], f"a number from 1 to {len(participants) - 1}")
+    resources = meta.get("resource_spec", {})
+    if not isinstance(resources, dict) or not set(resources) <= set(participants):
+        raise wrong(file, "resource_spec", resources, "an object with names of sites")
+    for asked in resources.values():
+        if not isinstance(asked, dict) or not set(asked) <= set(_GPUS) or not all(map(is_count, asked.values())):
+            raise wrong(file, "resource_spec", asked, f"an object of {' and '.join(_GPUS)}, each a number")

@@ -1,0 +1,52 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whether parsed JSON has the expected keys, lists and numbers; each refusal names the place and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from fedpeft.admission.refusal import AdmissionError
+from fedpeft.admission.strict_json import short
+
+MAX_SECONDS = 1e7
+
+
+def check_keys(
+    value: Any, known: Iterable[str] | None, where: str, *, required: Sequence[str] = (), reason: str = "shape"
+) -> None:
+    """Refuse anything but an object with known keys (None: any) and all required ones."""
+    if not isinstance(value, dict):
+        raise AdmissionError(f"{where} is {short(value)}: make it an object.", reason=reason)
+    if known is not None and (unknown := [key for key in value if key not in known]):
+        raise AdmissionError(f"{where} has {short(unknown[0])}, which no job of fedpeft has: remove it.", reason=reason)
+    if missing := [key for key in required if key not in value]:
+        raise AdmissionError(f"{where} lacks {missing[0]!r}: write the job anew with `fedpeft jobs`.", reason=reason)
+
+
+def check_list(value: Any, file: str, name: str, length: int | None = None) -> list[Any]:
+    """The value, if it is a list, of `length` entries if given."""
+    if not isinstance(value, list) or (length is not None and len(value) != length):
+        raise wrong(file, name, value, "a list" if length is None else "a list of one entry", reason="shape")
+    return value
+
+
+def check_seconds(value: Any, file: str, name: str) -> None:
+    """Refuse anything but a positive number of at most `MAX_SECONDS`."""
+    if not is_count(value) or not 0 < value <= MAX_SECONDS:
+        raise wrong(file, name, value, "a number of seconds", reason="shape")
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is a whole number; true and false are none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_count(value: Any) -> bool:
+    """Whether it is a number from 0 to `MAX_SECONDS`."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS
+
+
+def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:
+    """The refusal of one value, with what is expected in its place."""
+    return AdmissionError(f"{file}: {name} is {short(value)}: make it {expected}.", reason=reason)

@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whose state a folder holds, and how much of it a site keeps: the server can neither take over nor remove another's.
+
+<lineages>/<lineage>/job.json                       the settings of the job that made it, the jobs that used it
+<lineages>/<lineage>/round-00003/                   `site_state`
+<lineages>/<lineage>/set-aside/<when>-round-00003/  rounds that a resumed job went back behind
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpeft.client.state_lock import is_in_use
+from fedpeft.errors import LocalError
+from fedpeft.files import drop, write_json
+
+OWNER, SET_ASIDE = "job.json", "set-aside"
+OTHER, FULL = "state-of-another-job", "state-full"
+DAY, GIB = 24 * 3600, 2**30
+
+
+def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
+    """Let a job use the state in a folder if the folder is new, or was made with the same settings.
+
+    Args:
+        folder: of the lineage that the server names.
+        settings: of the job, as JSON can hold them; a resumed job must have the same.
+        job: FLARE's id of it.
+
+    Raises:
+        LocalError: it belongs to another job.
+    """
+    file, settings = folder / OWNER, json.loads(json.dumps(settings))
+    if not file.exists():
+        if any(folder.glob("round-*")):
+            raise _other(folder, f"there is no {OWNER} that says whose it is")
+        write_json(file, {"settings": settings, "jobs": [job]})
+        return
+    try:
+        owner = json.loads(file.read_text())
+        made_with, jobs = owner["settings"], list(owner["jobs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _other(folder, f"{file} cannot be read: {error}") from error
+    if made_with != settings:
+        differing = sorted(name for name in {*made_with, *settings} if made_with.get(name) != settings.get(name))
+        raise _other(folder, f"it was made with another {', '.join(differing)}")
+    if job not in jobs:
+        write_json(file, {"settings": settings, "jobs": [*jobs, job]})
+
+
+def set_aside(path: Path) -> None:
+    """Put a round's state where no job reads it; nothing is removed."""
+    aside = path.parent / SET_ASIDE
+    aside.mkdir(exist_ok=True)
+    os.utime(path)
+    path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
+
+
+def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:
+    """Remove the oldest of what is neither in use nor younger than `days`, until all of it fits into `gib`.
+
+    What was set aside goes first. A server that makes up jobs can thus fill the room, and remove nothing.
+
+    Args:
+        lineages: the folder of all of them.
+        current: the one that a job is about to use.
+        days: as `kept_days` of the site's own file.
+        gib: as `kept_gib` there.
+        needed: bytes that are about to be written.
+
+    Raises:
+        LocalError: what is left does not fit.
+    """
+    total = _size(lineages) + needed
+    before = time.time() - days * DAY
+    for path in _removable(lineages, current):
+        if total <= gib * GIB:
+            return
+        if _last_use(path) < before:
+            total -= _size(path)
+            drop(path)
+    if total > gib * GIB:
+        raise LocalError(
+            f"{lineages} would hold {total / GIB:.1f} GiB of the state of jobs, kept_gib is {gib:g}, and nothing of it "
+            f"has been unused for {days:g} days: remove what you no longer need, or raise kept_gib.",
+            code=FULL,
+        )
+
+
+def _removable(lineages: Path, current: str) -> Iterator[Path]:
+    yield from sorted(lineages.glob(f"*/{SET_ASIDE}/*"), key=_last_use)
+    owned = (path.parent for path in lineages.glob(f"*/{OWNER}"))
+    yield from sorted((folder for folder in owned if folder.name != current and not is_in_use(folder)), key=_last_use)
+
+
+def _last_use(path: Path) -> float:
+    return max(entry.stat().st_mtime for entry in (path, *path.glob("round-*")))
+
+
+def _size(folder: Path) -> int:
+    return sum(path.lstat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def _other(folder: Path, why: str) -> LocalError:
+    return LocalError(
+        f"the state in {folder} belongs to another job ({why}): submit the job without resume_from.", code=OTHER
+    )

@@ -1,0 +1,310 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One site's learner: backbone, adapters, head and data joined to the local half of a round.
+
+FLARE's executor and the benchmarks' bare loop both drive this class, so both compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpeft import backbones
+from fedpeft.client import client_round, site_state
+from fedpeft.client.batches import Batch, Batches
+from fedpeft.client.heads import build_head
+from fedpeft.client.loop import evaluate, train_epochs
+from fedpeft.client.lr_schedule import linear_warmup_decay
+from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
+from fedpeft.client.scoring import Network, measure_budget, score_layers
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.keys import belongs, layers_of
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import parameter_count
+from fedpeft.privacy.site_check import admitted, check_parameters, load_data
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.seeds import derive
+from fedpeft.settings import about
+from fedpeft.site_job import SiteJob
+from fedpeft.states import State
+from fedpeft.training_settings import TrainingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What a round yields: the adapter to upload (wire keys), n_k, and metrics on the site's own test split."""
+
+    state: State
+    samples: int
+    metrics: dict[str, float | None]
+
+
+class Learner:
+    """Trains one site, round by round; everything it must remember is on the site's disk.
+
+    Args:
+        site: the site's name.
+        backbone: which foundation model.
+        method: what is trained and how it is integrated.
+        training: the local recipe.
+        site_data: the site's splits.
+        dataset: registered name of the data set.
+        folder: where the site's state lies.
+        schedule: how layers are scored and how many the site may train; None: all of them, unscored.
+        policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+
+    Raises:
+        FedpeftError: a setting is wrong, or what would be trained is larger than the site allows.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        backbone: backbones.BackboneSettings,
+        method: MethodSettings,
+        training: TrainingSettings,
+        site_data: SiteData,
+        dataset: str,
+        folder: Path,
+        schedule: ScheduleSettings | None = None,
+        policy: SitePolicy | None = None,
+    ) -> None:
+        torch.set_num_threads(training.threads)
+        self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
+        self.dataset, self.backbone_name = dataset, backbone.name
+        self.schedule = schedule or ScheduleSettings()
+        self._smallest_batch = policy.least_batch_size if policy else 1
+        self.device = _device(training.device)
+        self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
+        self.pia = method.pia if method.aggregation == "pia" else None
+        with about("backbone"):
+            self.backbone = backbones.build(backbone)
+        init_site = site if method.initialization == "own" else ""
+        tuning, own, seed = (
+            method.method.tuning(),
+            method.settings_of(site),
+            derive(training.seed, "adapter", init_site),
+        )
+        with about("method.settings"):
+            if policy:
+                check_parameters(policy, method, parameter_count(self.backbone, tuning, own))
+            self.trainable = tuning.prepare(self.backbone, own, seed=seed)
+        generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
+        self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
+        self.backbone.to(self.device)
+        self.head.to(self.device)
+        self._initial = self.trainable.state()
+        self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
+
+    @classmethod
+    def from_sections(
+        cls, sections: Mapping[str, Any], *, site: str, folder: Path, policy: SitePolicy | None = None
+    ) -> Learner:
+        """Build a learner from a job's sections.
+
+        Args:
+            sections: `backbone`, `method`, `training`, `data` and `schedule`.
+            site: the site's name.
+            folder: where the site's state lies.
+            policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+
+        Raises:
+            FedpeftError: a setting is wrong, or the site does not allow it.
+        """
+        job = SiteJob.from_sections(sections, site=site)
+        if policy:
+            job = admitted(policy, job)
+        return cls(
+            site=site,
+            backbone=job.backbone,
+            method=job.method,
+            training=job.training,
+            site_data=load_data(policy, job),
+            dataset=job.data.dataset,
+            folder=folder,
+            schedule=job.schedule,
+            policy=policy,
+        )
+
+    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
+        """Start from the global adapter (and the site's own), train, evaluate, keep the state, return the upload.
+
+        Args:
+            round: counted from 1; repeating a round repeats its result.
+            received: the global adapter under wire keys; empty: go on from the site's own.
+            layers: train and upload these transformer layers only; None: all.
+        """
+        settings = self.training
+        own = site_state.load_before(self.folder, round)
+        if own is not None and own.facts != self._facts():
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
+                f"seed: remove that folder."
+            )
+        torch.manual_seed(derive(settings.seed, "train", self.site, round))
+        self._restore_head(own)
+        finish = client_round.start(
+            self.trainable,
+            own=own.adapter if own else None,
+            received=received or (own.adapter if own else self._initial),
+            settings=self.pia,
+            probe=lambda: self._probe(round),
+        )
+        self.trainable.train_only(layers)
+        optimizer = build_optimizer(
+            self.trainable.parameters().items(),
+            ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
+            learning_rate=settings.learning_rate,
+            head_learning_rate=settings.head_learning_rate or settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
+        if own is not None and settings.optimizer_state == "keep":
+            restore_moments(optimizer, own.optimizer)
+        metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
+        metrics |= self.evaluate()
+        upload, kept = finish(self.trainable.state())
+        head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
+        site_state.save(
+            self.folder,
+            site_state.SiteState(
+                round=round, adapter=kept, head=head, optimizer=moments(optimizer), facts=self._facts()
+            ),
+        )
+        sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
+        return Update(state=sent, samples=len(self.data.train), metrics=metrics)
+
+    def score_layers(self, round: int, received: State) -> list[float]:
+        """Importance of each transformer layer of the global adapter on random training samples.
+
+        Args:
+            round: decides the samples.
+            received: the global adapter under wire keys; empty: the site's own, or its first one.
+        """
+        own = site_state.load_before(self.folder, round)
+        self._restore_head(own)
+        self.trainable.set_companion(None)  # a living process may still hold that of its last round
+        self.trainable.load(received or (own.adapter if own else self._initial))
+        return self.score_trained(round, previous=own.adapter if own else None)
+
+    def score_trained(self, round: int, previous: State | None = None) -> list[float]:
+        """Importance of each transformer layer of the model as it stands, on random training samples."""
+        seed = derive(self.training.seed, "score", self.site, round)
+        samples = self._sample(self.schedule.score_samples, seed)
+        self.trainable.train_only(None)
+        network = Network(self.backbone, self.head).eval()
+        return score_layers(network, self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous)
+
+    def layer_budget(self) -> int:
+        """How many layers this site trains at most: the job's word, or what its memory holds."""
+        if not self.schedule.active:
+            return len(layers_of(self.trainable.parameters()))
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        if budget is not None:
+            return budget
+        batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
+        self.trainable.train_only(None)
+        return measure_budget(Network(self.backbone, self.head).train(), self.trainable.parameters(), batch)
+
+    def finished(self, most: int) -> int:
+        """The last round, up to `most`, of which the site has its own state; 0: none. Newer states are set aside."""
+        site_state.set_aside_after(self.folder, most)
+        return site_state.newest(self.folder, most=most)
+
+    @property
+    def unanswerable(self) -> int:
+        """Test questions whose answer training never saw: they count as wrong, whatever the model says."""
+        return self.vocabulary.unseen(self.data.test)
+
+    @property
+    def questions(self) -> dict[str, int]:
+        """How many open and closed questions the accuracies of `evaluate` are of."""
+        closed = sum(example.closed for example in self.data.test)
+        return {"open": len(self.data.test) - closed, "closed": closed}
+
+    def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
+        """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
+        self.backbone.eval()
+        self.head.eval()
+        rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
+        return evaluate(self._logits, rows, device=self.device)
+
+    def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+        settings = self.training
+        generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
+        rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
+        steps_a_round = len(rows) * settings.local_epochs
+        total = steps_a_round * settings.rounds
+        self.backbone.train()
+        self.head.train()
+        return train_epochs(
+            self._logits,
+            rows,
+            optimizer,
+            lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
+            first_step=(round - 1) * steps_a_round,
+            epochs=settings.local_epochs,
+            device=self.device,
+        )
+
+    def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.head(self.backbone(**inputs))
+
+    def _batches(
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        *,
+        smallest: int = 1,
+    ) -> Batches:
+        return Batches(
+            examples,
+            self.vocabulary,
+            self.backbone.collate,
+            batch_size=batch_size,
+            smallest=smallest,
+            generator=generator,
+            workers=self.training.workers,
+        )
+
+    def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
+        """Inputs of the m random training samples whose activations align the global adapter."""
+        seed = derive(self.training.seed, "probe", self.site, round)
+        return [batch.inputs for batch in self._sample(self.method.probe_samples, seed)]
+
+    def _sample(self, count: int, seed: int) -> list[Batch]:
+        """Random samples of the training split, in batches on the device."""
+        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed))
+        chosen = [self.data.train[i] for i in order[:count].tolist()]
+        return [batch.to(self.device) for batch in self._batches(chosen, self.training.evaluation_batch_size)]
+
+    def _restore_head(self, own: site_state.SiteState | None) -> None:
+        self.head.load_state_dict(own.head if own else self._initial_head)
+
+    def _facts(self) -> dict[str, str | int]:
+        answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()
+        rows = [f"{split} {e.image_id} {e.question} {e.answer}" for split, es in self.data.splits().items() for e in es]
+        examples = hashlib.sha256("\n".join(rows).encode()).hexdigest()
+        facts = {"site": self.site, "answers": answers, "examples": examples, "backbone": self.backbone_name}
+        return facts | {"train": len(self.data.train), "seed": self.training.seed}
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise FedpeftError(
+            f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'.",
+            setting="training.device",
+        ) from error

@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The local loop of one round, and the evaluation after it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import nn
+
+from fedpeft.client.batches import Batch
+from fedpeft.client.metrics import answer_accuracy
+from fedpeft.errors import FedpeftError
+
+Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
+
+
+def train_epochs(
+    forward: Forward,
+    batches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    rate: Callable[[int], float],
+    *,
+    first_step: int,
+    epochs: int,
+    device: torch.device,
+) -> dict[str, float]:
+    """Cross-entropy training: mean loss of the first and of the last pass.
+
+    Args:
+        forward: the backbone's inputs to logits (B, C).
+        batches: one pass over the training split each time it is iterated.
+        optimizer: its groups hold the peak learning rates.
+        rate: global step to factor of the peak learning rate.
+        first_step: the global step at which this round begins.
+        epochs: passes.
+        device: where the model lives.
+
+    Raises:
+        FedpeftError: the loss is no longer finite.
+    """
+    peaks = [group["lr"] for group in optimizer.param_groups]
+    means, step = [], first_step
+    for _ in range(epochs):
+        total = count = 0.0
+        for batch in batches:
+            batch = batch.to(device)
+            for group, peak in zip(optimizer.param_groups, peaks, strict=True):
+                group["lr"] = peak * rate(step)
+            loss = nn.functional.cross_entropy(forward(batch.inputs), batch.target)
+            value = loss.item()
+            if not math.isfinite(value):
+                raise FedpeftError(
+                    f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
+                    code="training-diverged",
+                )
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()
+            optimizer.step()
+            total, count, step = total + value * len(batch.target), count + len(batch.target), step + 1
+        means.append(total / count)
+    return {"loss_first": means[0], "loss": means[-1]}
+
+
+@torch.inference_mode()
+def evaluate(forward: Forward, batches: Iterable[Batch], *, device: torch.device) -> dict[str, float | None]:
+    """Accuracy over a split: overall, open, closed (None where the split has no such question)."""
+    right, closed = [], []
+    for batch in batches:
+        predicted = forward(batch.to(device).inputs).argmax(-1).cpu()
+        right.append((predicted[:, None] == batch.accepted).any(-1))
+        closed.append(batch.closed)
+    return answer_accuracy(torch.cat(right), torch.cat(closed))

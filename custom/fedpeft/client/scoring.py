@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's layers in F3OCUS: how important each is for its data, and how many its memory holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from fedpeft.client.batches import Batch
+from fedpeft.importance import layer_budget, score
+from fedpeft.keys import layer_of, layers_of
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.states import State
+
+NEEDS_HISTORY = "fedselect"
+
+
+class Network(nn.Module):
+    """Backbone and head as one module from a batch's inputs to logits (B, C)."""
+
+    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Logits (B, C)."""
+        return self.head(self.backbone(**inputs))
+
+
+def score_layers(
+    network: Network,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+    previous: State | None = None,
+) -> list[float]:
+    """One score for each transformer layer that has something to train, rising by layer.
+
+    Args:
+        network: the model as it stands, in evaluation mode.
+        parameters: what could be trained, by wire key.
+        batches: the samples to score on.
+        settings: which score.
+        seed: of scores that draw.
+        previous: the same tensors after the site's last training, for `fedselect`; where there is none yet, nothing has
+            changed, and that score calls all layers equal.
+    """
+    layers = _by_layer(parameters)
+    extra = {}
+    if settings.score == NEEDS_HISTORY:
+        if previous is None:
+            return [1 / len(layers)] * len(layers)
+        # a state that was read from disk has its keys in another order
+        extra["previous"] = _by_layer({key: previous[key] for key in parameters})
+    scores = score(
+        lambda batch: network(batch.inputs),
+        layers,
+        batches,
+        _loss,
+        method=settings.score,
+        generator=torch.Generator().manual_seed(seed),
+        model=network,
+        **extra,
+        **settings.score_settings,
+    )
+    return [float(value) for value in scores]
+
+
+def measure_budget(network: Network, parameters: Mapping[str, nn.Parameter], batch: Batch) -> int:
+    """How many transformer layers fit into the device's memory when training with batches like this one.
+
+    Source: F3OCUS, supplement, Algorithm 46.
+    """
+    return layer_budget(lambda rows: network(rows.inputs), _by_layer(parameters), batch, _loss, model=network)
+
+
+def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
+    return nn.functional.cross_entropy(logits, batch.target, reduction="none")
+
+
+def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+    return {n: [tensor for key, tensor in tensors.items() if layer_of(key) == n] for n in layers_of(tensors)}

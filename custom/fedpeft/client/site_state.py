@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site keeps between rounds: its own adapter, head and optimizer, on its own disk only.
+
+The simulator runs every task in a new process and a real process can die, so a folder that has its name is complete.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedpeft.client.kept_state import set_aside
+from fedpeft.errors import LocalError
+from fedpeft.files import drop, replacing
+
+KEPT_ROUNDS = 4  # the three that the server can go back to by default, and the one that was cut off
+_PARTS = ("adapter", "head", "optimizer")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteState:
+    """The state after one round.
+
+    Args:
+        round: the round that produced it, counted from 1.
+        adapter: the site's own adapter, wire keys.
+        head: the classifier's tensors.
+        optimizer: AdamW's moments and step counts, by parameter name.
+        facts: what must agree when the state is read back, e.g. the answer vocabulary's fingerprint.
+    """
+
+    round: int
+    adapter: dict[str, torch.Tensor]
+    head: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    facts: dict[str, str | int] = field(default_factory=dict)
+
+
+def save(folder: Path, state: SiteState) -> Path:
+    """Write the state of one round atomically and drop all but the newest `KEPT_ROUNDS`."""
+    final = folder / f"round-{state.round:05d}"
+    with replacing(final) as draft:
+        draft.mkdir()
+        for part in _PARTS:
+            tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
+            save_file(tensors, draft / f"{part}.safetensors")
+        (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
+    for old in _rounds(folder)[:-KEPT_ROUNDS]:
+        drop(old)
+    return final
+
+
+def set_aside_after(folder: Path, round: int) -> None:
+    """Set aside what is newer than the round that a job goes on from; it is the server that says which one that is."""
+    for path in _rounds(folder):
+        if _number(path) > round:
+            set_aside(path)
+
+
+def newest(folder: Path, *, most: int) -> int:
+    """The last round, up to `most`, whose state is complete; 0: none."""
+    return max((number for path in _rounds(folder) if (number := _number(path)) <= most), default=0)
+
+
+def load_before(folder: Path, round: int) -> SiteState | None:
+    """The newest complete state older than `round`, or None: a round that is repeated starts where it first started.
+
+    Raises:
+        LocalError: that state cannot be read.
+    """
+    older = [path for path in _rounds(folder) if _number(path) < round]
+    if not older:
+        return None
+    newest = older[-1]
+    try:
+        facts = json.loads((newest / "state.json").read_text())
+        parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
+    except (OSError, ValueError, SafetensorError) as error:
+        raise LocalError(
+            f"the site state {newest} cannot be read ({error}): remove that folder to go on from the round before."
+        ) from error
+    return SiteState(round=facts["round"], facts=facts["facts"], **parts)
+
+
+def _rounds(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*"))
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))

@@ -1,0 +1,94 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a doctor's visit is about: a job, a participant's startup kit, or just this machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpeft.doctor.job import Job, read_job
+from fedpeft.doctor.kit import SITE, Kit, read_kit
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.settings import suggestion
+from fedpeft.workspace import listed_classes
+
+if TYPE_CHECKING:
+    from fedpeft.doctor.footprint import Footprint
+
+WORKSPACE = Path("simulator_workspace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What is examined.
+
+    Args:
+        job: the job that shall run; None: only the machine.
+        kit: the participant's startup kit; None: a simulator on this machine.
+        sites: the job's sites that train on this machine.
+        workspace: the simulator's folder, where there is no kit.
+    """
+
+    job: Job | None = None
+    kit: Kit | None = None
+    sites: tuple[str, ...] = ()
+    workspace: Path = WORKSPACE
+
+    @property
+    def policy_file(self) -> Path | None:
+        """A site's own file, in its kit; None where there is no site's kit."""
+        return self.kit.folder / "local" / FILE if self.kit and self.kit.role == SITE else None
+
+    @cached_property
+    def policy(self) -> SitePolicy | None:
+        """What that file says; None in the simulator, where the job's settings hold.
+
+        Raises:
+            LocalError: it is missing or cannot be used.
+        """
+        return read_policy(self.policy_file) if self.policy_file else None
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """What the first of the sites needs; measured once.
+
+        Raises:
+            FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
+        """
+        from fedpeft.doctor.footprint import footprint
+
+        return footprint(self.job.sections, site=self.sites[0], policy=self.policy)
+
+
+def open_context(
+    job: Path | None = None, *, startup_kit: Path | None = None, site: str | None = None, workspace: Path = WORKSPACE
+) -> Context:
+    """Read what the command names.
+
+    Args:
+        job: a FLARE job folder.
+        startup_kit: the folder of a participant's kit.
+        site: one site of the job, where there is no kit; None: all of them are on this machine.
+        workspace: the simulator's folder.
+
+    Raises:
+        FedpeftError: there is no such job or kit, or job, kit and site contradict each other.
+    """
+    kit = read_kit(startup_kit) if startup_kit else None
+    read = read_job(job, classes=() if kit else listed_classes(workspace)) if job else None
+    if site and kit:
+        raise FedpeftError(f"--site {site} and --startup-kit exclude each other: the kit says who it is for.")
+    if site and not read:
+        raise FedpeftError(f"--site {site} names a site of a job: name the job's folder too.")
+    if kit:
+        names = (kit.name,) if kit.role == SITE and read and kit.name in read.sites else ()
+    elif site:
+        if site not in read.sites:
+            raise FedpeftError(f"--site {site} is not in federation.sites: {suggestion(site, read.sites)}.")
+        names = (site,)
+    else:
+        names = read.sites if read else ()
+    return Context(job=read, kit=kit, sites=names, workspace=workspace)

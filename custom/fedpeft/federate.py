@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A whole federation in one process, without FLARE: the job's own numbers, for notebooks, tests and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedpeft.client.learner import Learner, Update
+from fedpeft.keys import layers_of
+from fedpeft.privacy.secure_round import without_masks
+from fedpeft.server.aggregation import State, aggregate
+from fedpeft.server.assignment import Assignment
+from fedpeft.server.planner import RoundPlanner
+from fedpeft.server.update_check import outlying
+
+
+@dataclass(frozen=True, slots=True)
+class RoundResult:
+    """One round: updates by site, the new global adapter, what the alignment did, who trained which layers, and why
+    some updates were refused."""
+
+    round: int
+    updates: dict[str, Update]
+    state: State
+    report: dict[str, Any]
+    assignment: Assignment | None = None
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
+    """Run all rounds of a job, one site after the other.
+
+    Args:
+        learners: by site; all with the same method, training and schedule settings.
+    """
+    first = next(iter(learners.values()))
+    settings, seed = first.schedule, first.training.seed
+    secure = first.method.secure_sum
+    state: State = first.trainable.state() if settings.active or secure else {}
+    budgets = {site: learner.layer_budget() for site, learner in learners.items()}
+    layers = layers_of(first.trainable.parameters())
+    planner = RoundPlanner(settings, budgets=budgets, layers=layers, seed=seed)
+    for number in range(1, first.training.rounds + 1):
+        sites = planner.participants(number)
+        planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
+        assignment = planner.assignment(number, sites)
+        updates = {}
+        for site in sites:
+            updates[site] = learners[site].train_round(number, state, assignment and assignment.layers[site])
+            if settings.active and settings.scoring == "with_reply":
+                planner.scores[site] = learners[site].score_trained(number)
+        report: dict[str, Any] = {}
+        refused: dict[str, str] = {}
+        if first.method.exchanges:
+            replies = {site: (update.state, update.samples) for site, update in updates.items()}
+            if secure:
+                replies = {
+                    site: (without_masks(sent, samples, first.method, sites=len(replies)), samples)
+                    for site, (sent, samples) in replies.items()
+                }
+            sent = {site: tensors for site, (tensors, _) in replies.items()}
+            refused = {} if secure else outlying(sent, state, first.method.robust)
+            replies = {site: reply for site, reply in replies.items() if site not in refused}
+            state, report = aggregate(replies, first.method, previous=state or None)
+        yield RoundResult(number, updates, state, report, assignment, refused)

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is scored: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import one_of
+
+GRADIENTS = ("captured", "rows")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoringTask:
+    """Everything that a score may need; see `fedpeft.importance.score` for the fields.
+
+    Raises:
+        FedpeftError: no layers, a layer without parameters or with NaN in them, or something that is not a parameter.
+    """
+
+    model_fn: Callable[[Any], Tensor]
+    layers: Mapping[Hashable, Sequence[Tensor]]
+    batches: Sequence[Any]
+    loss: Callable[[Tensor, Any], Tensor]
+    gradients: str = "captured"
+    generator: torch.Generator | None = None
+    model: nn.Module | None = None
+    previous: Mapping[Hashable, Sequence[Tensor]] | None = None
+
+    def __post_init__(self) -> None:
+        one_of("gradients", self.gradients, GRADIENTS)
+        check_layers(self.layers)
+
+    @cached_property
+    def parameters(self) -> list[Tensor]:
+        """Every scored parameter once, in the order of the layers."""
+        return list({id(p): p for group in self.layers.values() for p in group}.values())
+
+    @cached_property
+    def owners(self) -> dict[int, list[int]]:
+        """Id of a parameter -> numbers of the layers that have it."""
+        owners: dict[int, list[int]] = {id(p): [] for p in self.parameters}
+        for number, group in enumerate(self.layers.values()):
+            for key in {id(p) for p in group}:
+                owners[key].append(number)
+        return owners
+
+    def logits(self, batch: Any) -> Tensor:
+        """The model's outputs (B, C).
+
+        Raises:
+            FedpeftError: they have another shape.
+        """
+        logits = self.model_fn(batch)
+        if not isinstance(logits, Tensor) or logits.ndim != 2 or not len(logits):
+            raise FedpeftError(f"model_fn returned {_described(logits)}: it must return logits of shape (B, C).")
+        return logits
+
+    def losses(self, batch: Any) -> Tensor:
+        """One loss for each sample, (B,).
+
+        Raises:
+            FedpeftError: the loss is not such a vector, or not finite.
+        """
+        logits = self.logits(batch)
+        losses = self.loss(logits, batch)
+        if not isinstance(losses, Tensor) or losses.shape != (len(logits),):
+            raise FedpeftError(
+                f"the loss returned {_described(losses)} for {len(logits)} samples: it must return one value for each "
+                f"sample (reduction='none')."
+            )
+        finite = torch.isfinite(losses)
+        if not finite.all():
+            first = int((~finite).nonzero()[0])
+            raise FedpeftError(
+                f"the loss of sample {first} is {float(losses[first].detach())}, so no layer can be scored: the model "
+                f"diverged, go back to an earlier state."
+            )
+        return losses
+
+    def needs_batches(self) -> Sequence[Any]:
+        """The batches.
+
+        Raises:
+            FedpeftError: there is none.
+        """
+        if not self.batches:
+            raise FedpeftError("there is no batch, and this score needs data: give at least one.")
+        return self.batches
+
+    def name(self, layer: int) -> str:
+        """A layer's name, as errors call it."""
+        return f"layer {list(self.layers)[layer]}"
+
+    def check_finite(self, values: Tensor) -> None:
+        """Refuse scores (L,) that a NaN or an overflow spoilt.
+
+        Raises:
+            FedpeftError: naming the first such layer.
+        """
+        bad = (~torch.isfinite(values)).nonzero()
+        if len(bad):
+            raise FedpeftError(
+                f"{self.name(int(bad[0]))} has NaN or infinite gradients on this batch: its training diverged or its "
+                f"precision is too low, score an earlier state or in float32."
+            )
+
+
+@contextmanager
+def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
+    """Let gradients flow to these parameters, frozen ones too, and put their flags back."""
+    flags = [parameter.requires_grad for parameter in parameters]
+    try:
+        for parameter in parameters:
+            parameter.requires_grad_(True)
+        with torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        for parameter, flag in zip(parameters, flags, strict=True):
+            parameter.requires_grad_(flag)
+
+
+def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
+    """Refuse layers that cannot be scored.
+
+    Raises:
+        FedpeftError: naming the layer.
+    """
+    if not isinstance(layers, Mapping) or not layers:
+        raise FedpeftError("there are no layers to score: give a mapping from layer to its trainable parameters.")
+    for name, group in layers.items():
+        if not group:
+            raise FedpeftError(f"layer {name} has no trainable parameters: leave it out.")
+        for parameter in group:
+            if not isinstance(parameter, Tensor) or not parameter.is_leaf or not parameter.is_floating_point():
+                raise FedpeftError(f"layer {name} lists {_described(parameter)}, which is not a parameter of a model.")
+            if not torch.isfinite(parameter.detach()).all():
+                raise FedpeftError(
+                    f"layer {name} has NaN or infinity in its parameters: its training diverged, go back to an earlier "
+                    f"state."
+                )
+
+
+def _described(value: Any) -> str:
+    return f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"

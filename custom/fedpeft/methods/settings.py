@@ -1,0 +1,147 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is trained, and what the federation does with it: the `method` section of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from fedpeft import methods
+from fedpeft.alignment.robust_settings import RobustSettings
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least, nested, one_of
+
+AGGREGATIONS = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodSettings:
+    """What is trained, and what the federation does with it.
+
+    Args:
+        name: one of `fedpeft.methods.names()`: an adapter, `classifier` (the papers' lower bound) or `full`
+            (fine-tuning of the whole backbone).
+        settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
+        site_settings: by site, settings of the chosen method that replace those (sites of unequal width).
+        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
+        pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
+            activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
+        robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
+            updates.
+        probe_samples: m, the random training samples whose activations align the global adapter at a site.
+        initialization: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
+        secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
+            single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
+            `pia` with `aligned_at: site` or `server: false`.
+    """
+
+    RENAMED: ClassVar[Mapping[str, str]] = {
+        "trains": "write method.name, which is classifier for head, full for all, and an adapter's name for adapters",
+        "adapter": "write method.name",
+        "adapter_settings": "write method.settings",
+        "site_adapter_settings": "write method.site_settings",
+        "initialisation": "write method.initialization",
+    }
+
+    name: str = "houlsby"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    site_settings: Mapping[str, Any] = field(default_factory=dict)
+    aggregation: str = "pia"
+    pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
+    robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
+    probe_samples: int = 64
+    initialization: str = "shared"
+    secure_sum: bool = False
+
+    def __post_init__(self) -> None:
+        one_of("name", self.name, methods.names())
+        one_of("aggregation", self.aggregation, AGGREGATIONS)
+        at_least("probe_samples", self.probe_samples, 1)
+        one_of("initialization", self.initialization, ("shared", "own"))
+        for name in self.settings:
+            one_of("settings", name, methods.names())
+        for name, settings in (*self.settings.items(), *self.site_settings.items()):
+            if not isinstance(settings, Mapping) or {"init_seed", "modules_to_save"} & set(settings):
+                raise FedpeftError(
+                    f"the settings of {name!r} are {settings!r}, not an object without init_seed and modules_to_save."
+                )
+        pia = self.pia if isinstance(self.pia, PIASettings) else {**self._pia_defaults(), **self.pia}
+        object.__setattr__(self, "pia", nested(PIASettings, pia, section="method.pia"))
+        object.__setattr__(self, "robust", nested(RobustSettings, self.robust, section="method.robust"))
+        self._check_method()
+        if self.secure_sum:
+            self._check_secure_sum()
+
+    @property
+    def method(self) -> methods.TuningMethod:
+        """What the method declares."""
+        return methods.get(self.name)
+
+    def _pia_defaults(self) -> dict[str, str]:
+        support = {} if self.method.activations else {"support": "weights"}
+        return support if self.method.companion else {**support, "integration": "merge"}
+
+    def _check_method(self) -> None:
+        """Refuse what the method, as it declares itself, cannot do."""
+        method, name, pia = self.method, self.name, self.pia
+        if not method.exchanges and self.aggregation != "none":
+            raise FedpeftError(
+                f"a head never leaves its site, so name={name!r} needs aggregation='none', not {self.aggregation!r}."
+            )
+        if self.site_settings:
+            self._check_unequal_widths()
+        if self.aggregation != "pia":
+            return
+        if not method.neurons:
+            raise FedpeftError(
+                f"aggregation='pia' aligns neurons, and name={name!r} has none: use aggregation='fedavg' or 'none'."
+            )
+        if pia.client and pia.support != "weights" and not method.activations:
+            raise FedpeftError(
+                f"name={name!r} has no hidden activations to align by: leave method.pia.support out, or set it to "
+                f"'weights'."
+            )
+        if pia.client and pia.integration != "merge" and not method.companion:
+            raise FedpeftError(
+                f"name={name!r} has no second branch beside it: leave method.pia.integration out, or set it to 'merge'."
+            )
+
+    def _check_secure_sum(self) -> None:
+        if not self.exchanges:
+            raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
+        if self.aggregation == "pia" and self.pia.aligns_on_server:
+            raise FedpeftError(
+                "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
+            )
+        if self.robust != RobustSettings():
+            raise FedpeftError(
+                "secure_sum hides the adapters that robust averages, max_share and update_factor must see: leave out "
+                "method.robust."
+            )
+        if self.initialization == "own":
+            raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
+
+    def _check_unequal_widths(self) -> None:
+        pia = self.pia
+        if self.aggregation != "pia" or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
+            raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
+        if not self.method.unequal_widths:
+            raise FedpeftError(f"unequal widths (site_settings) are not supported for name={self.name!r}.")
+
+    def settings_of(self, site: str) -> dict[str, Any]:
+        """The settings of the method at one site: the common ones, replaced by its own."""
+        return {**self.settings.get(self.name, {}), **self.site_settings.get(site, {})}
+
+    @property
+    def label(self) -> str:
+        """What tables call the method."""
+        if not self.method.exchanges:
+            return self.method.label
+        return f"{AGGREGATIONS[self.aggregation]}, {self.method.label}"
+
+    @property
+    def exchanges(self) -> bool:
+        """Whether tensors travel at all."""
+        return self.aggregation != "none"

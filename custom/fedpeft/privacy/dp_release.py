@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Turn a checked reply into its clipped and noised release, and account for it.
+
+An order that comes again, the same global adapter, round and layers, gets the bytes of the release it got before:
+that tells nothing new and counts nothing. Any other order, be it for the same round, is answered with fresh noise, and
+counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from fedpeft.errors import FedpeftError
+from fedpeft.files import replacing, write_json
+from fedpeft.flare.messages import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.privacy import PrivacySettings, release_adapter, release_scores
+from fedpeft.privacy.ledger import enter
+from fedpeft.privacy.settings import RECEIVED, WITHHOLD
+from fedpeft.states import State
+
+SPENT = "spent.json"
+SCORES = "scores"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Disclosure:
+    """What leaves, and one line about it for the site's own log."""
+
+    reply: ScoreReply | TrainReply
+    told: str
+
+
+def disclose(
+    reply: ScoreReply | TrainReply,
+    order: ScoreOrder | TrainOrder,
+    reference: State,
+    settings: PrivacySettings,
+    *,
+    folder: Path,
+    book: Path,
+) -> Disclosure:
+    """The release of one reply.
+
+    Args:
+        reply: as the content filter let it pass, without a problem.
+        order: what it answers.
+        reference: the global adapter that the order brought.
+        settings: the site's.
+        folder: where the last releases are kept.
+        book: the file of `ledger.enter`; a release belongs to the lineage of its order.
+
+    Raises:
+        FedpeftError: why nothing may leave.
+    """
+    trained = isinstance(reply, TrainReply)
+    if trained and reply.sum_key:
+        raise FedpeftError(
+            "an adapter under the masks of a secure sum cannot be clipped or noised: switch off method.secure_sum, or "
+            "privacy in the site's privacy.json."
+        )
+    kind = "train" if trained else "score"
+    digest = _digest(kind, order, reference, settings)
+    stored = folder / f"release_{kind}.safetensors"
+    state, scores = _replayed(stored, digest)
+    if state is None:
+        base = reference if settings.reference == RECEIVED else None
+        state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
+        scores = release_scores(reply.scores, settings) if reply.scores else []
+        told = _entered(settings, order, state, scores, folder=folder, book=book)
+        told += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
+        kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
+        with replacing(stored) as draft:
+            save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
+    else:
+        told = "the same order as before: the same release again, which costs nothing"
+    changes: dict[str, Any] = {"scores": scores}
+    if trained:
+        changes |= {"state": state}
+        if settings.metrics == WITHHOLD:
+            changes |= {"metrics": dict.fromkeys(METRICS)}
+    return Disclosure(dataclasses.replace(reply, **changes), f"round {order.round}: {told}")
+
+
+def _entered(
+    settings: PrivacySettings,
+    order: ScoreOrder | TrainOrder,
+    state: State,
+    scores: list[float],
+    *,
+    folder: Path,
+    book: Path,
+) -> str:
+    releases = [
+        {"round": order.round, "what": what, "noise": noise, "bound": bound}
+        for what, present, noise, bound in (
+            ("adapter", state, settings.noise, settings.clip),
+            ("scores", scores, settings.score_noise, settings.score_clip),
+        )
+        if present
+    ]
+    if not releases:
+        return "neither adapter nor scores left"
+    if not settings.noise:
+        return "clipped, without noise: no differential privacy"
+    spent = enter(book, order.lineage, releases, delta=settings.delta, limit=settings.limit)
+    covers = "adapter and scores; sample counts and times are not covered"
+    if settings.metrics != WITHHOLD:
+        covers += f", nor are {', '.join(ACCURACIES)} and losses"
+    facts = {**dataclasses.asdict(spent), "delta": settings.delta, "covers": covers, "book": str(book)}
+    write_json(folder.parent / SPENT, facts)
+    return (
+        f"epsilon {spent.epsilon_of_job:.3g} at delta {settings.delta:g} after {spent.releases_of_job} releases of "
+        f"this job, {spent.epsilon:.3g} after {spent.releases} of all jobs ({covers})"
+    )
+
+
+def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
+    asked = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
+    facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **asked, **dataclasses.asdict(settings)}
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+    for key in sorted(reference):
+        tensor = reference[key].detach().cpu().contiguous()
+        digest.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _replayed(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+    if not file.is_file():
+        return None, []
+    with safe_open(file, framework="pt") as stored:
+        if (stored.metadata() or {}).get("order") != digest:
+            return None, []
+        kept = {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118
+    scores = kept.pop(SCORES).tolist()
+    return {key.removeprefix("adapter."): tensor for key, tensor in kept.items()}, scores

@@ -1,0 +1,93 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Who takes part in a round, and which layers each site may train: the `schedule` section of a job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fedpeft import importance, scheduling
+from fedpeft.errors import FedpeftError
+from fedpeft.seeds import derive
+from fedpeft.settings import at_least, one_of
+
+ALL, OWN = "all", "own"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings:
+    """Which layers a site trains in a round: the `schedule` section of a job.
+
+    Args:
+        solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
+            view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
+        score: layer importance, one of `fedpeft.importance.names()`.
+        score_settings: settings of that score.
+        scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
+            just-trained model travel with its reply, for the next round).
+        every: a fresh score task in every n-th round; in between the last scores hold.
+        score_samples: training samples that a site scores on.
+        budget: layers a site may train; 0: what its memory holds, measured at the site.
+        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head.
+        site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
+        weight_importance: of the importance when one point of the front is chosen.
+        weight_diversity: of the spread over layers (minus the variance of their use).
+        clients_per_round: m sites drawn for each round; 0: all.
+    """
+
+    solver: str = ALL
+    score: str = "lntk"
+    score_settings: Mapping[str, Any] = field(default_factory=dict)
+    scoring: str = "fresh"
+    every: int = 1
+    score_samples: int = 16
+    budget: int = 0
+    budget_range: tuple[int, ...] = ()
+    site_budgets: Mapping[str, int] = field(default_factory=dict)
+    weight_importance: float = 1.0
+    weight_diversity: float = 1.0
+    clients_per_round: int = 0
+
+    def __post_init__(self) -> None:
+        one_of("solver", self.solver, (ALL, OWN, *scheduling.names()))
+        importance.method_settings(self.score, self.score_settings)
+        one_of("scoring", self.scoring, ("fresh", "with_reply"))
+        for name in ("every", "score_samples"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("budget", "weight_importance", "weight_diversity", "clients_per_round"):
+            at_least(name, getattr(self, name), 0)
+        if self.budget_range and not (
+            len(self.budget_range) == 2 and 0 <= self.budget_range[0] <= self.budget_range[1]
+        ):
+            raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
+        for site, budget in self.site_budgets.items():
+            at_least(f"site_budgets.{site}", budget, 0)
+
+    @property
+    def active(self) -> bool:
+        """Whether sites train only some layers."""
+        return self.solver != ALL
+
+    def budget_of(self, site: str, *, seed: int) -> int | None:
+        """The layers a site may train; None where its memory decides."""
+        if site in self.site_budgets:
+            return self.site_budgets[site]
+        if self.budget_range:
+            low, high = self.budget_range
+            return int(np.random.default_rng(derive(seed, "budget", site)).integers(low, high + 1))
+        return self.budget or None
+
+    def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
+        """The m sites of a round, drawn from the seed; all of them where none is set."""
+        if not self.clients_per_round or self.clients_per_round >= len(sites):
+            return list(sites)
+        generator = np.random.default_rng(derive(seed, "participants", round))
+        chosen = set(generator.choice(len(sites), self.clients_per_round, replace=False).tolist())
+        return [site for number, site in enumerate(sites) if number in chosen]
+
+    def scores_in(self, round: int) -> bool:
+        """Whether the sites are asked for fresh scores in this round (with `with_reply` only before the first)."""
+        return self.active and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))

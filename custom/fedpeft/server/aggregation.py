@@ -1,0 +1,63 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The server's half of a round: from the sites' adapters to the global one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedpeft.alignment import integrate
+from fedpeft.alignment.averaging import cap_share
+from fedpeft.alignment.checks import check_tensors
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.privacy.secure_round import secure_mean
+from fedpeft.states import State
+
+GLOBAL = "the new global adapter"
+LARGEST_GLOBAL = 1e7  # a site may send up to 1e6
+
+
+def aggregate(
+    replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State | None
+) -> tuple[State, dict[str, Any]]:
+    """The server's half of a round: PIA, or the plain weighted mean for `fedavg`; either with a robust average.
+
+    Sites are taken in the order of their names, so the result does not depend on who answered first.
+
+    Args:
+        replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
+        method: says how.
+        previous: the global adapter of the round before; layers that no site sent keep its values.
+
+    Raises:
+        FedpeftError: the result is not finite or has exploded: it must neither be saved nor sent.
+    """
+    if method.secure_sum:
+        merged = secure_mean(replies, method, previous=previous or {})
+        check_global(merged)
+        return merged, {}
+    sites = sorted(replies)
+    states, counts = zip(*(replies[site] for site in sites), strict=True)
+    averaged = replace(method.pia, server=False, aligned_at="server")
+    settings = averaged if method.aggregation == "fedavg" else method.pia
+    counts = cap_share(counts, method.robust.max_share)
+    merged, report = integrate(states, counts, settings, sites=sites, previous=previous, robust=method.robust)
+    check_global(merged)
+    return merged, report
+
+
+def check_global(state: State) -> None:
+    """Refuse a global adapter that no site could train on.
+
+    Raises:
+        FedpeftError: naming the key.
+    """
+    check_tensors(state, GLOBAL)
+    for key, tensor in state.items():
+        if tensor.numel() and float(tensor.abs().max()) > LARGEST_GLOBAL:
+            raise FedpeftError(
+                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the rounds before are kept, go on from the "
+                f"last one with resume_from=latest once it is known which site trains what diverges."
+            )

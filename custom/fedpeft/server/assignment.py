@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""F3OCUS: who takes part in a round, and which layers each site trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling import choose, schedule
+from fedpeft.scheduling.settings import OWN, ScheduleSettings
+
+LARGEST_SCORE = 1e30  # far above any gradient's, far below where a sum over sites and layers overflows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Assignment:
+    """Which layers each site trains in a round, and what led to it: the scores are those of the layers `numbers`."""
+
+    numbers: list[int]
+    layers: dict[str, list[int]]
+    scores: dict[str, list[float]]
+    importance: float
+    variance: float
+
+
+def assign(
+    scores: Mapping[str, Sequence[float]],
+    budgets: Mapping[str, int],
+    layers: Sequence[int],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+) -> Assignment:
+    """Schedule the layers of a round.
+
+    Args:
+        scores: by site, one non-negative score for each of `layers`.
+        budgets: by site, how many layers it may train.
+        layers: numbers of the transformer layers that have something to train.
+        settings: `solver` and the two weights.
+        seed: of the solver.
+
+    Raises:
+        FedpeftError: a site's scores are not finite, negative or not as many as there are layers; it is named.
+    """
+    sites = sorted(scores)
+    for site in sites:
+        check_scores(scores[site], len(layers), site)
+    table = np.array([scores[site] for site in sites], dtype=np.float64)  # (N, L)
+    wanted = np.array([min(budgets[site], len(layers)) for site in sites])
+    if settings.solver == OWN:
+        mask = np.zeros(table.shape, dtype=bool)
+        for row, (values, count) in enumerate(zip(table, wanted, strict=True)):
+            mask[row, np.argsort(-values, kind="stable")[:count]] = True
+    else:
+        front = schedule(table, wanted, solver=settings.solver, seed=seed)
+        mask = choose(front, settings.weight_importance, settings.weight_diversity)
+    return Assignment(
+        numbers=list(layers),
+        layers={site: [layers[i] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
+        scores={site: [float(value) for value in scores[site]] for site in sites},
+        importance=float((table * mask).sum()),
+        variance=float(mask.sum(axis=0).var()),
+    )
+
+
+def check_scores(scores: Sequence[float], count: int, site: str) -> None:
+    """Refuse scores that a schedule cannot be built on, naming the site."""
+    if len(scores) != count:
+        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
+    for number, value in enumerate(scores):
+        if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
+            raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a job leaves behind on the server: history, report, and the manifest that says how it ended."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import fedpeft
+from fedpeft.data import is_procedural
+from fedpeft.errors import LocalError
+from fedpeft.files import write_json
+from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.report.tensorboard import Board
+from fedpeft.server.assignment import Assignment
+from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.training_settings import TrainingSettings
+
+MANIFEST = "manifest.json"
+HISTORY = "history.json"
+
+
+class RunRecorder:
+    """Writes every finished round at once, so that nothing computed is lost when the job ends early."""
+
+    def __init__(self, folder: Path, *, job: str) -> None:
+        self.folder = folder
+        self._began = time.time()
+        self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
+        self._history: dict[str, Any] = {"job": job, "rounds": []}
+        self._board = Board(folder)
+
+    def begin(
+        self,
+        method: MethodSettings,
+        training: TrainingSettings,
+        introductions: Mapping[str, Introduction],
+        problems: Mapping[str, str],
+    ) -> None:
+        """Note what the handshake found."""
+        datasets = sorted({i.dataset for i in introductions.values()})
+        backbones = sorted({i.backbone for i in introductions.values()})
+        procedural = any(map(is_procedural, datasets))
+        self._history |= {
+            "method": f"{method.label}, {', '.join(backbones)}",
+            "procedural": procedural,
+            "tiny": "tiny-vilt" in backbones,
+            "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
+            "settings": {"method": asdict(method), "training": asdict(training)},
+        }
+        self._manifest["sites"] = {
+            site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
+            for site, i in introductions.items()
+        } | {site: {"problem": problem} for site, problem in problems.items()}
+        write_json(self.folder / HISTORY, self._history)
+
+    def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
+        """Note where the job can be resumed from, and take over the rounds of the one that it resumes.
+
+        Args:
+            name: the lineage.
+            before: the checkpoint that this job goes on from.
+            behind: by site, the round of its own state where that is not the checkpoint's.
+        """
+        self._manifest["lineage"] = name
+        if before:
+            self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
+            self._history["rounds"] = list(before.history["rounds"])
+
+    @property
+    def history(self) -> dict[str, Any]:
+        """What history.json holds."""
+        return self._history
+
+    def add_round(
+        self,
+        number: int,
+        accepted: Mapping[str, TrainReply],
+        rejected: Mapping[str, str],
+        report: Mapping[str, Any],
+        assignment: Assignment | None = None,
+        *,
+        seconds: float,
+    ) -> None:
+        """Append one round to history.json."""
+        sites = {
+            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds, "attempts": reply.attempts}
+            for site, reply in accepted.items()
+        }
+        faults = {
+            site: f"its training was begun {reply.attempts} times; its own log says why"
+            for site, reply in accepted.items()
+            if reply.attempts > 1
+        } | dict(rejected)
+        self._manifest["faults"] += [{"site": site, "round": number, "what": what} for site, what in faults.items()]
+        self._history["rounds"].append(
+            {
+                "round": number,
+                "sites": sites,
+                "rejected": dict(rejected),
+                "alignment": dict(report.get("transport", {})),
+                "alignment_report": dict(report),
+                "schedule": asdict(assignment) if assignment else {},
+                "seconds": round(seconds, 3),
+            }
+        )
+        write_json(self.folder / HISTORY, self._history)
+        try:
+            self._board.update(self._history["rounds"])
+        except Exception:  # a picture of the round must not cost the round
+            logging.getLogger(__name__).exception("the TensorBoard files could not be written")
+
+    def progress(self, number: int, rounds: int) -> str:
+        """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""
+        last = self._history["rounds"][-1]
+        overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
+        mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
+        assigned = last["schedule"].get("layers", {})
+        layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
+        return f"round {number} of {rounds}: mean accuracy {mean}, {last['seconds']:.1f} s" + f"; {layers}" * bool(
+            layers
+        )
+
+    def fail(self, reason: str) -> None:
+        """Write the manifest of a job that ended early; finished rounds stay where they are.
+
+        A disk that is full, perhaps the reason itself, must not take the reason's place.
+        """
+        try:
+            self._write_manifest("failed", reason=reason)
+        except LocalError as error:
+            logging.getLogger(__name__).error("%s", error)
+
+    def complete(self) -> list[str]:
+        """Render the report, write the manifest, and say where everything lies."""
+        from fedpeft.report import render, show
+
+        render(self.folder, self.folder / "report")
+        self._write_manifest("completed")
+        show(self.folder, metrics=ACCURACIES)
+        return [f"finished: results in {self.folder}"]
+
+    def _write_manifest(self, status: str, **more: str) -> None:
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+        self._manifest |= {
+            "status": status,
+            **more,
+            "rounds": len(self._history["rounds"]),
+            "seconds": round(time.time() - self._began, 1),
+            "files": {str(p.relative_to(self.folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
+        }
+        write_json(self.folder / MANIFEST, self._manifest)

@@ -1,0 +1,59 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How a site trains: the `training` section of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.errors import FedpeftError
+from fedpeft.settings import at_least, one_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The local recipe: AdamW with linear warm-up and decay over all rounds.
+
+    Args:
+        rounds: communication rounds of the whole job.
+        local_epochs: passes over the site's training split per round.
+        batch_size: samples per step.
+        learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
+        head_learning_rate: peak learning rate of the head; None: the same.
+        weight_decay: AdamW's, not applied to biases and LayerNorm.
+        warmup: fraction of all steps over which the learning rate rises linearly.
+        optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
+        head: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
+        evaluation_batch_size: samples per step of evaluation.
+        threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
+        workers: processes that decode images, 0 for none.
+        device: a torch device, or `auto` (CUDA where there is one).
+        seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
+    """
+
+    rounds: int
+    local_epochs: int = 1
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    head_learning_rate: float | None = None
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    optimizer_state: str = "keep"
+    head: str = "linear"
+    evaluation_batch_size: int = 64
+    threads: int = 1
+    workers: int = 0
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
+            at_least(name, getattr(self, name), 1)
+        for name in ("workers", "weight_decay", "warmup", "seed"):
+            at_least(name, getattr(self, name), 0)
+        at_least("learning_rate", self.learning_rate, 0, exclusive=True)
+        if self.head_learning_rate is not None:
+            at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
+        if self.warmup > 1:
+            raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
+        one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
+        one_of("head", self.head, ("linear", "mlp"))

@@ -1,0 +1,184 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Fork the training processes of a simulated run, all imports done: `python -m fedpeft.worker.fork_server FD`.
+
+With fewer threads than sites FLARE's simulator ends a site's processes after every task and starts them anew, and most
+of such a start is imports. A forked process has them already. Unlike one that is kept from task to task it has nothing
+of an earlier task, and there are never more of them than FLARE runs sites at a time.
+
+The server ends when its standard input closes, whose other end the process that started it holds until it ends, also by
+kill -9. It keeps to one thread, and its imports must not touch a GPU: neither would survive a fork.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import runpy
+import secrets
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+ADDRESS = "FEDPEFT_FORK_SERVER"  # environment variable with the server's name
+IMPORTED = (
+    "fedpeft.client.learner",
+    "fedpeft.alignment.client_pia",
+    "fedpeft.adapters.placing",
+    "fedpeft.data.phantom",
+    "transformers.models.vilt.modeling_vilt",
+    "transformers.models.bert.tokenization_bert",
+)
+LONGEST = 2**20  # bytes of an order
+SECONDS_TO_ORDER = 5.0
+CREDENTIALS = struct.Struct("3i")  # process, user, group
+
+
+def start() -> subprocess.Popen | None:
+    """Start a server for all that this process starts from now on; None where that is not possible.
+
+    Its name is an abstract one: no file is left, whatever ends the run.
+
+    Returns:
+        the server, which ends when this object goes.
+    """
+    if sys.platform != "linux":
+        return None
+    name = f"fedpeft-{secrets.token_hex(16)}"
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(f"\0{name}")
+            listener.listen(128)
+            command = [sys.executable, "-P", "-m", "fedpeft.worker.fork_server", str(listener.fileno())]
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                pass_fds=[listener.fileno()],
+                start_new_session=True,  # Ctrl-C is for the one that starts it
+            )
+    except OSError:  # without one, every training process does its imports itself
+        return None
+    os.environ[ADDRESS] = name
+    return process
+
+
+def same_user(connection: socket.socket) -> bool:
+    """Whether the other end is this user's: an abstract name has no file whose mode would say so."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
+    return CREDENTIALS.unpack(credentials)[1] == os.geteuid()
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Child:
+    """A forked process.
+
+    Args:
+        pid: its process id.
+        ended: file descriptor that is readable once it has ended.
+        control: the connection of the one that ordered it; closed from there, the process is killed.
+    """
+
+    pid: int
+    ended: int
+    control: socket.socket
+
+    def close(self) -> None:
+        """Close what this process holds of it."""
+        os.close(self.ended)
+        self.control.close()
+
+
+def main() -> None:
+    """Import, then fork until standard input closes. A forked process does what `python -m MODULE FD` does."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    for name in IMPORTED:
+        with contextlib.suppress(Exception):  # it comes again, and is told, in the process that needs it
+            importlib.import_module(name)
+    gc.freeze()  # a collection would write to, and so copy, pages that all forked processes share
+    order = _serve(listener)
+    if order:
+        _become(**order)
+
+
+def _serve(listener: socket.socket) -> dict[str, Any] | None:
+    """Fork for every order; returns it in the forked process, and None in this one once standard input has closed."""
+    children: set[Child] = set()
+    with selectors.PollSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            ready = {key.fileobj: key.data for key, _ in selector.select()}
+            if sys.stdin in ready:
+                for child in children:
+                    os.kill(child.pid, signal.SIGKILL)
+                return None
+            for child in {child for child in ready.values() if child}:
+                if child.control in ready:
+                    selector.unregister(child.control)
+                    os.kill(child.pid, signal.SIGKILL)  # it is reaped below alone, so the id is still its own
+                if child.ended in ready:
+                    selector.unregister(child.ended)
+                    with contextlib.suppress(KeyError):
+                        selector.unregister(child.control)
+                    _report_end(child)
+                    children.remove(child)
+            if listener in ready and (accepted := _accept(listener)):
+                control, order = accepted
+                if (pid := os.fork()) == 0:
+                    for child in children:
+                        child.close()
+                    control.close()
+                    listener.close()
+                    return order
+                os.close(order["fd"])
+                child = Child(pid=pid, ended=os.pidfd_open(pid), control=control)
+                children.add(child)
+                selector.register(child.ended, selectors.EVENT_READ, child)
+                selector.register(control, selectors.EVENT_READ, child)
+                with contextlib.suppress(OSError):
+                    control.send(str(pid).encode())
+
+
+def _accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | None:
+    """The order that waits; None if it is another user's, or its process has gone."""
+    control, _ = listener.accept()
+    control.settimeout(SECONDS_TO_ORDER)
+    with contextlib.suppress(OSError, ValueError):
+        if same_user(control):
+            message, fds, *_ = socket.recv_fds(control, LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
+            if fds:
+                control.settimeout(None)
+                return control, {**json.loads(message), "fd": fds[0]}
+    control.close()
+    return None
+
+
+def _report_end(child: Child) -> None:
+    _, status = os.waitpid(child.pid, 0)
+    with contextlib.suppress(OSError):
+        child.control.send(str(os.waitstatus_to_exitcode(status)).encode())
+    child.close()
+
+
+def _become(*, module: str, fd: int, environment: dict[str, str], folder: str) -> None:
+    """Run a module as Python would have run it for the process that ordered this one."""
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    places = environment.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [place for place in places if place and place not in sys.path]
+    sys.argv = [module, str(fd)]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

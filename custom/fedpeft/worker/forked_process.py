@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Start a site's training process: forked where the run has a fork server, else as a fresh Python."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+
+from fedpeft.worker.fork_server import ADDRESS, same_user
+
+
+def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
+    """Run `python -m MODULE FD`.
+
+    Args:
+        module: what Python runs.
+        fd: a file descriptor that the process gets; it may have another number there.
+    """
+    if address := os.environ.get(ADDRESS):
+        with contextlib.suppress(OSError):  # the server has gone, or the environment is too long for a message
+            return ForkedProcess(address, module, fd)
+    command = [sys.executable, "-P", "-m", module, str(fd)]  # no import from the working directory
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
+
+
+class ForkedProcess:
+    """A process that a fork server starts, with what of `subprocess.Popen` its owner needs.
+
+    Args:
+        address: the server's name.
+        module: what Python runs in it.
+        fd: a file descriptor that it gets.
+
+    Raises:
+        OSError: there is no such server.
+    """
+
+    def __init__(self, address: str, module: str, fd: int) -> None:
+        order = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
+        self._numbers: list[int] = []  # its id once it has begun, and its exit code once it has ended
+        self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._control.connect(f"\0{address}")
+            if not same_user(self._control):
+                raise PermissionError(f"the fork server {address} is another user's")
+            socket.send_fds(self._control, [json.dumps(order).encode()], [fd])
+        except OSError:
+            self._control.close()
+            raise
+
+    @property
+    def pid(self) -> int | None:
+        """Its process id, once the server has done its imports; None if it never began."""
+        if not self._numbers:
+            self._receive(None)
+        began = self._control.fileno() >= 0 or len(self._numbers) == 2
+        return self._numbers[0] if began else None
+
+    def poll(self) -> int | None:
+        """Its exit code, if it has ended; that of a killed process where the server has gone with it."""
+        while self._control.fileno() >= 0 and self._receive(0.0):
+            pass
+        return self._numbers[-1] if self._control.fileno() < 0 else None
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended after `timeout` seconds.
+        """
+        until = None if timeout is None else time.monotonic() + timeout
+        while (code := self.poll()) is None:
+            left = None if until is None else max(0.0, until - time.monotonic())
+            if not self._receive(left):
+                raise subprocess.TimeoutExpired("fork", timeout)
+        return code
+
+    def kill(self) -> None:
+        """End it at once."""
+        with contextlib.suppress(OSError):
+            self._control.shutdown(socket.SHUT_WR)
+
+    def _receive(self, seconds: float | None) -> bool:
+        """Wait for the next number; whether one came. With the second one, or without a server, the connection ends."""
+        self._control.settimeout(seconds)
+        try:
+            message = self._control.recv(64)
+        except (BlockingIOError, TimeoutError):
+            return False
+        except OSError:
+            message = b""
+        self._numbers.append(int(message or -signal.SIGKILL))
+        if not message or len(self._numbers) == 2:
+            self._control.close()
+        return True

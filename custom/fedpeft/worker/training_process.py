@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The training process of a site, `python -m fedpeft.worker.training_process FD`, answers requests on a pipe.
+
+It ends when the pipe closes, so that it never outlives the executor, however that ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.client.memory_limit import limit_memory
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import FILE, SitePolicy
+from fedpeft.settings import build
+from fedpeft.worker.failure import Failure
+from fedpeft.worker.frames import Frame, receive, send, unpack
+
+if TYPE_CHECKING:
+    from fedpeft.client.learner import Learner
+
+OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
+State = dict[str, Any]
+Answer = tuple[dict[str, Any], State]
+
+
+def main() -> None:
+    """Serve the pipe whose file descriptor is the only argument."""
+    faulthandler.enable()
+    connection = Connection(int(sys.argv[1]))
+    frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
+    with contextlib.suppress(Exception):  # costs seconds, so before anything is asked; told of when it is needed
+        import fedpeft.client.learner  # noqa: F401
+    serve(frames.get, lambda header, tensors: send(connection, header, tensors))
+
+
+def _read(connection: Connection, frames: queue.SimpleQueue[Frame]) -> None:
+    """Read beside the training: a pipe that closes in the middle of a round ends it at once."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            frames.put(receive(connection))
+    os._exit(0)
+
+
+def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], None]) -> None:
+    """Open the learner, then answer one request after the other, until one fails for another reason than bad input.
+
+    Args:
+        read: waits for the next request; all but `open` name the folder of the site's state.
+        answer: takes what is sent back: `values` and tensors, or a `problem`. Nothing answers `open`: whatever goes
+            wrong there goes wrong again, and is told, when the learner is needed.
+    """
+    learner: Learner | None = None
+    opening: dict[str, Any] = {}
+    while True:
+        request, state = unpack(read())
+        do = request.pop("do")
+        if do == OPEN:
+            opening = request
+            with contextlib.suppress(Exception):
+                learner = _open(**opening)
+            continue
+        try:
+            learner = learner or _open(**opening)
+            learner.folder = Path(request.pop("folder"))
+            values, tensors = ANSWERS[do](learner, state, **request)
+        except Exception as error:
+            failure = Failure.of(error)
+            answer({"failure": asdict(failure)}, {})
+            if failure.retryable:
+                return
+        else:
+            answer({"values": values}, tensors)
+
+
+def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, Any] | None) -> Learner:
+    _print_to(Path(log))
+    own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
+    if own and own.memory_gib:
+        limit_memory(own.memory_gib)
+    from fedpeft.client.learner import Learner
+
+    return Learner.from_sections(sections, site=site, folder=Path(log).parent, policy=own)
+
+
+def _print_to(file: Path) -> None:
+    """What libraries print, and the last words of a crash, belong into a file of the site."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
+
+
+def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
+    sent = learner.trainable.state() if learner.method.exchanges else {}
+    values = {
+        "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
+        "classes": len(learner.vocabulary),
+        "samples": {split: len(examples) for split, examples in learner.data.splits().items()},
+        "dataset": learner.dataset,
+        "backbone": learner.backbone_name,
+        "family": learner.backbone.family,
+        "dtype": _dtype(sent),
+        "budget": learner.layer_budget(),
+        "finished": learner.finished(finished),
+        "unanswerable": learner.unanswerable,
+    }
+    return values, sent if initial else {}
+
+
+def _dtype(tensors: State) -> str:
+    """The one dtype of what is exchanged; float32 where nothing is."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
+    if len(dtypes) > 1:
+        raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
+    return dtypes.pop()
+
+
+def _score(learner: Learner, state: State, *, round: int) -> Answer:
+    return {"scores": learner.score_layers(round, state)}, {}
+
+
+def _train(learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool) -> Answer:
+    update = learner.train_round(round, state, layers)
+    scores = learner.score_trained(round) if scored else []
+    values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
+    return values, update.state
+
+
+ANSWERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
+
+if __name__ == "__main__":
+    main()

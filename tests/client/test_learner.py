@@ -1,0 +1,156 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import pytest
+import torch
+import yaml
+
+from fedpeft.client.learner import Learner
+from fedpeft.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.server.aggregation import aggregate
+
+
+def learners(sections, folder, sites=("slake", "vqa-rad")):
+    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in sites}
+
+
+def last_round(sections, folder):
+    return list(federate(learners(sections, folder)))[-1]
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["method.pia.integration=merge"],
+        ["method.pia.integration=frozen_global"],
+        ["method.pia.integration=frozen_global", "method.pia.upload=local"],
+        ["method.pia.support=weights"],
+        ["method.pia.support=mean"],
+        ["method.pia.server=false"],
+        ["method.pia.client=false"],
+        ["method.aggregation=fedavg"],
+        ["method.aggregation=none"],
+        ["method.name=classifier", "method.aggregation=none"],
+        ["method.name=full", "method.aggregation=fedavg"],
+        ["method.name=pfeiffer"],
+        ["method.name=parallel"],
+        ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+        ["method.name=lora"],
+        ["method.initialization=own"],
+        ["method.site_settings={slake: {reduction_factor: 4}}"],
+        ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],
+    ],
+    ids=" ".join,
+)
+def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides):
+    chosen = sections(*overrides)
+    first, second = last_round(chosen, tmp_path / "a"), last_round(chosen, tmp_path / "b")
+    assert equal(first.state, second.state)
+    for site, update in first.updates.items():
+        assert update.metrics == second.updates[site].metrics
+        assert update.metrics["loss"] > 0
+    assert bool(first.state) == (chosen["method"]["aggregation"] != "none")
+
+
+def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
+    learner = learners(sections(), tmp_path, ["slake"])["slake"]
+    frozen = {n: p.clone() for n, p in learner.backbone.named_parameters() if "houlsby" not in n}
+    before = learner.trainable.state()
+    update = learner.train_round(1, {})
+    assert not equal(before, update.state)
+    assert all(torch.equal(p, frozen[n]) for n, p in learner.backbone.named_parameters() if n in frozen)
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, integration):
+    # adapters from different seeds and a high rate, so that alignment really moves neurons
+    lively = ["method.initialization=own", "training.learning_rate=0.3", "training.rounds=3"]
+    chosen = sections(f"method.pia.integration={integration}", *lively)
+    together = last_round(chosen, tmp_path / "together")
+    state = {}
+    for number in (1, 2, 3):
+        replies = {}
+        for site in ("slake", "vqa-rad"):
+            fresh = Learner.from_sections(chosen, site=site, folder=tmp_path / "apart" / site)
+            update = fresh.train_round(number, state)
+            replies[site] = (update.state, update.samples)
+        state, _ = aggregate(replies, fresh.method, previous=state or None)
+    assert equal(together.state, state)
+
+
+def test_repeating_a_round_repeats_its_result(sections, tmp_path):
+    learner = learners(sections(), tmp_path, ["slake"])["slake"]
+    first = learner.train_round(1, {})
+    second = learner.train_round(2, first.state)
+    again = learner.train_round(2, first.state)
+    assert equal(second.state, again.state)
+
+
+def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sections, tmp_path):
+    learner = learners(sections("method.aggregation=none"), tmp_path, ["slake"])["slake"]
+    assert learner.train_round(1, {}).state == {}
+    assert any((tmp_path / "slake").glob("round-00001/adapter.safetensors"))
+
+
+@pytest.mark.parametrize("change", ["training.seed=1", "data.seed=1"])
+def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
+    learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
+    other = learners(sections(change), tmp_path, ["slake"])["slake"]
+    with pytest.raises(FedpeftError, match="belongs to other data, another backbone or another seed"):
+        other.train_round(2, {})
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("method.settings.houlsby.reduction_factor=999", "leaves no neuron"),
+        ("method.settings.houlsby.reduktion=2", "reduktion"),
+        ("backbone.source=/nowhere", "/nowhere"),
+        ("training.device=tpu9", "training.device is 'tpu9'"),
+        ("data.site=", "data.site is None"),
+    ],
+)
+def test_bad_input_is_one_sentence(sections, tmp_path, override, told):
+    chosen = sections()
+    section, _, rest = override.partition(".")
+    name, _, value = rest.partition("=")
+    target = chosen[section]
+    *parents, last = name.split(".")
+    for parent in parents:
+        target = target[parent]
+    target[last] = yaml.safe_load(value)
+    with pytest.raises(FedpeftError, match=told):
+        learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
+
+
+def test_a_diverging_loss_is_told_with_its_remedy(sections, tmp_path):
+    chosen = sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
+    with pytest.raises(FedpeftError, match=r"training loss became .* lower training.learning_rate"):
+        learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_path, workers):
+    data = tmp_path / "data"
+    data.mkdir()
+    (data / "broken.jpg").write_bytes(b"no jpeg")
+    rows = [f"broken.jpg,what?,{answer},{split}" for answer in ("a", "b") for split in ("train", "test")]
+    (data / "manifest.csv").write_text("\n".join(["image,question,answer,split", *rows]))
+    chosen = sections(f"training.workers={workers}")
+    chosen["data"] = {"dataset": "manifest", "root": str(data), "validation_fraction": 0}
+    learner = Learner.from_sections(chosen, site="here", folder=tmp_path / "state")
+    with pytest.raises(FedpeftError, match=r"broken\.jpg") as told:
+        learner.train_round(1, {})
+    assert "Traceback" not in str(told.value)
+
+
+def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path):
+    chosen = sections("method.pia.integration=frozen_global", "schedule.solver=exact", "schedule.budget=1")
+    living = learners(chosen, tmp_path, ["slake"])["slake"]
+    state = living.train_round(1, {}).state
+    living.train_round(2, state)
+    fresh = learners(chosen, tmp_path, ["slake"])["slake"]
+    assert living.score_layers(3, state) == fresh.score_layers(3, state)

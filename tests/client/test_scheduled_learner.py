@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Scheduled layers with everything a site can train: the others keep their bits, everywhere."""
+
+import pytest
+import torch
+
+from fedpeft import importance
+from fedpeft.client import site_state
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
+from fedpeft.keys import belongs, layer_of
+
+SITES = ("slake", "vqa-rad")
+UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
+ADAPTERS = {
+    "houlsby": [],
+    "pfeiffer": ["method.name=pfeiffer"],
+    "parallel": ["method.name=parallel"],
+    "compacter": ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+    "lora": ["method.name=lora"],
+}
+TRAINED = {
+    **{f"{name}, fedavg": [*chosen, "method.aggregation=fedavg"] for name, chosen in ADAPTERS.items()},
+    **{f"{name}, pia": [*chosen, "method.aggregation=pia"] for name, chosen in ADAPTERS.items()},
+    "whole layers": ["method.name=full", "method.aggregation=fedavg"],
+    "frozen companion": ["method.pia.integration=frozen_global"],
+    "scores with the reply": ["method.aggregation=fedavg", "schedule.scoring=with_reply"],
+}
+
+
+@pytest.mark.parametrize("overrides", TRAINED.values(), ids=TRAINED)
+def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path, overrides):
+    chosen = sections(*UPPER_LAYER, *overrides)
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    before = first = learners["slake"].trainable.state()
+    for result in federate(learners):
+        assert result.assignment.layers == {site: [1] for site in SITES}
+        for update in result.updates.values():
+            assert update.state.keys() == {key for key in first if belongs(key, [1])}
+        assert result.state.keys() == first.keys()
+        changed = {key for key in first if not torch.equal(before[key], result.state[key])}
+        assert changed
+        assert all(belongs(key, [1]) for key in changed)
+        before = result.state
+    for site in SITES:
+        kept = site_state.load_before(tmp_path / site, 3)
+        trained = {key.rsplit(".", 1)[0] for key in kept.optimizer if not key.startswith("head")}
+        assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
+
+
+@pytest.mark.parametrize(
+    ("name", "scoring"), [*((name, "fresh") for name in importance.names()), ("fedselect", "with_reply")]
+)
+def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
+    chosen = [f"schedule.score={name}", f"schedule.scoring={scoring}", "method.aggregation=fedavg"]
+    made = sections(*UPPER_LAYER, *chosen)
+    learners = {site: Learner.from_sections(made, site=site, folder=tmp_path / site) for site in SITES}
+    for result in federate(learners):
+        for scores in result.assignment.scores.values():
+            assert sum(scores) == pytest.approx(1)
+            assert min(scores) >= 0
+
+
+def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
+    chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.site_budgets={slake: 0}")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    first = next(federate(learners))
+    assert first.assignment.layers == {"slake": [], "vqa-rad": [1]}
+    assert first.updates["slake"].state == {}
+    assert first.updates["slake"].metrics["loss"] > 0
+
+
+def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
+    chosen = sections("schedule.solver=exact", "schedule.budget_range=[1, 2]", "method.aggregation=fedavg")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    for site, layers in next(federate(learners)).assignment.layers.items():
+        assert len(layers) == learners[site].layer_budget() in (1, 2)

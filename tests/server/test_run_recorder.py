@@ -1,0 +1,34 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import json
+
+import pytest
+
+from fedpeft.flare.messages import METRICS, TrainReply
+from fedpeft.server.run_recorder import RunRecorder
+
+
+def reply(attempts=1):
+    metrics = dict.fromkeys(METRICS, 0.5)
+    return TrainReply(
+        round=1, samples=5, metrics=metrics, scores=[], seconds=1.0, problem="", attempts=attempts, state={}
+    )
+
+
+@pytest.mark.parametrize(
+    ("accepted", "rejected", "expected"),
+    [
+        ({"north": reply(), "south": reply()}, {}, []),
+        ({"north": reply(), "south": reply(2)}, {}, [("south", "its training was begun 2 times")]),
+        ({"north": reply()}, {"south": "site south sent NaN"}, [("south", "site south sent NaN")]),
+    ],
+)
+def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, rejected, expected):
+    record = RunRecorder(tmp_path, job="test")
+    record.add_round(1, {"north": reply(), "south": reply()}, {}, {}, seconds=1.0)
+    record.add_round(2, accepted, rejected, {}, seconds=1.0)
+    record.fail("enough")
+    faults = json.loads((tmp_path / "manifest.json").read_text())["faults"]
+    assert [(fault["site"], fault["what"].split(";")[0]) for fault in faults] == expected
+    assert {fault["round"] for fault in faults} <= {2}
+    sites = json.loads((tmp_path / "history.json").read_text())["rounds"][1]["sites"]
+    assert {site: entry["attempts"] for site, entry in sites.items()} == {s: r.attempts for s, r in accepted.items()}
