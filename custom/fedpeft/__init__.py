@@ -16,7 +16,7 @@ __version__ = "0.1.0"
 wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft")
 
 # torch and PEFT cost seconds: only a program that loads an adapter imports them
-_HOME = {"load_adapter": "adapters.folder"}
+_HOME = {"load_adapter": "methods.adapter_folder"}
 
 __all__ = list(_HOME)
 

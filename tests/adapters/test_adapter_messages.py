@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-import fedpeft.adapters
+import fedpeft.methods
 
-FILES = sorted(Path(fedpeft.adapters.__file__).parent.rglob("*.py"))
+FILES = sorted(Path(fedpeft.methods.__file__).parent.rglob("*.py"))
 
 
 def messages(file):

@@ -10,6 +10,7 @@ import transformers as hf
 from fedpeft import adapters
 from fedpeft.backbones.slots import SLOTS, locate
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.adapter_state import adapter_parameters
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 TEXT = {"vocab_size": 50, "bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
@@ -75,7 +76,7 @@ def test_each_method_finds_its_places_and_changes_the_output(family, name, draw)
     changed = output(model, family)
     assert not torch.allclose(changed, output(build(family), family))
     changed.sum().backward()
-    trained = {key: p.grad for key, p in adapters.state.adapter_parameters(model).items() if "text" not in key}
+    trained = {key: p.grad for key, p in adapter_parameters(model).items() if "text" not in key}
     assert all(gradient is not None for gradient in trained.values())
 
 

@@ -4,10 +4,10 @@
 import pytest
 
 from fedpeft import methods
-from fedpeft.adapters.peft_keys import own_key, peft_key
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
+from fedpeft.methods.peft_keys import own_key, peft_key
 
 TEMPLATES = SLOTS["vilt"]
 ROOT = "base_model.model"

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedpeft.adapters.state import adapter_parameters
 from fedpeft.keys import parse_key
+from fedpeft.methods.adapter_state import adapter_parameters
 
 
 def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int, list[nn.Parameter]]:

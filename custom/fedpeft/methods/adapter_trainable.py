@@ -4,15 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftConfig
 from torch import nn
 
-from fedpeft import adapters
-from fedpeft.adapters.state import adapter_parameters
+from fedpeft.methods.adapter_placing import attach
+from fedpeft.methods.adapter_state import (
+    adapter_parameters,
+    adapter_state,
+    load_adapter_state,
+    set_trainable_layers,
+)
+from fedpeft.methods.lookup import tuning_of
 from fedpeft.methods.trainable import Trainable
 from fedpeft.states import State
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 OWN, COMPANION = "default", "global"
 
@@ -30,15 +39,15 @@ class AdapterTrainable(Trainable):
         self._config, self._backbone = config, backbone
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's first values from the global generator
-            self._peft = adapters.attach(backbone.model, self._config, OWN)
+            self._peft = attach(backbone.model, self._config, OWN)
 
     def state(self) -> State:
         """The site's own adapter."""
-        return adapters.adapter_state(self._peft, OWN)
+        return adapter_state(self._peft, OWN)
 
     def load(self, state: State) -> None:
         """Replace the site's own adapter."""
-        adapters.load_adapter_state(self._peft, state, OWN)
+        load_adapter_state(self._peft, state, OWN)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """The parameters of the site's own adapter."""
@@ -46,7 +55,7 @@ class AdapterTrainable(Trainable):
 
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Freeze all adapters but these layers of the own one."""
-        adapters.set_trainable_layers(self._peft, layers, OWN)
+        set_trainable_layers(self._peft, layers, OWN)
 
     def set_companion(self, state: State | None) -> None:
         """Put a frozen adapter beside the own one; None: the own one alone."""
@@ -55,7 +64,7 @@ class AdapterTrainable(Trainable):
             if COMPANION not in self._peft.peft_config:
                 self._peft.add_adapter(COMPANION, self._config)
                 self._peft.to(next(self._backbone.parameters()).device)
-            adapters.load_adapter_state(self._peft, state, COMPANION)
+            load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
         self._peft.base_model.set_adapter(active)
         self.train_only(None)
@@ -64,4 +73,4 @@ class AdapterTrainable(Trainable):
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
         """Activations of several adapters on the same inputs."""
-        return adapters.hidden_activations(self._backbone, states, inputs, adapter_name=OWN)
+        return tuning_of(self._config).activations(self._backbone, states, inputs, OWN)

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
 from fedpeft.errors import FedpeftError
-from fedpeft.methods import METHODS
-from fedpeft.methods.method import adapter_names
+from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.trainable import Tuning
 from fedpeft.settings import one_of
 from fedpeft.states import State
@@ -81,8 +80,6 @@ class SlotTuning(Tuning, ABC):
 
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Any:
         """Freeze the backbone and put an adapter into it; see `Tuning.prepare`."""
-        from fedpeft.methods.adapter_trainable import AdapterTrainable
-
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(settings, seed)), seed=seed)
 
@@ -105,6 +102,20 @@ class SlotTuning(Tuning, ABC):
     def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
         """Tensor name -> parameter that all places of an adapter share."""
         return {}
+
+    def activations(
+        self,
+        model: nn.Module,
+        states: Sequence[State],
+        inputs: Iterable[Mapping[str, torch.Tensor]],
+        adapter_name: str,
+    ) -> list[dict[str, torch.Tensor]]:
+        """For each state, by place, the token-averaged activations (m, r) of its hidden neurons on the same inputs.
+
+        Raises:
+            FedpeftError: the method declares no activations.
+        """
+        raise FedpeftError(f"{self.name} has no hidden activations: use method.pia.support='weights'.")
 
     def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
         """The values that `get_peft_model` starts from with this configuration.
@@ -130,22 +141,6 @@ class SlotTuning(Tuning, ABC):
     def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
         """Settings that follow from the tensors, where sites differ in width and the global adapter has its own."""
         return {}
-
-
-def tuning_of(config: PeftConfig) -> SlotTuning:
-    """The method of a configuration.
-
-    Raises:
-        FedpeftError: no method of fedpeft or of a plugin has such configurations.
-    """
-    name = str(getattr(config.peft_type, "value", config.peft_type)).lower()
-    tuning = METHODS.get(name).tuning() if name in METHODS.names() else None
-    if not isinstance(tuning, SlotTuning):
-        raise FedpeftError(
-            f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
-            f"{', '.join(adapter_names())}."
-        )
-    return tuning
 
 
 def check_layers(layers: Iterable[int], num_layers: int) -> None:

@@ -31,7 +31,7 @@ ADDRESS = "FEDPEFT_FORK_SERVER"  # environment variable with the server's name
 IMPORTED = (
     "fedpeft.client.learner",
     "fedpeft.alignment.client_pia",
-    "fedpeft.adapters.placing",
+    "fedpeft.methods.adapter_placing",
     "fedpeft.data.phantom",
     "transformers.models.vilt.modeling_vilt",
     "transformers.models.bert.tokenization_bert",

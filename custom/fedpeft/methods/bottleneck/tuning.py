@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from fedpeft.keys import SHARED, parse_key, place_of
+from fedpeft.methods.bottleneck.activations import hidden_activations
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
@@ -56,6 +57,16 @@ class BottleneckTuning(SlotTuning):
         for layer in _layers(model, adapter_name):
             shared |= layer.shared_parameters(adapter_name)
         return shared
+
+    def activations(
+        self,
+        model: nn.Module,
+        states: Sequence[State],
+        inputs: Iterable[Mapping[str, torch.Tensor]],
+        adapter_name: str,
+    ) -> list[dict[str, torch.Tensor]]:
+        """See `hidden_activations`."""
+        return hidden_activations(model, states, inputs, adapter_name=adapter_name)
 
     def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
         """Each tensor depends on `init_seed` and its own key alone."""

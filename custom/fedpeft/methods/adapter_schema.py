@@ -7,7 +7,7 @@ from peft import PeftConfig
 
 from fedpeft.backbones.slots import SLOTS, two_towers
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.slot_tuning import tuning_of
+from fedpeft.methods.lookup import tuning_of
 from fedpeft.states import State
 
 

@@ -13,11 +13,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedpeft.adapters.peft_keys import own_key, peft_key
-from fedpeft.adapters.placing import attach
-from fedpeft.adapters.state import load_adapter_state
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.slot_tuning import tuning_of
+from fedpeft.methods.adapter_placing import attach
+from fedpeft.methods.adapter_state import load_adapter_state
+from fedpeft.methods.lookup import tuning_of
+from fedpeft.methods.peft_keys import own_key, peft_key
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"

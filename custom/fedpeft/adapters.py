@@ -10,21 +10,21 @@ from fedpeft import lazy
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {
-    "names": "catalog",
-    "config": "catalog",
-    "attach": "placing",
+    "names": "fedpeft.methods.adapter_config",
+    "config": "fedpeft.methods.adapter_config",
+    "attach": "fedpeft.methods.adapter_placing",
     "HoulsbyConfig": "fedpeft.methods.houlsby",
     "PfeifferConfig": "fedpeft.methods.pfeiffer",
     "ParallelConfig": "fedpeft.methods.parallel",
     "CompacterConfig": "fedpeft.methods.compacter",
-    "adapter_state": "state",
-    "load_adapter_state": "state",
-    "check_state": "state",
-    "set_trainable_layers": "state",
-    "schema": "shapes",
-    "initial_state": "shapes",
-    "save_adapter": "folder",
-    "load_adapter": "folder",
+    "adapter_state": "fedpeft.methods.adapter_state",
+    "load_adapter_state": "fedpeft.methods.adapter_state",
+    "check_state": "fedpeft.methods.adapter_state",
+    "set_trainable_layers": "fedpeft.methods.adapter_state",
+    "schema": "fedpeft.methods.adapter_schema",
+    "initial_state": "fedpeft.methods.adapter_schema",
+    "save_adapter": "fedpeft.methods.adapter_folder",
+    "load_adapter": "fedpeft.methods.adapter_folder",
     "hidden_activations": "fedpeft.methods.bottleneck.activations",
 }
 

@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
-from peft import PeftConfig, PeftModel, get_peft_model
+from typing import TYPE_CHECKING
+
 from torch import nn
 
-from fedpeft.methods.slot_tuning import tuning_of
+from fedpeft.methods.lookup import tuning_of
+
+if TYPE_CHECKING:
+    from peft import PeftConfig, PeftModel
 
 
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
@@ -20,6 +24,8 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
     Raises:
         FedpeftError: `target_modules` do not fit the model, or no method of fedpeft has such configurations.
     """
+    from peft import PeftModel, get_peft_model
+
     tuning_of(config).fit(model, config)
     if isinstance(model, PeftModel):
         model.add_adapter(adapter_name, config)

@@ -1,15 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """An adapter's tensors out of a model and back into it, under their wire keys."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftConfig
 from torch import nn
 
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, layer_of, parse_key
-from fedpeft.methods.slot_tuning import tuning_of
+from fedpeft.methods.lookup import tuning_of
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:

@@ -1,0 +1,30 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The method of an adapter's configuration."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedpeft.errors import FedpeftError
+from fedpeft.methods import METHODS
+from fedpeft.methods.method import adapter_names
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+    from fedpeft.methods.slot_tuning import SlotTuning
+
+
+def tuning_of(config: PeftConfig) -> SlotTuning:
+    """The code of the method that has such configurations.
+
+    Raises:
+        FedpeftError: no method of fedpeft or of a plugin has them.
+    """
+    name = str(getattr(config.peft_type, "value", config.peft_type)).lower()
+    if name not in adapter_names():
+        raise FedpeftError(
+            f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
+            f"{', '.join(adapter_names())}."
+        )
+    return METHODS.get(name).tuning()
