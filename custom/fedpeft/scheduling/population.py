@@ -14,6 +14,7 @@ from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 from fedpeft.settings import one_of
 
 SWEEPS = 2  # of best responses; a third gains little
+MOST = 10_000  # a job may set them, and it is the server that computes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +22,8 @@ class PopulationSettings:
     """Settings of all heuristics; each evaluates population * (iterations + 1) assignments.
 
     Args:
-        population: assignments evaluated together; at least 2.
-        iterations: at least 1.
+        population: assignments evaluated together; from 2 to 10,000.
+        iterations: from 1 to 10,000.
         start: ``random`` draws the first population by the scores (the paper); ``ends`` puts the importance-greedy and
             the balanced assignment into it; ``path`` fills it with assignments on the way from the one to the other.
 
@@ -34,8 +35,8 @@ class PopulationSettings:
     start: str = "path"
 
     def __post_init__(self) -> None:
-        require_number("population", self.population, low=2, whole=True)
-        require_number("iterations", self.iterations, low=1, whole=True)
+        require_number("population", self.population, low=2, high=MOST, whole=True)
+        require_number("iterations", self.iterations, low=1, high=MOST, whole=True)
         one_of("start", self.start, ("random", "ends", "path"))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
 from fedpeft.seeds import derive
-from fedpeft.settings import at_least, one_of
+from fedpeft.settings import at_least, no_settings, one_of
 
 ALL, OWN = "all", "own"
 
@@ -24,6 +24,7 @@ class ScheduleSettings:
     Args:
         solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
             view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
+        solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)).
         score: layer importance, one of `fedpeft.importance.names()`.
         score_settings: settings of that score.
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
@@ -39,6 +40,7 @@ class ScheduleSettings:
     """
 
     solver: str = ALL
+    solver_settings: Mapping[str, Any] = field(default_factory=dict)
     score: str = "lntk"
     score_settings: Mapping[str, Any] = field(default_factory=dict)
     scoring: str = "fresh"
@@ -53,6 +55,10 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         one_of("solver", self.solver, (ALL, OWN, *scheduling.names()))
+        if self.solver in (ALL, OWN):
+            no_settings(f"solver={self.solver!r}", self.solver_settings)
+        else:
+            scheduling.solver_settings(self.solver, **self.solver_settings)
         importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
         for name in ("every", "score_samples"):

@@ -40,7 +40,7 @@ def assign(
         scores: by site, one non-negative score for each of `layers`.
         budgets: by site, how many layers it may train.
         layers: numbers of the transformer layers that have something to train.
-        settings: `solver` and the two weights.
+        settings: solver, its settings, and the two weights.
         seed: of the solver.
 
     Raises:
@@ -56,7 +56,7 @@ def assign(
         for row, (values, count) in enumerate(zip(table, wanted, strict=True)):
             mask[row, np.argsort(-values, kind="stable")[:count]] = True
     else:
-        front = schedule(table, wanted, solver=settings.solver, seed=seed)
+        front = schedule(table, wanted, solver=settings.solver, seed=seed, **settings.solver_settings)
         mask = choose(front, settings.weight_importance, settings.weight_diversity)
     return Assignment(
         numbers=list(layers),

@@ -1,0 +1,72 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The plan of a round: the same for FLARE's controller and for a federation within one process."""
+
+import pytest
+
+from fedpeft.errors import FedpeftError
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.server.planner import RoundPlanner
+from fedpeft.settings import build
+
+BUDGETS = {"north": 1, "south": 2, "west": 1}
+SCORES = {"north": [0.1, 0.2, 0.7], "south": [0.6, 0.3, 0.1], "west": [0.1, 0.8, 0.1]}
+
+
+def planner(**schedule):
+    return RoundPlanner(ScheduleSettings(**schedule), budgets=BUDGETS, layers=[4, 5, 6], seed=0)
+
+
+def test_without_a_schedule_all_sites_train_all_layers():
+    plan = planner()
+    assert plan.participants(1) == list(BUDGETS)
+    assert plan.due(1, list(BUDGETS)) == []
+    assert plan.assignment(1, list(BUDGETS)) is None
+
+
+def test_each_site_may_train_its_own_best_layers():
+    plan = planner(solver="own")
+    plan.scores |= SCORES
+    assert plan.assignment(1, list(BUDGETS)).layers == {"north": [6], "south": [4, 5], "west": [5]}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "due"),
+    [
+        ({"solver": "own"}, [3, 3, 3, 3]),
+        ({"solver": "own", "every": 2}, [3, 0, 3, 0]),
+        ({"solver": "own", "scoring": "with_reply"}, [3, 0, 0, 0]),
+    ],
+)
+def test_who_scores_anew(schedule, due):
+    plan = planner(**schedule)
+    counts = []
+    for round in range(1, 5):
+        sites = plan.due(round, plan.participants(round))
+        plan.scores |= {site: SCORES[site] for site in sites}
+        counts.append(len(sites))
+    assert counts == due
+
+
+def test_a_site_that_comes_later_scores_first():
+    plan = planner(solver="own", every=10)
+    plan.scores |= {"north": SCORES["north"]}
+    assert plan.due(3, ["north", "south"]) == ["south"]
+
+
+def test_a_job_sets_its_solver():
+    plan = planner(solver="nsga2", solver_settings={"population": 8, "iterations": 2})
+    plan.scores |= SCORES
+    assert {site: len(layers) for site, layers in plan.assignment(1, list(BUDGETS)).layers.items()} == BUDGETS
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        ({"solver": "nsga2", "solver_settings": {"popluation": 8}}, "did you mean 'population'"),
+        ({"solver": "nsga2", "solver_settings": {"population": 10**9}}, "from 2 to 10000"),
+        ({"solver": "own", "solver_settings": {"population": 8}}, "solver='own' has no setting 'population'"),
+    ],
+)
+def test_a_solvers_settings_are_checked_with_the_job(schedule, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        build(ScheduleSettings, schedule, section="schedule")
