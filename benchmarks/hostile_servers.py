@@ -112,7 +112,7 @@ def _ask(task: str, order: Any, *, before: list[Any] = (), sections: dict[str, A
         state = root / "fedpeft"
         was = _content(state)
         executor = SiteExecutor(**SECTIONS | changed)
-        executor._trainer.close()  # nothing may be asked of it
+        executor._supervisor.close()  # nothing may be asked of it
         context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
         reply = executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=1)), context, Signal())
         kept = "the state of other jobs is as it was" if _content(state) == was else "the state of jobs differs"

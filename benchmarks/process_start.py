@@ -37,11 +37,11 @@ ONE = f"{TENSORS}; import fedpeft.client.learner{JOB}{BUILD}"
 BOTH = f"""{EXECUTOR}{JOB}
 site = fedpeft.flare.executor.SiteExecutor(**sections)
 with tempfile.TemporaryDirectory() as folder:
-    site._trainer.open("slake", pathlib.Path(folder), policy=None)
+    site._supervisor.open("slake", pathlib.Path(folder), policy=None)
     fedpeft.flare.executor._import_tensors()
     hello = {{"do": "introduce", "initial": False, "finished": 0, "folder": folder}}
-    site._trainer.ask(hello, aborted=lambda: False, report=print)
-    site._trainer.close()
+    site._supervisor.request(hello, aborted=lambda: False, report=print)
+    site._supervisor.close()
 """
 FORKED = f"""
 import os, sys

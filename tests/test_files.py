@@ -10,8 +10,7 @@ import pytest
 import torch
 from safetensors import SafetensorError
 
-from fedpeft.client import global_cache as received
-from fedpeft.client import site_state
+from fedpeft.client import global_cache, site_state
 from fedpeft.client.site_state import SiteState
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing, write_json
@@ -51,8 +50,8 @@ CASES = {
     ),
     "received adapter": (
         "fedpeft.client.global_cache",
-        "module.complete(folder, tensors, base=0, version=2)",
-        lambda folder: received.complete(folder, TENSORS, base=0, version=3),
+        "module.apply_delta(folder, tensors, base=0, version=2)",
+        lambda folder: global_cache.apply_delta(folder, TENSORS, base=0, version=3),
     ),
 }
 

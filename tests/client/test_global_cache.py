@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from fedpeft.client.global_cache import Announced, check_received
+from fedpeft.client.global_cache import AdapterSchema, check_received
 from fedpeft.errors import FedpeftError
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
-ANNOUNCED = Announced(shapes={DOWN: [2, 6], UP: [6, 2]}, dtype="float32")
+ANNOUNCED = AdapterSchema(shapes={DOWN: [2, 6], UP: [6, 2]}, dtype="float32")
 OWN = {DOWN: torch.ones(2, 6), UP: torch.ones(6, 2)}
 WIDER = {DOWN: torch.ones(6, 6), UP: torch.ones(6, 6)}
 

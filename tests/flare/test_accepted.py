@@ -53,7 +53,7 @@ class Consortium:
     def policy(self, **values):
         (self.root / "local" / "fedpeft.json").write_text(json.dumps(values))
 
-    def ask(self, request, state=None, **_):
+    def request(self, request, state=None, **_):
         if request["do"] == "introduce":
             return Answer(values=dict(INTRODUCTION))
         self.trained.append(request["round"])
@@ -63,8 +63,8 @@ class Consortium:
         executor = self.executors.get(job)
         if executor is None:
             executor = self.executors[job] = SiteExecutor(**SECTIONS | sections)
-            executor._trainer.close()
-            executor._trainer.ask = self.ask
+            executor._supervisor.close()
+            executor._supervisor.request = self.request
         shareable = FLModelUtils.to_shareable(order.to_model(round=0))
         reply = executor.execute(task, shareable, self._context(task, job), Signal())
         return (Introduction if task == HELLO else TrainReply).from_model(FLModelUtils.from_shareable(reply))

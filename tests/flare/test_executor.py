@@ -36,12 +36,12 @@ class Process:
     """A training process that gives prepared answers; an exception among them is raised."""
 
     def __init__(self, answers):
-        self.answers, self.told, self.ended = list(answers), [], 0
+        self.answers, self.sent, self.ended = list(answers), [], 0
 
-    def tell(self, header, tensors=None):
-        self.told.append((header, tensors))
+    def send(self, header, tensors=None):
+        self.sent.append((header, tensors))
 
-    def answer(self, aborted):
+    def receive(self, aborted):
         answer = self.answers.pop(0)
         if isinstance(answer, Exception):
             raise answer
@@ -82,7 +82,7 @@ def reply(shareable, kind=TrainReply):
 def test_the_learner_is_built_when_the_run_starts_and_ended_with_it(site, tmp_path):
     executor, context, process = site()
     executor.handle_event(EventType.START_RUN, context)
-    ((opening, _),) = process.told
+    ((opening, _),) = process.sent
     assert (opening["do"], opening["site"], opening["sections"]) == ("open", "north", SECTIONS)
     assert opening["log"] == str(tmp_path / "training.log")
     executor.handle_event(EventType.END_RUN, context)
@@ -95,7 +95,7 @@ def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
     got = reply(execute(executor, context))
     assert (got.problem, got.attempts, got.samples, got.scores) == ("", 1, 5, [0.5, 0.5])
     assert set(got.metrics) == set(METRICS)
-    request, state = process.told[-1]
+    request, state = process.sent[-1]
     assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "folder": str(tmp_path / "first")}
     assert torch.equal(state["layer.1.a"], torch.ones(2))
 
@@ -104,7 +104,7 @@ def test_a_lost_process_is_counted_in_the_reply(site):
     executor, context, process = site(Lost("was killed by signal 9"), ({"values": VALUES}, {}))
     got = reply(execute(executor, context))
     assert (got.problem, got.attempts) == ("", 2)
-    assert [header["do"] for header, _ in process.told] == ["open", "train", "open", "train"]
+    assert [header["do"] for header, _ in process.sent] == ["open", "train", "open", "train"]
 
 
 def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_path):
@@ -114,7 +114,7 @@ def test_only_changed_tensors_arrive_and_both_attempts_get_them_all(site, tmp_pa
     execute(executor, context, order(round=1, version=1, layers=None, state=whole))
     second = order(base=1, version=2, layers=None, state=changed)
     assert reply(execute(executor, context, second)).attempts == 2
-    for _, state in [told for told in process.told if told[0].get("round") == 2]:
+    for _, state in [sent for sent in process.sent if sent[0].get("round") == 2]:
         assert {key: tensor.tolist() for key, tensor in state.items()} == {"layer.0.a": [1.0], "layer.1.a": [0.0, 0.0]}
 
 
@@ -142,7 +142,7 @@ def test_what_stays_at_the_site_stays_there(site, tmp_path):
 )
 def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, message, kind):
     executor, context, _ = site()
-    executor._trainer._process = None
+    executor._supervisor._process = None
 
     def refuse(*_):
         raise OSError("Cannot allocate memory: /opt/private/python")

@@ -96,7 +96,7 @@ def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, ord
     (tmp_path / "local" / "fedpeft.json").write_text(json.dumps({"most_message_mb": 2}))
     executor = SiteExecutor(backbone={}, method={}, training={"rounds": 2}, data={}, schedule={})
     executor._opened(site)
-    executor._trainer.close()
+    executor._supervisor.close()
     message = order(state={"key": fetched(server)})
     assert server.tensors - server.left <= 7
     task = {TrainOrder: TRAIN, ScoreOrder: SCORE}[type(message)]

@@ -40,7 +40,7 @@ def test_the_simulator_has_no_policy_and_a_site_needs_one(context, tmp_path):
 def answer(context, task, order, **sections):
     """What a site with these sections in its job answers; no training process is started for it."""
     executor = SiteExecutor(**{**SECTIONS, **sections})
-    executor._trainer.close()
+    executor._supervisor.close()
     context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
     shareable = executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=0)), context, Signal())
     assert SECRET not in repr(shareable)

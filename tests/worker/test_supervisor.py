@@ -19,7 +19,7 @@ def never():
 
 
 @pytest.fixture(params=["started", "forked"])
-def trainer(request, monkeypatch, tmp_path):
+def supervisor(request, monkeypatch, tmp_path):
     """With a training process of its own Python, and with one that a fork server has forked."""
     monkeypatch.setenv(ADDRESS, request.getfixturevalue("fork_server_name") if request.param == "forked" else "")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -30,28 +30,28 @@ def trainer(request, monkeypatch, tmp_path):
     made.close()
 
 
-def ask(trainer, folder, deed="nothing", *, times=0, state=None, aborted=never, reports=None, **more):
-    request = {"do": deed, "times": times, "folder": str(folder), **more}
+def ask(supervisor, folder, action="nothing", *, times=0, state=None, aborted=never, reports=None, **more):
+    request = {"do": action, "times": times, "folder": str(folder), **more}
     report = (reports if reports is not None else []).append
-    return trainer.ask(request, state, aborted=aborted, report=report)
+    return supervisor.request(request, state, aborted=aborted, report=report)
 
 
-def test_numbers_and_tensors_of_every_dtype_come_back_to_the_bit(trainer, tmp_path):
+def test_numbers_and_tensors_of_every_dtype_come_back_to_the_bit(supervisor, tmp_path):
     state = {
         "bf16": torch.randn(3, 2).bfloat16(),
         "float32": torch.randn(2, 3).t(),  # not contiguous
         "int": torch.arange(3),
         "empty": torch.empty(0, 2),
     }
-    answer = ask(trainer, tmp_path, state=state, number=0.1 + 0.2)
+    answer = ask(supervisor, tmp_path, state=state, number=0.1 + 0.2)
     assert answer.state.keys() == state.keys()
     assert all(torch.equal(answer.state[key], state[key]) for key in state)
     assert answer.values["number"] == 0.1 + 0.2
     assert answer.attempts == 1
 
 
-def test_one_process_answers_all_and_is_opened_once(trainer, tmp_path):
-    first, second = ask(trainer, tmp_path), ask(trainer, tmp_path)
+def test_one_process_answers_all_and_is_opened_once(supervisor, tmp_path):
+    first, second = ask(supervisor, tmp_path), ask(supervisor, tmp_path)
     assert first.values == second.values
     assert [opened["site"] for opened in first.values["opened"]] == ["slake"]
 
@@ -59,78 +59,78 @@ def test_one_process_answers_all_and_is_opened_once(trainer, tmp_path):
 LOST = {
     "die": "was killed by signal 9 (SIGKILL: out of memory?)",
     "leave": "ended with exit code 3",
-    "babble": "sent a header that is no JSON",
+    "babble": "sent a header that is not JSON",
     "stop_halfway": "ended with exit code 0",
     "leave_an_heir": "was killed by signal 9",
 }
 
 
-@pytest.mark.parametrize("deed", LOST)
-def test_a_lost_process_costs_one_attempt(trainer, tmp_path, deed):
-    lost, reports = trainer.pid, []
-    answer = ask(trainer, tmp_path, deed, times=1, state={"a": torch.ones(2)}, reports=reports)
+@pytest.mark.parametrize("action", LOST)
+def test_a_lost_process_costs_one_attempt(supervisor, tmp_path, action):
+    lost, reports = supervisor.pid, []
+    answer = ask(supervisor, tmp_path, action, times=1, state={"a": torch.ones(2)}, reports=reports)
     assert answer.attempts == 2
-    assert answer.values["pid"] == trainer.pid != lost
+    assert answer.values["pid"] == supervisor.pid != lost
     assert answer.values["opened"][0]["site"] == "slake"
     assert torch.equal(answer.state["a"], torch.ones(2))
-    assert [LOST[deed] in failure.detail for failure in reports] == [True]
+    assert [LOST[action] in failure.detail for failure in reports] == [True]
     assert str(tmp_path) in reports[0].detail
     assert reports[0].code == "training-process-lost"
 
 
-@pytest.mark.parametrize("deed", LOST)
-def test_a_process_lost_twice_is_a_problem_with_a_reason(trainer, tmp_path, deed):
+@pytest.mark.parametrize("action", LOST)
+def test_a_process_lost_twice_is_a_problem_with_a_reason(supervisor, tmp_path, action):
     with pytest.raises(RequestFailed) as failed:
-        ask(trainer, tmp_path, deed, times=2)
+        ask(supervisor, tmp_path, action, times=2)
     assert failed.value.attempts == 2
     assert failed.value.failure.code == "training-process-lost"
-    assert LOST[deed] in failed.value.failure.detail
-    assert ask(trainer, tmp_path).attempts == 1, "the next round must find a new process"
+    assert LOST[action] in failed.value.failure.detail
+    assert ask(supervisor, tmp_path).attempts == 1, "the next round must find a new process"
 
 
-def test_a_process_that_died_between_two_rounds_is_replaced(trainer, tmp_path):
-    ask(trainer, tmp_path)
-    psutil.Process(trainer.pid).kill()
-    assert ask(trainer, tmp_path).attempts == 2
+def test_a_process_that_died_between_two_rounds_is_replaced(supervisor, tmp_path):
+    ask(supervisor, tmp_path)
+    psutil.Process(supervisor.pid).kill()
+    assert ask(supervisor, tmp_path).attempts == 2
 
 
-def test_bad_input_is_not_tried_again(trainer, tmp_path):
+def test_bad_input_is_not_tried_again(supervisor, tmp_path):
     with pytest.raises(RequestFailed) as failed:
-        ask(trainer, tmp_path, "complain", times=9)
+        ask(supervisor, tmp_path, "complain", times=9)
     assert (failed.value.attempts, failed.value.failure.code) == (1, "data-unusable")
     assert (tmp_path / "begun").read_text() == "x"
 
 
-def test_what_may_end_better_is_tried_again_in_a_new_process(trainer, tmp_path):
-    first = trainer.pid
-    assert ask(trainer, tmp_path, "stumble", times=1).values["pid"] != first
+def test_what_may_end_better_is_tried_again_in_a_new_process(supervisor, tmp_path):
+    first = supervisor.pid
+    assert ask(supervisor, tmp_path, "stumble", times=1).values["pid"] != first
 
 
 def test_a_module_that_is_not_there_is_told(tmp_path):
-    trainer = WorkerSupervisor({}, module="fedpeft.no_such_module")
+    supervisor = WorkerSupervisor({}, module="fedpeft.no_such_module")
     with pytest.raises(RequestFailed) as failed:
-        ask(trainer, tmp_path)
+        ask(supervisor, tmp_path)
     assert "ended with exit code 1" in failed.value.failure.detail
 
 
-def test_an_aborted_round_ends_its_process(trainer, tmp_path):
-    process = psutil.Process(trainer.pid)
+def test_an_aborted_round_ends_its_process(supervisor, tmp_path):
+    process = psutil.Process(supervisor.pid)
     with pytest.raises(Aborted):
-        ask(trainer, tmp_path, "hang", times=1, aborted=(tmp_path / "begun").exists)
+        ask(supervisor, tmp_path, "hang", times=1, aborted=(tmp_path / "begun").exists)
     assert not process.is_running()
-    assert ask(trainer, tmp_path).attempts == 1
+    assert ask(supervisor, tmp_path).attempts == 1
 
 
-def test_closing_ends_a_round_under_way(trainer, tmp_path):
-    process = psutil.Process(trainer.pid)
+def test_closing_ends_a_round_under_way(supervisor, tmp_path):
+    process = psutil.Process(supervisor.pid)
 
     def close_once_begun():
         if (tmp_path / "begun").exists():
-            threading.Thread(target=trainer.close).start()
+            threading.Thread(target=supervisor.close).start()
         return False
 
     with pytest.raises(Aborted):
-        ask(trainer, tmp_path, "hang", times=9, aborted=close_once_begun)
+        ask(supervisor, tmp_path, "hang", times=9, aborted=close_once_begun)
     assert not process.is_running()
     with pytest.raises(Aborted):
-        ask(trainer, tmp_path)
+        ask(supervisor, tmp_path)

@@ -25,17 +25,17 @@ SCORED = ["schedule.solver=own", "schedule.budget=1", "schedule.score_samples=4"
 
 
 @pytest.mark.parametrize(
-    ("frame", "told"),
+    ("frame", "message"),
     [
-        ((b"\xff\xfe", b""), "no JSON"),
-        ((b"{", b""), "no JSON"),
-        ((b"[1]", b""), "no JSON object but list"),
-        ((b"{}", b"\x80\x04."), "no safetensors"),
-        ((b"{}", save({"a": torch.ones(4)})[:-4]), "no safetensors"),
+        ((b"\xff\xfe", b""), "not JSON"),
+        ((b"{", b""), "not JSON"),
+        ((b"[1]", b""), "not a JSON object but list"),
+        ((b"{}", b"\x80\x04."), "not safetensors"),
+        ((b"{}", save({"a": torch.ones(4)})[:-4]), "not safetensors"),
     ],
 )
-def test_a_bad_frame_is_refused(frame, told):
-    with pytest.raises(BadFrame, match=told):
+def test_a_bad_frame_is_refused(frame, message):
+    with pytest.raises(BadFrame, match=message):
         unpack(frame)
 
 
@@ -110,44 +110,44 @@ def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, 
     assert "secret" in failure["traceback"] or not str(error).startswith("secret")
 
 
-def ask(trainer, request, state=None):
-    return trainer.ask(request, state, aborted=lambda: False, report=lambda failure: pytest.fail(failure.detail))
+def ask(supervisor, request, state=None):
+    return supervisor.request(request, state, aborted=lambda: False, report=lambda failure: pytest.fail(failure.detail))
 
 
 @pytest.fixture
-def trainers(tmp_path):
+def supervisors(tmp_path):
     made = []
 
     def start(sections, site):
-        trainer = WorkerSupervisor(sections)
-        made.append(trainer)
+        supervisor = WorkerSupervisor(sections)
+        made.append(supervisor)
         (tmp_path / site).mkdir(exist_ok=True)
-        trainer.open(site, tmp_path / site, policy=None)
-        return trainer
+        supervisor.open(site, tmp_path / site, policy=None)
+        return supervisor
 
     yield start
-    for trainer in made:
-        trainer.close()
+    for supervisor in made:
+        supervisor.close()
 
 
-def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path, trainers):
+def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path, supervisors):
     chosen = sections("method.initialization=own", "training.learning_rate=0.3")
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / "here" / s) for s in SITES}
     expected = list(federate(learners))
-    there = {site: trainers(chosen, site) for site in SITES}
+    there = {site: supervisors(chosen, site) for site in SITES}
     state = {}
     for result in expected:
         replies = {}
-        for site, trainer in there.items():
+        for site, supervisor in there.items():
             request = {"do": TRAIN, "round": result.round, "layers": None, "scored": False}
-            answer = ask(trainer, {**request, "folder": str(tmp_path / site)}, state)
+            answer = ask(supervisor, {**request, "folder": str(tmp_path / site)}, state)
             assert answer.values["metrics"] == result.updates[site].metrics
             replies[site] = (answer.state, answer.values["samples"])
         state, _ = aggregate(replies, learners["slake"].method, previous=state or None)
         assert state.keys() == result.state.keys()
         assert all(torch.equal(state[key], result.state[key]) for key in state)
     psutil.Process(there["slake"].pid).kill()
-    again = there["slake"].ask(
+    again = there["slake"].request(
         {"do": TRAIN, "folder": str(tmp_path / "slake"), "round": 2, "layers": None, "scored": False},
         expected[0].state,
         aborted=lambda: False,
@@ -157,42 +157,42 @@ def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path,
     assert all(torch.equal(tensor, expected[1].updates["slake"].state[key]) for key, tensor in again.state.items())
 
 
-def test_scores_and_introduction_are_the_learners(sections, tmp_path, trainers):
+def test_scores_and_introduction_are_the_learners(sections, tmp_path, supervisors):
     chosen = sections(*SCORED)
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path / "here")
-    trainer = trainers(chosen, "slake")
+    supervisor = supervisors(chosen, "slake")
     folder = str(tmp_path / "slake")
-    introduced = ask(trainer, {**HELLO, "folder": folder})
+    introduced = ask(supervisor, {**HELLO, "folder": folder})
     initial = learner.trainable.state()
     assert introduced.values["budget"] == learner.layer_budget()
     assert introduced.values["schema"] == {key: list(tensor.shape) for key, tensor in initial.items()}
     assert all(torch.equal(introduced.state[key], initial[key]) for key in initial)
-    scores = ask(trainer, {"do": SCORE, "folder": folder, "round": 1}, initial).values["scores"]
+    scores = ask(supervisor, {"do": SCORE, "folder": folder, "round": 1}, initial).values["scores"]
     assert scores == learner.score_layers(1, initial)
     request = {"do": TRAIN, "folder": folder, "round": 1, "layers": [1], "scored": True}
-    trained = ask(trainer, request, initial)
+    trained = ask(supervisor, request, initial)
     update = learner.train_round(1, initial, [1])
     assert all(torch.equal(trained.state[key], update.state[key]) for key in update.state)
     assert trained.values["scores"] == learner.score_trained(1)
 
 
-def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path, trainers):
+def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path, supervisors):
     chosen = sections()
     chosen["data"] = {"dataset": "manifest", "root": str(tmp_path / "private")}
     with pytest.raises(RequestFailed) as failed:
-        ask(trainers(chosen, "slake"), {**HELLO, "folder": str(tmp_path)})
+        ask(supervisors(chosen, "slake"), {**HELLO, "folder": str(tmp_path)})
     assert "private" in failed.value.failure.detail
     assert (failed.value.failure.code, failed.value.failure.setting) == ("data-unusable", "")
     assert failed.value.attempts == 1
 
 
-def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, trainers):
-    trainer = trainers(sections(), "slake")
+def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, supervisors):
+    supervisor = supervisors(sections(), "slake")
     request = HELLO | {"folder": str(tmp_path / "slake")}
-    ask(trainer, request)
-    os.kill(trainer.pid, signal.SIGSEGV)
+    ask(supervisor, request)
+    os.kill(supervisor.pid, signal.SIGSEGV)
     reports = []
-    again = trainer.ask(request, aborted=lambda: False, report=reports.append)
+    again = supervisor.request(request, aborted=lambda: False, report=reports.append)
     assert again.attempts == 2
     assert "was killed by signal 11 (SIGSEGV); what it printed is in" in reports[0].detail
     assert "Fatal Python error: Segmentation fault" in (tmp_path / "slake" / "training.log").read_text()

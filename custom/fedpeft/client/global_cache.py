@@ -19,7 +19,7 @@ OUTDATED, REFUSED = "adapter-outdated", "order-refused"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Announced:
+class AdapterSchema:
     """The adapter that a site has announced.
 
     Args:
@@ -32,7 +32,7 @@ class Announced:
 
 
 def check_received(
-    state: Mapping[str, torch.Tensor], announced: Announced, *, whole: bool, any_width: bool = False
+    state: Mapping[str, torch.Tensor], announced: AdapterSchema, *, whole: bool, any_width: bool = False
 ) -> None:
     """Accept a global adapter only if it is one of the site's own kind, before any of it is written.
 
@@ -70,7 +70,7 @@ def _refused(what: str) -> FedpeftError:
     )
 
 
-def complete(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
+def apply_delta(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
     """The whole global adapter of a version, kept on disk for the next message.
 
     Args:

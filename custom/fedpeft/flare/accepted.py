@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from fedpeft.client.global_cache import Announced, check_received
+from fedpeft.client.global_cache import AdapterSchema, check_received
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
 from fedpeft.flare.messages import Introduction, ScoreOrder, TrainOrder
@@ -43,7 +43,7 @@ def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: b
     if not file.exists():
         raise refused(f"for round {order.round} without a handshake")
     try:
-        announced = Announced(**json.loads(file.read_text()))
+        announced = AdapterSchema(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
     check_received(order.state, announced, whole=not order.base, any_width=any_width)

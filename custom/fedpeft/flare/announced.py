@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file, save_file
 
-from fedpeft.client.global_cache import complete
+from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import LocalError
 from fedpeft.files import replacing, write_json
 from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, TrainOrder
@@ -27,7 +27,7 @@ Order = Hello | ScoreOrder | TrainOrder
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What the site said of itself in round 0; later replies are held to it.
+    """What the site announced of itself in round 0; later replies are held to it.
 
     Args:
         shapes: of every tensor it may send, by wire key.
@@ -49,7 +49,7 @@ class Announced:
         )
 
 
-class Memory:
+class AnnouncementStore:
     """What a job's outgoing filter keeps on the site's disk.
 
     Args:
@@ -69,14 +69,17 @@ class Memory:
         """Remember that this site was told to train."""
         (self.folder / TRAINED).touch()
 
-    def announce(self, introduction: Introduction) -> None:
+    def save(self, introduction: Introduction) -> None:
         """Keep what an introduction says, and the adapter it carries, which no data have touched yet."""
-        said = Announced.of(introduction)
+        announced = Announced.of(introduction)
         with replacing(self.folder / INITIAL) as draft:
             save_file({k: t.contiguous() for k, t in introduction.state.items()}, draft)
-        write_json(self.folder / ANNOUNCED, {"shapes": said.shapes, "dtype": said.dtype, "samples": said.samples})
+        write_json(
+            self.folder / ANNOUNCED,
+            {"shapes": announced.shapes, "dtype": announced.dtype, "samples": announced.samples},
+        )
 
-    def known_announcement(self) -> Announced | None:
+    def load(self) -> Announced | None:
         """What was kept; None before the site has introduced itself.
 
         Raises:
@@ -96,5 +99,5 @@ class Memory:
         Raises:
             FedpeftError: the order builds on a version that is not on disk.
         """
-        whole = complete(self.folder, order.state, base=order.base, version=order.version)
+        whole = apply_delta(self.folder, order.state, base=order.base, version=order.version)
         return whole or load_file(self.folder / INITIAL)

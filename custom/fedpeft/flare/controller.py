@@ -32,7 +32,7 @@ from fedpeft.flare.messages import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.flare.progress import tell_progress
+from fedpeft.flare.progress import report_progress
 from fedpeft.flare.reply_contract import read_introduction, read_scores, read_training
 from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
@@ -102,7 +102,7 @@ class FederationController(ModelController):
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Say how far the job is when asked; take back sites that return."""
         super().handle_event(event_type, fl_ctx)
-        tell_progress(event_type, fl_ctx)
+        report_progress(event_type, fl_ctx)
         accept_returning(event_type, fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

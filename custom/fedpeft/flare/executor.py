@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The site's side: answer the handshake, train when told to, never let anything but the adapter out."""
+"""The site's side: answer the handshake, train when line to, never let anything but the adapter out."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class SiteExecutor(Executor):
     """Trains one site's adapters and head on its own data, in a process of its own: that may die, this one must not.
 
     Settings are checked when a task arrives, not in this constructor: FLARE's simulator hangs on a component that fails
-    to construct. A problem is told in full in the site's own log and `problem.json`; the server learns a code and the
+    to construct. A problem is line in full in the site's own log and `problem.json`; the server learns a code and the
     name of a setting. Log lines fire no event: a job could list a component of FLARE's that sends such events on.
 
     Args:
@@ -72,7 +72,7 @@ class SiteExecutor(Executor):
             "data": data,
             "schedule": schedule,
         }
-        self._trainer = WorkerSupervisor(self._sections, module=self.worker)
+        self._supervisor = WorkerSupervisor(self._sections, module=self.worker)
         self._lock = StateLock()
         threading.Thread(target=_import_tensors, daemon=True).start()
 
@@ -84,7 +84,7 @@ class SiteExecutor(Executor):
                 self._opened(fl_ctx)
             _import_tensors()
         elif event_type == EventType.END_RUN:
-            self._trainer.close()
+            self._supervisor.close()
             self._lock.release()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
@@ -99,8 +99,8 @@ class SiteExecutor(Executor):
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         task, model, folder = TASKS[task_name], read(shareable), run_folder(fl_ctx)
-        ask = partial(
-            self._trainer.ask,
+        request = partial(
+            self._supervisor.request,
             aborted=TaskCheck(fl_ctx, abort_signal),
             report=lambda failure: self._log(f"{failure.detail}; trying again in a new process", failure, fl_ctx),
         )
@@ -110,7 +110,7 @@ class SiteExecutor(Executor):
             if policy:
                 admitted(policy, job)  # as the training process does; here before anything is kept for the job
             site = SiteContext(
-                ask=ask,
+                request=request,
                 folder_of=partial(_state_of, fl_ctx, job, policy, self._lock),
                 member_of=partial(SumMember.of, fl_ctx, job.method, policy, self._sections),
                 policy=policy,
@@ -137,13 +137,13 @@ class SiteExecutor(Executor):
         """The site's policy, with which the learner is built."""
         policy = policy_of(fl_ctx)
         limit_messages(Limit(int((policy.most_message_mb if policy else LARGEST_MB) * MB), LARGER))
-        self._trainer.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
+        self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
 
     def _log(self, text: str, failure: Failure, fl_ctx: FLContext) -> None:
         site = fl_ctx.get_identity_name()
-        told = f"site {site}: {text}" + f"\n{failure.traceback}" * bool(failure.traceback)
-        self.log_error(fl_ctx, told, fire_event=False)
+        line = f"site {site}: {text}" + f"\n{failure.traceback}" * bool(failure.traceback)
+        self.log_error(fl_ctx, line, fire_event=False)
 
 
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:

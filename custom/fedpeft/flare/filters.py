@@ -24,7 +24,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.announced import FOLDER, Memory, Order
+from fedpeft.flare.announced import FOLDER, AnnouncementStore, Order
 from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import (
     HELLO,
@@ -44,7 +44,7 @@ from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.privacy import PrivacySettings, epsilon
-from fedpeft.privacy.dp_release import disclose
+from fedpeft.privacy.dp_release import release_reply
 from fedpeft.settings import build
 
 OFF = "off"
@@ -73,15 +73,15 @@ class RememberOrder(Filter):
             return shareable
         try:
             _refuse(self, self._unknown, fl_ctx)
-            memory = Memory(run_folder(fl_ctx) / FOLDER)
+            store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
             model = FLModelUtils.from_shareable(shareable)
             message = TASKS[task][0].from_model(model)
             remembered: Order | Exception = message
-            if isinstance(message, Hello) and not memory.trained:
+            if isinstance(message, Hello) and not store.trained:
                 shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
                 shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
             if not isinstance(message, Hello):  # scoring, too, loads the adapter that the site has trained
-                memory.note_training()
+                store.note_training()
         except Exception as error:
             remembered = error
         fl_ctx.set_prop(ORDER, remembered, private=True, sticky=False)
@@ -123,28 +123,28 @@ class AdapterOnly(Filter):
                 f"the order of this task is not known ({order}): RememberOrder must be among the scope's "
                 f"task_data_filters with direction in, see fedpeft.flare.policy."
             )
-        memory = Memory(run_folder(fl_ctx) / FOLDER)
+        store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
         reply = read(shareable, kind)
-        announced = memory.known_announcement()
-        model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=memory.trained)
+        announced = store.load()
+        model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
         if isinstance(reply, Introduction):
             if settings and settings.noise:
                 epsilon([settings.noise], settings.delta)  # a missing accountant is better told before training
             if announced is None and not reply.problem:
-                memory.announce(reply)
+                store.save(reply)
             return model
         if settings is None or reply.problem:
             return model
-        disclosure = disclose(
+        release = release_reply(
             kind.from_model(model),
             order,
-            memory.reference(order),  # after the executor has accepted the order: this is written to disk
+            store.reference(order),  # after the executor has accepted the order: this is written to disk
             settings,
-            folder=memory.folder,
+            folder=store.folder,
             book=lineages_folder(fl_ctx) / BOOK,
         )
-        self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {disclosure.told}", fire_event=False)
-        return disclosure.reply.to_model(round=order.round)
+        self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {release.summary}", fire_event=False)
+        return release.reply.to_model(round=order.round)
 
     def _settings(self) -> PrivacySettings | None:
         if self._privacy == OFF:
@@ -153,10 +153,10 @@ class AdapterOnly(Filter):
 
     def _block(self, task: str, shareable: Shareable, error: Exception, fl_ctx: FLContext) -> Shareable:
         """Tell the site by name what was blocked, and the server that something was."""
-        told = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
-        told = f"blocked on its way out of task {task}: {told}"
-        self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {told}", fire_event=False)
-        write_json(run_folder(fl_ctx) / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": told})
+        problem = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
+        problem = f"blocked on its way out of task {task}: {problem}"
+        self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {problem}", fire_event=False)
+        write_json(run_folder(fl_ctx) / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": problem})
         if task not in TASKS:
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
         order = fl_ctx.get_prop(ORDER)

@@ -17,7 +17,7 @@ from fedpeft.status.progress import read_progress
 GROUP = "fedpeft"
 
 
-def tell_progress(event_type: str, fl_ctx: FLContext) -> None:
+def report_progress(event_type: str, fl_ctx: FLContext) -> None:
     """Answer FLARE's question for statistics with what history.json says."""
     if event_type != InfoCollector.EVENT_TYPE_GET_STATS:
         return

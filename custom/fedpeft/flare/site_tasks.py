@@ -13,7 +13,7 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
-from fedpeft.client.global_cache import complete
+from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.accepted import accept
 from fedpeft.flare.messages import (
@@ -34,7 +34,7 @@ from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.worker import training_process
 from fedpeft.worker.supervisor import Answer, RequestFailed
 
-Ask = Callable[..., Answer]
+Request = Callable[..., Answer]
 Order = Hello | ScoreOrder | TrainOrder
 FolderOf = Callable[[Order], Path]
 MemberOf = Callable[[], SumMember]
@@ -47,14 +47,14 @@ class SiteContext:
     """What a task needs of its site.
 
     Args:
-        ask: asks the learner.
+        request: sends a request to the learner and returns its answer.
         folder_of: checks an order and gives the folder of its state.
         member_of: gives the site's part in secure sums.
         policy: the site's own file; None in the simulator.
         run: the job's run folder.
     """
 
-    ask: Ask
+    request: Request
     folder_of: FolderOf
     member_of: MemberOf
     policy: SitePolicy | None
@@ -103,7 +103,7 @@ def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
     hello, member = Hello.from_model(model), site.member_of()
     folder = site.folder_of(hello)
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
-    answer = site.ask({**request, "folder": str(folder)})
+    answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
     line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
@@ -120,8 +120,8 @@ def _no_introduction(_: int, failed: RequestFailed) -> Introduction:
 def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
     order = ScoreOrder.from_model(model)
     folder = site.folder_of(order)
-    state = complete(folder, order.state, base=order.base, version=order.version)
-    answer = site.ask({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
+    state = apply_delta(folder, order.state, base=order.base, version=order.version)
+    answer = site.request({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
     reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
@@ -133,9 +133,9 @@ def _no_scores(round: int, failed: RequestFailed) -> ScoreReply:
 def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
     order, member = TrainOrder.from_model(model), site.member_of()
     folder = site.folder_of(order)
-    state = complete(folder, order.state, base=order.base, version=order.version)
+    state = apply_delta(folder, order.state, base=order.base, version=order.version)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    answer = site.ask({**request, "folder": str(folder)}, state)
+    answer = site.request({**request, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
     if site.policy:

@@ -31,14 +31,14 @@ SCORES = "scores"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Disclosure:
+class Release:
     """What leaves, and one line about it for the site's own log."""
 
     reply: ScoreReply | TrainReply
-    told: str
+    summary: str
 
 
-def disclose(
+def release_reply(
     reply: ScoreReply | TrainReply,
     order: ScoreOrder | TrainOrder,
     reference: State,
@@ -46,7 +46,7 @@ def disclose(
     *,
     folder: Path,
     book: Path,
-) -> Disclosure:
+) -> Release:
     """The release of one reply.
 
     Args:
@@ -69,27 +69,27 @@ def disclose(
     kind = "train" if trained else "score"
     digest = _digest(kind, order, reference, settings)
     stored = folder / f"release_{kind}.safetensors"
-    state, scores = _replayed(stored, digest)
+    state, scores = _previous_release(stored, digest)
     if state is None:
         base = reference if settings.reference == RECEIVED else None
         state, norm = release_adapter(reply.state, base, settings) if trained and reply.state else ({}, None)
         scores = release_scores(reply.scores, settings) if reply.scores else []
-        told = _entered(settings, order, state, scores, folder=folder, book=book)
-        told += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
+        summary = _account(settings, order, state, scores, folder=folder, book=book)
+        summary += f"; norm before clipping {norm:.3g}, clip {settings.clip:g}" if norm is not None else ""
         kept = {f"adapter.{key}": tensor.contiguous() for key, tensor in state.items()}
         with replacing(stored) as draft:
             save_file({**kept, SCORES: torch.tensor(scores, dtype=torch.float64)}, draft, metadata={"order": digest})
     else:
-        told = "the same order as before: the same release again, which costs nothing"
+        summary = "the same order as before: the same release again, which costs nothing"
     changes: dict[str, Any] = {"scores": scores}
     if trained:
         changes |= {"state": state}
         if settings.metrics == WITHHOLD:
             changes |= {"metrics": dict.fromkeys(METRICS)}
-    return Disclosure(dataclasses.replace(reply, **changes), f"round {order.round}: {told}")
+    return Release(dataclasses.replace(reply, **changes), f"round {order.round}: {summary}")
 
 
-def _entered(
+def _account(
     settings: PrivacySettings,
     order: ScoreOrder | TrainOrder,
     state: State,
@@ -123,8 +123,8 @@ def _entered(
 
 
 def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, settings: PrivacySettings) -> str:
-    asked = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
-    facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **asked, **dataclasses.asdict(settings)}
+    requested = {"layers": order.layers, "scored": order.scored} if isinstance(order, TrainOrder) else {}
+    facts = {"kind": kind, "lineage": order.lineage, "round": order.round, **requested, **dataclasses.asdict(settings)}
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
     for key in sorted(reference):
         tensor = reference[key].detach().cpu().contiguous()
@@ -133,7 +133,7 @@ def _digest(kind: str, order: ScoreOrder | TrainOrder, reference: State, setting
     return digest.hexdigest()
 
 
-def _replayed(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
+def _previous_release(file: Path, digest: str) -> tuple[dict[str, torch.Tensor] | None, list[float]]:
     if not file.is_file():
         return None, []
     with safe_open(file, framework="pt") as stored:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The executor's end of the pipe: a training process that may die at any time."""
+"""The executor's connection to a training process, which may die at any time."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ SECONDS_TO_END = 5.0
 
 
 class Lost(Exception):
-    """The training process is no more; the sentence says how it ended."""
+    """The training process has ended; the message says how."""
 
 
 class Aborted(Exception):
-    """Nobody waits for the answer any more."""
+    """The answer is no longer needed: the task was aborted."""
 
 
 class WorkerProcess:
     """One running training process.
 
     Args:
-        module: what Python runs in it.
+        module: the Python module that it runs.
     """
 
     def __init__(self, module: str = WORKER) -> None:
@@ -42,33 +42,33 @@ class WorkerProcess:
         """Its process id."""
         return self._process.pid
 
-    def tell(self, header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
+    def send(self, header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
         """Send one request.
 
         Raises:
-            Lost: it is gone.
+            Lost: the process has ended.
         """
         try:
             send(self._connection, header, tensors)
         except OSError:
             raise Lost(self._end()) from None
 
-    def answer(self, aborted: Callable[[], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def receive(self, aborted: Callable[[], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Wait for the answer to the last request.
 
         Args:
-            aborted: asked again and again; the process is ended once it says so.
+            aborted: polled while waiting; the process is ended once it returns True.
 
         Raises:
-            Lost: it ended instead, or answered with something else than a frame.
-            Aborted: `aborted` said so.
+            Lost: the process ended, or sent something that is not a frame.
+            Aborted: `aborted` returned True.
         """
         try:
             while not self._connection.poll(POLL_SECONDS):
                 if aborted():
                     self.end()
                     raise Aborted
-                # a process of its own, say one that decodes images, can hold the dead one's pipe open
+                # a child of the dead process, such as one that decodes images, can hold its pipe open
                 if self._process.poll() is not None and not self._connection.poll():
                     raise Lost(self._end())
             return unpack(receive(self._connection))
@@ -79,24 +79,24 @@ class WorkerProcess:
             raise Lost(self._end()) from None
 
     def kill(self) -> None:
-        """End it at once; nothing on the site's disk is left half written. Whoever waits for an answer learns of it."""
+        """Kill the process; files on the site's disk stay complete, and a pending `receive` raises `Lost`."""
         self._process.kill()
 
     def end(self) -> None:
-        """End it at once, and the pipe with it."""
+        """Kill the process, wait for its end and close the pipe."""
         self.kill()
         self._process.wait()
         self._connection.close()
 
     def _end(self) -> str:
-        """How it ended by itself."""
+        """Describe how the process ended."""
         try:
             code = self._process.wait(SECONDS_TO_END)
         except subprocess.TimeoutExpired:
             code = None
         self.end()
         if code is None:
-            return "closed its pipe and went on"
+            return "closed its pipe but did not end"
         if code >= 0:
             return f"ended with exit code {code}"
         name = signal.Signals(-code).name

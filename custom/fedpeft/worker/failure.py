@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What went wrong at a site: in full for its own log, and the code that the server learns."""
+"""What went wrong at a site: the full message for its own log, and the code that the server gets."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.privacy.problem_codes import CODES, SETTING, is_known
 from fedpeft.setting_names import declared_part
 
-NO_MORE = "can't allocate memory"  # what torch says on a processor, as a RuntimeError
-MEMORY = ("MemoryError", "OutOfMemoryError")  # torch has one of its own, and torch is not needed here
+NO_MEMORY = "can't allocate memory"  # in the RuntimeError that torch raises on a CPU
+MEMORY = ("MemoryError", "OutOfMemoryError")  # names, so that torch need not be imported for its own class
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,11 +19,11 @@ class Failure:
     """Why a request of the server could not be answered.
 
     Args:
-        detail: everything, for the site's own log.
-        code: what the server learns, one of `problem_codes.CODES`.
-        setting: name of the job's setting that it is about, where the code's sentence has room for one.
-        traceback: where it happened; empty where the sentence alone says what to do.
-        retryable: whether another attempt in a new process may end better.
+        detail: the full message, for the site's own log.
+        code: what the server gets, one of `problem_codes.CODES`.
+        setting: name of the job's setting that is the cause; empty unless the code's sentence names a setting.
+        traceback: of the exception; empty where the message is enough.
+        retryable: whether another attempt in a new process may succeed.
     """
 
     detail: str
@@ -38,14 +38,14 @@ class Failure:
 
     @classmethod
     def of(cls, error: Exception) -> Failure:
-        """The problem that an exception tells of; bad input stays bad, anything else is worth another attempt."""
+        """Convert an exception; a `FedpeftError` (bad input) is not retryable, any other exception is."""
         if isinstance(error, FedpeftError):
             setting = declared_part(error.setting) if SETTING in CODES[error.code] else ""
             return cls(detail=str(error), code=error.code, setting=setting)
         name = type(error).__name__
         return cls(
             detail=f"{name}: {error}",
-            code="out-of-memory" if name in MEMORY or NO_MORE in str(error) else "training-failed",
+            code="out-of-memory" if name in MEMORY or NO_MEMORY in str(error) else "training-failed",
             traceback="".join(traceback.format_exception(error)),
             retryable=True,
         )

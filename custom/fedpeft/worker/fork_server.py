@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Fork the training processes of a simulated run, all imports done: `python -m fedpeft.worker.fork_server FD`.
+"""Fork a simulated run's training processes after all imports: `python -m fedpeft.worker.fork_server FD`.
 
-With fewer threads than sites FLARE's simulator ends a site's processes after every task and starts them anew, and most
-of such a start is imports. A forked process has them already. Unlike one that is kept from task to task it has nothing
-of an earlier task, and there are never more of them than FLARE runs sites at a time.
+With fewer threads than sites FLARE's simulator ends a site's processes after every task and starts new ones, and most
+of such a start is imports. A forked process has them already. Unlike a process that is kept between tasks it has no
+state of an earlier task, and there are never more of them than sites that FLARE runs at a time.
 
-The server ends when its standard input closes, whose other end the process that started it holds until it ends, also by
-kill -9. It keeps to one thread, and its imports must not touch a GPU: neither would survive a fork.
+The server ends when its standard input closes: the process that started it holds the other end, which the system closes
+even after kill -9. It has one thread, and its imports must not touch a GPU: neither would survive a fork.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ IMPORTED = (
     "transformers.models.vilt.modeling_vilt",
     "transformers.models.bert.tokenization_bert",
 )
-LONGEST = 2**20  # bytes of an order
-SECONDS_TO_ORDER = 5.0
+LARGEST_REQUEST = 2**20  # bytes
+SECONDS_TO_REQUEST = 5.0
 CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def start() -> subprocess.Popen | None:
-    """Start a server for all that this process starts from now on; None where that is not possible.
+    """Start a fork server for every process that this one starts later; None where that is not possible.
 
-    Its name is an abstract one: no file is left, whatever ends the run.
+    Its socket has an abstract name, so no file is left, whatever ends the run.
 
     Returns:
-        the server, which ends when this object goes.
+        The server; it ends when this object is deleted.
     """
     if sys.platform != "linux":
         return None
@@ -61,16 +61,16 @@ def start() -> subprocess.Popen | None:
                 command,
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
-                start_new_session=True,  # Ctrl-C is for the one that starts it
+                start_new_session=True,  # Ctrl-C must reach only the process that starts it
             )
-    except OSError:  # without one, every training process does its imports itself
+    except OSError:  # without a server every training process does its own imports
         return None
     os.environ[ADDRESS] = name
     return process
 
 
 def same_user(connection: socket.socket) -> bool:
-    """Whether the other end is this user's: an abstract name has no file whose mode would say so."""
+    """Whether the process at the other end is this user's: an abstract socket has no file permissions."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return CREDENTIALS.unpack(credentials)[1] == os.geteuid()
 
@@ -82,7 +82,7 @@ class Child:
     Args:
         pid: its process id.
         ended: file descriptor that is readable once it has ended.
-        control: the connection of the one that ordered it; closed from there, the process is killed.
+        control: connection to the process that requested it; when that end closes, the process is killed.
     """
 
     pid: int
@@ -90,25 +90,25 @@ class Child:
     control: socket.socket
 
     def close(self) -> None:
-        """Close what this process holds of it."""
+        """Close this process's file descriptors of it."""
         os.close(self.ended)
         self.control.close()
 
 
 def main() -> None:
-    """Import, then fork until standard input closes. A forked process does what `python -m MODULE FD` does."""
+    """Import, then fork on request until standard input closes; a forked process runs `python -m MODULE FD`."""
     listener = socket.socket(fileno=int(sys.argv[1]))
     for name in IMPORTED:
-        with contextlib.suppress(Exception):  # it comes again, and is told, in the process that needs it
+        with contextlib.suppress(Exception):  # raised again in the process that needs the module
             importlib.import_module(name)
     gc.freeze()  # a collection would write to, and so copy, pages that all forked processes share
-    order = _serve(listener)
-    if order:
-        _become(**order)
+    request = _serve(listener)
+    if request:
+        _become(**request)
 
 
 def _serve(listener: socket.socket) -> dict[str, Any] | None:
-    """Fork for every order; returns it in the forked process, and None in this one once standard input has closed."""
+    """Fork for every request; return the request in the forked process, None here once standard input has closed."""
     children: set[Child] = set()
     with selectors.PollSelector() as selector:
         selector.register(sys.stdin, selectors.EVENT_READ)
@@ -122,7 +122,7 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
             for child in {child for child in ready.values() if child}:
                 if child.control in ready:
                     selector.unregister(child.control)
-                    os.kill(child.pid, signal.SIGKILL)  # it is reaped below alone, so the id is still its own
+                    os.kill(child.pid, signal.SIGKILL)  # not reaped before this, so the id still belongs to it
                 if child.ended in ready:
                     selector.unregister(child.ended)
                     with contextlib.suppress(KeyError):
@@ -130,14 +130,14 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
                     _report_end(child)
                     children.remove(child)
             if listener in ready and (accepted := _accept(listener)):
-                control, order = accepted
+                control, request = accepted
                 if (pid := os.fork()) == 0:
                     for child in children:
                         child.close()
                     control.close()
                     listener.close()
-                    return order
-                os.close(order["fd"])
+                    return request
+                os.close(request["fd"])
                 child = Child(pid=pid, ended=os.pidfd_open(pid), control=control)
                 children.add(child)
                 selector.register(child.ended, selectors.EVENT_READ, child)
@@ -147,12 +147,12 @@ def _serve(listener: socket.socket) -> dict[str, Any] | None:
 
 
 def _accept(listener: socket.socket) -> tuple[socket.socket, dict[str, Any]] | None:
-    """The order that waits; None if it is another user's, or its process has gone."""
+    """Read the waiting request; None if it is another user's or its process has ended."""
     control, _ = listener.accept()
-    control.settimeout(SECONDS_TO_ORDER)
+    control.settimeout(SECONDS_TO_REQUEST)
     with contextlib.suppress(OSError, ValueError):
         if same_user(control):
-            message, fds, *_ = socket.recv_fds(control, LONGEST, 1, socket.MSG_CMSG_CLOEXEC)
+            message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, 1, socket.MSG_CMSG_CLOEXEC)
             if fds:
                 control.settimeout(None)
                 return control, {**json.loads(message), "fd": fds[0]}
@@ -168,7 +168,7 @@ def _report_end(child: Child) -> None:
 
 
 def _become(*, module: str, fd: int, environment: dict[str, str], folder: str) -> None:
-    """Run a module as Python would have run it for the process that ordered this one."""
+    """Run a module as Python would have run it for the process that sent the request."""
     with open(os.devnull) as nothing:
         os.dup2(nothing.fileno(), 0)
     os.environ.clear()

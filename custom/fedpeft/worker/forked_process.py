@@ -19,44 +19,44 @@ def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
     """Run `python -m MODULE FD`.
 
     Args:
-        module: what Python runs.
-        fd: a file descriptor that the process gets; it may have another number there.
+        module: the Python module to run.
+        fd: a file descriptor that the process inherits; its number there may differ.
     """
     if address := os.environ.get(ADDRESS):
-        with contextlib.suppress(OSError):  # the server has gone, or the environment is too long for a message
+        with contextlib.suppress(OSError):  # the server has ended, or the environment is too long for a message
             return ForkedProcess(address, module, fd)
     command = [sys.executable, "-P", "-m", module, str(fd)]  # no import from the working directory
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
 
 
 class ForkedProcess:
-    """A process that a fork server starts, with what of `subprocess.Popen` its owner needs.
+    """A process started by a fork server, with the part of the `subprocess.Popen` interface that its owner uses.
 
     Args:
         address: the server's name.
-        module: what Python runs in it.
-        fd: a file descriptor that it gets.
+        module: the Python module to run.
+        fd: a file descriptor that it inherits.
 
     Raises:
         OSError: there is no such server.
     """
 
     def __init__(self, address: str, module: str, fd: int) -> None:
-        order = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
+        request = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
         self._numbers: list[int] = []  # its id once it has begun, and its exit code once it has ended
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._control.connect(f"\0{address}")
             if not same_user(self._control):
                 raise PermissionError(f"the fork server {address} is another user's")
-            socket.send_fds(self._control, [json.dumps(order).encode()], [fd])
+            socket.send_fds(self._control, [json.dumps(request).encode()], [fd])
         except OSError:
             self._control.close()
             raise
 
     @property
     def pid(self) -> int | None:
-        """Its process id, once the server has done its imports; None if it never began."""
+        """Its process id, once the server has done its imports; None if it never started."""
         if not self._numbers:
             self._receive(None)
         began = self._control.fileno() >= 0 or len(self._numbers) == 2
@@ -82,12 +82,12 @@ class ForkedProcess:
         return code
 
     def kill(self) -> None:
-        """End it at once."""
+        """Kill the process."""
         with contextlib.suppress(OSError):
             self._control.shutdown(socket.SHUT_WR)
 
     def _receive(self, seconds: float | None) -> bool:
-        """Wait for the next number; whether one came. With the second one, or without a server, the connection ends."""
+        """Wait for the next number and return whether one came; the connection closes after the second one."""
         self._control.settimeout(seconds)
         try:
             message = self._control.recv(64)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What passes between a site's executor and its training process: a JSON object, then named tensors, and no pickle.
+"""Frames between a site's executor and its training process: a JSON object and named tensors, no pickle.
 
 A frame is two messages of a `multiprocessing` connection, which prefixes each with its length.
 """
@@ -15,7 +15,7 @@ Frame = tuple[bytes, bytes]
 
 
 class BadFrame(ValueError):
-    """What arrived is no frame; the sentence says what is wrong with it."""
+    """Received bytes that are not a valid frame; the message says what is wrong."""
 
 
 def send(connection: Connection, header: Mapping[str, Any], tensors: Mapping[str, Any] | None = None) -> None:
@@ -23,7 +23,7 @@ def send(connection: Connection, header: Mapping[str, Any], tensors: Mapping[str
 
     Args:
         connection: one end of a pipe.
-        header: whatever JSON can hold; floats arrive as they were, to the bit.
+        header: JSON-serializable; floats keep every bit.
         tensors: torch tensors of any dtype, by name.
     """
     blob = b""
@@ -36,27 +36,27 @@ def send(connection: Connection, header: Mapping[str, Any], tensors: Mapping[str
 
 
 def receive(connection: Connection) -> Frame:
-    """Wait for one frame, still packed.
+    """Wait for one frame and return it without parsing.
 
     Raises:
-        EOFError: the other side is gone.
-        OSError: it went in the middle of a message.
+        EOFError: the other side closed the connection.
+        OSError: it closed in the middle of a message.
     """
     return connection.recv_bytes(), connection.recv_bytes()
 
 
 def unpack(frame: Frame) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Header and tensors of a frame.
+    """Return the header and tensors of a frame.
 
     Raises:
-        BadFrame: the header is no JSON object, or the tensors are no safetensors.
+        BadFrame: the header is not a JSON object, or the tensors are not in safetensors format.
     """
     try:
         header = json.loads(frame[0])
     except ValueError as error:
-        raise BadFrame(f"a header that is no JSON: {error}") from error
+        raise BadFrame(f"a header that is not JSON: {error}") from error
     if not isinstance(header, dict):
-        raise BadFrame(f"a header that is no JSON object but {type(header).__name__}")
+        raise BadFrame(f"a header that is not a JSON object but {type(header).__name__}")
     return header, _tensors(frame[1])
 
 
@@ -69,4 +69,4 @@ def _tensors(blob: bytes) -> dict[str, Any]:
     try:
         return load(blob)
     except SafetensorError as error:
-        raise BadFrame(f"tensors that are no safetensors: {error}") from error
+        raise BadFrame(f"tensors that are not safetensors: {error}") from error

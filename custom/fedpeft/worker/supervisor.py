@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's learner in a process of its own, which is started anew when it is lost."""
+"""Send requests to a site's learner in its own process, and restart that process when it dies."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LOG = "training.log"
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """What the learner answered, in which attempt, and after how many seconds."""
+    """The learner's answer, the number of attempts it took, and the seconds."""
 
     values: dict[str, Any]
     state: dict[str, Any] = field(default_factory=dict)
@@ -30,7 +30,7 @@ class Answer:
 
 
 class RequestFailed(Exception):
-    """No attempt ended well."""
+    """No attempt succeeded."""
 
     def __init__(self, failure: Failure, *, attempts: int = 1, seconds: float = 0.0) -> None:
         super().__init__(failure.detail)
@@ -38,13 +38,13 @@ class RequestFailed(Exception):
 
 
 class WorkerSupervisor:
-    """Asks a site's learner, twice where the first attempt ended in something else than bad input.
+    """Sends requests to a site's learner, and repeats one that failed for another reason than bad input once.
 
-    What a site needs for a round is on its disk, so a repeated round repeats its result.
+    What a site needs for a round is on its disk, so a repeated round gives the same result.
 
     Args:
         sections: the job's sections, see `Learner.from_sections`.
-        module: what Python runs in the training process.
+        module: the Python module that the training process runs.
     """
 
     def __init__(self, sections: Mapping[str, Any], *, module: str = WORKER) -> None:
@@ -52,7 +52,7 @@ class WorkerSupervisor:
         self._opening: dict[str, Any] = {}
         self._is_open = self._closed = False
         self._process: WorkerProcess | None = None
-        with contextlib.suppress(OSError):  # it comes again, and is told, when the process is needed
+        with contextlib.suppress(OSError):  # raised again when the process is needed
             self._process = WorkerProcess(module)
 
     @property
@@ -61,48 +61,48 @@ class WorkerSupervisor:
         return self._process.pid if self._process else None
 
     def open(self, site: str, folder: Path, *, policy: SitePolicy | None) -> None:
-        """Let the learner be built, beside whatever else happens.
+        """Start building the learner in the background.
 
         Args:
             site: the site's name.
-            folder: where a log of what its training prints lies.
-            policy: the site's own file; None in the simulator alone, where the job's settings hold.
+            folder: where the log of the training process is written.
+            policy: the site's own file; None only in the simulator, where the job's settings apply.
         """
         log = str(folder / LOG)
         own = asdict(policy) if policy else None
         self._opening = {"sections": self._sections, "site": site, "log": log, "policy": own}
-        with contextlib.suppress(Lost, OSError):  # likewise
-            self._opened()
+        with contextlib.suppress(Lost, OSError):  # raised again when the process is needed
+            self._open_process()
 
-    def ask(
+    def request(
         self,
-        request: Mapping[str, Any],
+        header: Mapping[str, Any],
         state: Mapping[str, Any] | None = None,
         *,
         aborted: Callable[[], bool],
         report: Callable[[Failure], None],
     ) -> Answer:
-        """One request, see `worker.ANSWERS`.
+        """Send one request and return its answer, see `training_process.HANDLERS`.
 
         Args:
-            request: `do` and its arguments.
-            state: the tensors that go with it.
-            aborted: whether anybody still waits for the answer.
-            report: told of an attempt that failed and is followed by another.
+            header: `do` and its arguments.
+            state: the tensors sent with it.
+            aborted: whether the answer is no longer needed.
+            report: called with the failure of an attempt before the next one.
 
         Raises:
-            RequestFailed: no attempt ended well, or the first one ended in bad input.
-            Aborted: nobody waits any more.
+            RequestFailed: no attempt succeeded, or the first one failed because of bad input.
+            Aborted: the answer is no longer needed.
         """
         began = time.monotonic()
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                header, tensors = self._attempt(request, state, lambda: self._closed or aborted())
-                if "values" in header:
+                answer, tensors = self._attempt(header, state, lambda: self._closed or aborted())
+                if "values" in answer:
                     return Answer(
-                        values=header["values"], state=tensors, attempts=attempt, seconds=_seconds_since(began)
+                        values=answer["values"], state=tensors, attempts=attempt, seconds=_seconds_since(began)
                     )
-                failure = Failure(**header["failure"])
+                failure = Failure(**answer["failure"])
             except (Lost, OSError) as error:
                 failure = self._lost(error)
             if not failure.retryable:
@@ -113,20 +113,20 @@ class WorkerSupervisor:
         raise RequestFailed(failure, attempts=ATTEMPTS, seconds=_seconds_since(began))
 
     def close(self) -> None:
-        """End the training process for good; a request under way ends as aborted."""
+        """End the training process for good; a pending request raises `Aborted`."""
         self._closed = True
         if self._process:
             self._process.kill()
 
     def _attempt(
-        self, request: Mapping[str, Any], state: Mapping[str, Any] | None, aborted: Callable[[], bool]
+        self, header: Mapping[str, Any], state: Mapping[str, Any] | None, aborted: Callable[[], bool]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             if aborted():
                 raise Aborted
-            process = self._opened()
-            process.tell(request, state)
-            return process.answer(aborted)
+            process = self._open_process()
+            process.send(header, state)
+            return process.receive(aborted)
         except Aborted:
             self._discard()
             raise
@@ -136,11 +136,11 @@ class WorkerSupervisor:
                 raise Aborted from error
             raise
 
-    def _opened(self) -> WorkerProcess:
-        """A process whose learner is being built."""
+    def _open_process(self) -> WorkerProcess:
+        """Return the training process, started and with its `open` request sent."""
         process = self._process = self._process or WorkerProcess(self._module)
         if self._opening and not self._is_open:
-            process.tell({"do": OPEN, **self._opening})
+            process.send({"do": OPEN, **self._opening})
             self._is_open = True
         return process
 
@@ -151,10 +151,10 @@ class WorkerSupervisor:
 
     def _lost(self, error: Exception) -> Failure:
         if isinstance(error, Lost):
-            full = f"its training process {error}; what it printed is in {self._opening.get('log')}"
+            detail = f"its training process {error}; what it printed is in {self._opening.get('log')}"
         else:
-            full = f"its training process could not be started: {error}"
-        return Failure(detail=full, code="training-process-lost", retryable=True)
+            detail = f"its training process could not be started: {error}"
+        return Failure(detail=detail, code="training-process-lost", retryable=True)
 
 
 def _seconds_since(began: float) -> float:

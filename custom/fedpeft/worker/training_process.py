@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The training process of a site, `python -m fedpeft.worker.training_process FD`, answers requests on a pipe.
+"""A site's training process, `python -m fedpeft.worker.training_process FD`: answers requests on a pipe.
 
-It ends when the pipe closes, so that it never outlives the executor, however that ends.
+It ends when the pipe closes, so that it never outlives the executor, however that one ends.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def main() -> None:
     connection = Connection(int(sys.argv[1]))
     frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
-    with contextlib.suppress(Exception):  # costs seconds, so before anything is asked; told of when it is needed
+    with contextlib.suppress(Exception):  # takes seconds, so before the first request; raised again when it is needed
         import fedpeft.client.learner  # noqa: F401
     serve(frames.get, lambda header, tensors: send(connection, header, tensors))
 
 
 def _read(connection: Connection, frames: queue.SimpleQueue[Frame]) -> None:
-    """Read beside the training: a pipe that closes in the middle of a round ends it at once."""
+    """Read frames in a thread, so that a pipe that closes during a round ends the process at once."""
     with contextlib.suppress(EOFError, OSError):
         while True:
             frames.put(receive(connection))
@@ -53,12 +53,12 @@ def _read(connection: Connection, frames: queue.SimpleQueue[Frame]) -> None:
 
 
 def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], None]) -> None:
-    """Open the learner, then answer one request after the other, until one fails for another reason than bad input.
+    """Build the learner, then answer requests until one fails for another reason than bad input.
 
     Args:
         read: waits for the next request; all but `open` name the folder of the site's state.
-        answer: takes what is sent back: `values` and tensors, or a `problem`. Nothing answers `open`: whatever goes
-            wrong there goes wrong again, and is told, when the learner is needed.
+        answer: sends `values` and tensors, or a `failure`. `open` has no answer: an error in it is raised again when
+            the learner is needed.
     """
     learner: Learner | None = None
     opening: dict[str, Any] = {}
@@ -73,7 +73,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
         try:
             learner = learner or _open(**opening)
             learner.folder = Path(request.pop("folder"))
-            values, tensors = ANSWERS[do](learner, state, **request)
+            values, tensors = HANDLERS[do](learner, state, **request)
         except Exception as error:
             failure = Failure.of(error)
             answer({"failure": asdict(failure)}, {})
@@ -94,7 +94,7 @@ def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, An
 
 
 def _print_to(file: Path) -> None:
-    """What libraries print, and the last words of a crash, belong into a file of the site."""
+    """Redirect stdout and stderr, including a crash's traceback, to a file of the site."""
     descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
@@ -120,7 +120,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
 
 
 def _dtype(tensors: State) -> str:
-    """The one dtype of what is exchanged; float32 where nothing is."""
+    """The dtype of the exchanged tensors; float32 where nothing is exchanged."""
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
     if len(dtypes) > 1:
         raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
@@ -138,7 +138,7 @@ def _train(learner: Learner, state: State, *, round: int, layers: list[int] | No
     return values, update.state
 
 
-ANSWERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
+HANDLERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
 
 if __name__ == "__main__":
     main()
