@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Adapters in a model of transformers, without a federation: make, attach, take out, put back, save, load.
+"""Adapters in a transformers model, without a federation: configure, attach, read out, write back, save, load.
 
-What a kind of adapter is, is in `fedpeft.methods`.
+The adapters themselves are in `fedpeft.methods`.
 """
 
 from typing import Any

@@ -21,7 +21,7 @@ class Pretrained:
 
     Args:
         build: from `BackboneSettings` to a module as `fedpeft.backbones.build` describes it.
-        usual: its usual weights, a folder of the package or a hub name.
+        usual: its default weights, a folder of the package or a hub name.
     """
 
     build: Callable[[BackboneSettings], nn.Module]
@@ -33,7 +33,7 @@ register, names = BACKBONES.register, BACKBONES.names
 
 
 def usual_source(name: str) -> str:
-    """The folder of the package, or the hub name, of a backbone's usual weights."""
+    """Return the folder of the package, or the hub name, of a backbone's default weights."""
     return BACKBONES.get(name).usual
 
 
@@ -43,7 +43,7 @@ class BackboneSettings:
 
     Args:
         name: registered name (`fedpeft.backbones.names()`).
-        source: a local folder or a hub name in the same layout; None: the backbone's usual weights.
+        source: a local folder or a hub name in the same layout; None: the backbone's default weights.
         image_size: pixels: both sides for tiny-vilt (images are squeezed to a square), the shortest side for vilt
             (the aspect ratio stays); None: what the weights were trained with.
         text_length: longest question in tokens, the rest is cut.

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where the layers of each model family are: the one table that names modules of other people's models.
+"""Where the layers and slots of each model family are: the one table of module paths.
 
-A family is the transformers ``model_type``. A role is what the field calls the place in a layer ("attention": behind
-the self-attention block, "output": behind the feed-forward block, "query", "value": those projections). A family of two
-towers has a role for each, "text_attention" and "vision_attention", and a method that asks for "attention" gets both. A
-template is a module path with ``{layer}`` for the layer number, counted from 0. Another family is one more entry.
+A family is the transformers ``model_type``. A role is a slot's name ("attention": after the self-attention block,
+"output": after the feed-forward block, "query", "value": those projections). A family with two towers has a role for
+each, "text_attention" and "vision_attention", and a method with the role "attention" gets both. A template is a module
+path with ``{layer}`` for the layer number, counted from 0. Another family is one more entry.
 """
 
 import re
@@ -61,11 +61,11 @@ SLOTS: dict[str, dict[str, str]] = {
 
 
 def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
-    """Module path templates of some roles of a model family.
+    """Return the module path templates of some roles of a model family.
 
     Args:
         family: transformers ``model_type``, a key of ``SLOTS``.
-        roles: for instance ``("attention", "output")``; where a family has two towers, each stands for both of them.
+        roles: for instance ``("attention", "output")``; in a family with two towers each means both of them.
 
     Returns:
         role of the family -> template, in the order of ``roles``.
@@ -91,12 +91,12 @@ def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
 
 
 def two_towers(templates: Iterable[str]) -> bool:
-    """Whether templates lead into different stacks of layers, which may differ in number and width of the layers."""
+    """Return whether templates lie in different stacks of layers, which may differ in number and width."""
     return len({template.split("{layer}")[0] for template in templates}) > 1
 
 
 def check_template(role: str, template: str) -> None:
-    """Refuse a template that does not say where the layer number stands, or a role that a wire key cannot carry."""
+    """Refuse a template without ``{layer}``, or a role that cannot be part of a key."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", str(role)) or role == "shared":
         raise FedpeftError(f"role {role!r} in target_modules must be a word of a-z, 0-9 and _, other than 'shared'.")
     if not isinstance(template, str) or template.count("{layer}") != 1 or "{layer}" not in template.split("."):
@@ -107,7 +107,7 @@ def check_template(role: str, template: str) -> None:
 
 
 def module_path(template: str, layer: int) -> str:
-    """Module path of one layer: ``encoder.layer.{layer}.output``, 3 -> ``encoder.layer.3.output``."""
+    """Return the module path of one layer: ``encoder.layer.{layer}.output``, 3 -> ``encoder.layer.3.output``."""
     return template.replace("{layer}", str(layer))
 
 
@@ -118,7 +118,7 @@ def locate(path: str, templates: Mapping[str, str]) -> tuple[str, int, str] | No
     family: any parent path may stand before the template.
 
     Returns:
-        (role, layer, parent path with its final dot or ""), or None where the path is no slot.
+        (role, layer, parent path with its final dot or ""), or None if the path is not a slot.
     """
     for role, template in templates.items():
         before, after = template.split("{layer}")

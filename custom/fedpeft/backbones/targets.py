@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The forms in which a user names modules, and the way between them.
+"""The three forms in which a user names target modules, and conversions between them.
 
-role -> template     {"output": "encoder.layer.{layer}.output"}, which everything else here works with
+role -> template     {"output": "encoder.layer.{layer}.output"}, the form that the rest of the package uses
 PEFT's list          ["attention.output", "output"]: modules whose path is, or ends with, one of these names
 PEFT's pattern       ".*[.]output": modules whose whole path matches
 """
@@ -19,7 +19,7 @@ _NUMBER = r"\d+"
 
 
 def check_targets(targets: object, method: str) -> None:
-    """Refuse `target_modules` of none of the three forms, and templates without ``{layer}``.
+    """Refuse `target_modules` in none of the three forms, and templates without ``{layer}``.
 
     Raises:
         FedpeftError: naming the value and the forms.
@@ -42,7 +42,7 @@ def check_targets(targets: object, method: str) -> None:
 
 
 def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str | None) -> dict[str, str]:
-    """Role -> template of the modules that PEFT's pattern or list selects.
+    """Return role -> template of the modules that PEFT's pattern or list selects.
 
     The number in a path is its layer. A place that the family's table knows gets its role there; any other is named
     after what follows the number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
@@ -78,7 +78,7 @@ def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str
 
 
 def pattern_of(templates: Mapping[str, str]) -> str:
-    """A pattern for PEFT that selects what templates name; its groups are the roles, which ``roles_of`` reads back."""
+    """Return a pattern for PEFT that selects the templates' modules; its groups are the roles, see ``roles_of``."""
     groups = (
         f"(?P<{role}>{re.escape(template.replace('{layer}', '0layer0')).replace('0layer0', _NUMBER)})"
         for role, template in templates.items()
@@ -87,7 +87,7 @@ def pattern_of(templates: Mapping[str, str]) -> str:
 
 
 def roles_of(pattern: str) -> dict[str, str]:
-    """Role -> template of a pattern that ``pattern_of`` made; empty for any other."""
+    """Return role -> template of a pattern made by ``pattern_of``; empty for any other."""
     groups = re.findall(r"\(\?P<([a-z][a-z0-9_]*)>([^()|]*)\)", pattern)
     templates = {role: re.sub(r"\\(.)", r"\1", text.replace(_NUMBER, "{layer}")) for role, text in groups}
     return templates if templates and pattern_of(templates) == pattern else {}

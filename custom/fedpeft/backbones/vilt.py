@@ -36,11 +36,11 @@ def build(
 
     Args:
         settings: of the job.
-        usual: source of the weights where the settings name none.
-        images: from image size and patch size to what makes pixels of images.
+        usual: source of the weights if the settings name none.
+        images: from image size and patch size to the preprocessing of images.
 
     Raises:
-        FedpeftError: the source is missing, unreachable, damaged or no ViLT; the setting does not fit it.
+        FedpeftError: the source is missing, unreachable, damaged or not a ViLT; the setting does not fit it.
     """
     source = settings.source or usual
     model, tokenizer = _load(source)
@@ -70,7 +70,7 @@ def _load(source: str) -> tuple[nn.Module, Any]:
         kind = config.get("model_type")
         if kind != "vilt":
             raise FedpeftError(
-                f"{source} holds no ViLT (model_type in its config.json is {kind!r}): give the folder or name of one.",
+                f"{source} does not hold a ViLT (model_type {kind!r} in its config.json): give another folder or name.",
                 code=UNUSABLE,
             )
         if Path(source).is_dir():
@@ -99,7 +99,7 @@ def _load(source: str) -> tuple[nn.Module, Any]:
     lacking = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
     if lacking:
         raise FedpeftError(
-            f"The weights in {source!r} are no complete ViLT ({len(lacking)} tensors missing or of another shape, "
+            f"The weights in {source!r} are not a complete ViLT ({len(lacking)} tensors missing or of another shape, "
             f"first {lacking[0]}): give the folder of a whole ViLT checkpoint.",
             code=UNUSABLE,
         )
@@ -114,7 +114,7 @@ def _load(source: str) -> tuple[nn.Module, Any]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bar and its table of keys: what matters in it becomes an error of ours."""
+    """Silence transformers' progress bar and its table of keys, whose problems are raised as errors instead."""
     from transformers.utils import logging
 
     verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
@@ -129,7 +129,7 @@ def _quiet() -> Iterator[None]:
 
 
 class SquareImages:
-    """Squeeze every image to `size` x `size` pixels, scaled to [-1, 1]."""
+    """Resize every image to `size` x `size` pixels, scaled to [-1, 1]."""
 
     def __init__(self, size: int) -> None:
         self.size = size

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The weights of a backbone in the hub's layout: safetensors only. A pickle can run code when it is read."""
+"""Check that a checkpoint folder holds safetensors only: a pickle can run code when it is read."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ REMEDY = (
 
 
 def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a folder from which transformers would read a pickle, or a file outside of it.
+    """Refuse a folder from which transformers would read a pickle, or a file outside the folder.
 
     Args:
         folder: of the checkpoint.
-        config: what its config.json says.
+        config: the content of its config.json.
 
     Raises:
-        ValueError: which file, and what to do.
+        ValueError: names the file and the remedy.
     """
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
@@ -34,7 +34,7 @@ def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
     if (folder / INDEX).is_file():
         for part in _parts(folder / INDEX):
             if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
-                raise ValueError(f"its {INDEX} names {part!r:.80}, which is no safetensors file beside it; {REMEDY}")
+                raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
     if pickles:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Ways of tuning a backbone. A new one is one file with a `TUNING` and one registration below."""
+"""Tuning methods by name. A new one is one file with a `TUNING` and one registration below."""
 
 from dataclasses import replace
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Configurations of adapters by the name that job files write."""
+"""PEFT configurations of adapters by name, as in job files."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 def names() -> tuple[str, ...]:
-    """Names that `config` takes: the methods that are adapters in PEFT's format."""
+    """Return the names that `config` takes: the methods that are adapters in PEFT's format."""
     return adapter_names()
 
 
 def config(name: str, **settings: Any) -> PeftConfig:
-    """PEFT configuration of an adapter.
+    """Return the PEFT configuration of an adapter.
 
     Args:
         name: one of `names()`.
-        settings: fields of its configuration, for instance `reduction_factor=8`. `target_modules` as role -> path are
-            taken for "lora" as well.
+        settings: fields of its configuration, for instance `reduction_factor=8`; `target_modules` may be role -> path
+            for "lora" as well.
 
     Returns:
         HoulsbyConfig, ...; for "lora" PEFT's LoraConfig on query and value with r = 4 and a scale (alpha / r) of 2.

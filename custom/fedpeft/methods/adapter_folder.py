@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""PEFT's folder of an adapter (``adapter_config.json``, ``adapter_model.safetensors``), from and to the wire form."""
+"""Save and load adapters as PEFT folders (``adapter_config.json``, ``adapter_model.safetensors``)."""
 
 import copy
 import json
@@ -27,11 +27,11 @@ _NO_FILE = "{} does not exist: give a folder that save_adapter or save_pretraine
 def save_adapter(
     folder: str | Path, state: Mapping[str, torch.Tensor], config: PeftConfig, family: str | None = None
 ) -> Path:
-    """Write a wire state as a PEFT folder, without a model; ``PeftModel.from_pretrained`` reads it.
+    """Write an adapter state as a PEFT folder, without a model; ``PeftModel.from_pretrained`` reads it.
 
     Args:
-        folder: made where it does not exist.
-        state: wire key -> tensor.
+        folder: created if it does not exist.
+        state: key -> tensor.
         config: the adapter's configuration.
         family: transformers ``model_type``; needed where the configuration has no ``target_modules`` of its own
             (``get_peft_model`` writes them into it), and for LoRA.
@@ -40,7 +40,7 @@ def save_adapter(
         The folder.
 
     Raises:
-        FedpeftError: a key that is not the adapter's, or no way to tell the module paths.
+        FedpeftError: a key is not the adapter's, or neither configuration nor family gives the module paths.
     """
     tuning = tuning_of(config)
     templates = tuning.templates(config, family)
@@ -65,10 +65,10 @@ def load_adapter(
         model: a transformers model, or a PeftModel that gets one more adapter.
         folder: what ``save_adapter`` or PEFT's ``save_pretrained`` wrote.
         adapter_name: name that the adapter gets in the model.
-        trainable: leave it ready to train; otherwise it is frozen and the model is set to evaluation.
+        trainable: leave the adapter trainable; otherwise freeze it and set the model to evaluation mode.
 
     Raises:
-        FedpeftError: not an adapter's folder, a broken file, or a tensor that is missing, unknown or of another shape.
+        FedpeftError: not an adapter folder, a damaged file, or a tensor that is missing, unknown or of another shape.
     """
     config = read_config(folder)
     config.inference_mode = not trainable
@@ -87,10 +87,10 @@ def load_adapter(
 
 
 def read_config(folder: str | Path) -> PeftConfig:
-    """Configuration of a saved adapter.
+    """Read the configuration of a saved adapter.
 
     Raises:
-        FedpeftError: no such file, no JSON, or a kind of adapter that PEFT does not know.
+        FedpeftError: the file is missing or not JSON, or PEFT does not know this kind of adapter.
     """
     file = Path(folder) / CONFIG_FILE
     try:
@@ -105,10 +105,10 @@ def read_config(folder: str | Path) -> PeftConfig:
 
 
 def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
-    """Wire state of a saved adapter.
+    """Read the tensors of a saved adapter: key -> tensor.
 
     Raises:
-        FedpeftError: the weights are missing or broken, or a tensor belongs to no slot.
+        FedpeftError: the weights are missing or damaged, or a tensor belongs to no slot.
     """
     file = Path(folder) / WEIGHTS_FILE
     if not file.is_file():

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Put an adapter into a model."""
+"""Attach an adapter to a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") -> PeftModel:
-    """`peft.get_peft_model`, or `add_adapter` for a model that has one; LoRA may name its projections by role.
+    """Attach an adapter, as `peft.get_peft_model` does; LoRA may name its projections by role.
 
     Args:
         model: a transformers model or any other module, or a PeftModel that gets one more adapter.
@@ -22,7 +22,7 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
         adapter_name: name that the adapter gets in the model.
 
     Raises:
-        FedpeftError: `target_modules` do not fit the model, or no method of fedpeft has such configurations.
+        FedpeftError: `target_modules` does not fit the model, or no method of fedpeft uses this configuration class.
     """
     from peft import PeftModel, get_peft_model
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What an adapter in wire form looks like, from its configuration alone: the server needs no model."""
+"""Keys, shapes and initial values of an adapter from its configuration alone: the server needs no model."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from fedpeft.states import State
 
 
 def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> dict[str, tuple[int, ...]]:
-    """Key -> shape, in the order of `adapter_state`.
+    """Return key -> shape of every tensor, in the order of `adapter_state`.
 
     Args:
         config: configuration of an adapter.
         family: transformers `model_type`; may be None where the configuration has its own `target_modules`.
         num_layers: number of transformer layers of the backbone.
-        hidden_size: its width d; a projection that LoRA adapts is taken to be (d, d).
+        hidden_size: its width d; LoRA's projections are assumed to be (d, d).
 
     Raises:
         FedpeftError: a layer is beyond `num_layers`, a width does not fit, or the kind of adapter is unknown.
@@ -33,13 +33,13 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
 
 
 def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> State:
-    """The adapter before training, in wire form: the bytes that `get_peft_model` starts from with this configuration.
+    """Return the adapter before training, byte for byte what `get_peft_model` starts from with this configuration.
 
     Args:
-        config: its `init_seed` decides every value.
+        config: its `init_seed` determines every value.
         family, num_layers, hidden_size: see `schema`.
 
     Raises:
-        FedpeftError: the configuration is LoRA's, whose values PEFT draws itself.
+        FedpeftError: the configuration is LoRA's, whose initial values PEFT draws itself.
     """
     return tuning_of(config).first_state(config, schema(config, family, num_layers, hidden_size))

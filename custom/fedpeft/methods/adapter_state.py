@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""An adapter's tensors out of a model and back into it, under their wire keys."""
+"""Read an adapter's tensors from a model and write them back, by key (`fedpeft.keys`)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfig:
-    """Configuration of one adapter of a model.
+    """Return the configuration of one adapter of a model.
 
     Raises:
         FedpeftError: the model has no such adapter.
@@ -32,10 +32,10 @@ def adapter_config(model: nn.Module, adapter_name: str = "default") -> PeftConfi
 
 
 def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[str, nn.Parameter]:
-    """Key -> parameter, by layer and slot, what is shared between layers last.
+    """Return key -> parameter, ordered by layer and slot; parameters shared between layers come last.
 
     Raises:
-        FedpeftError: the model has no such adapter, or one of a kind that has no wire form.
+        FedpeftError: the model has no such adapter, or its kind is not one of `fedpeft.adapters.names()`.
     """
     config = adapter_config(model, adapter_name)
     tuning = tuning_of(config)
@@ -50,7 +50,7 @@ def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[
 
 
 def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, torch.Tensor]:
-    """The adapter in wire form: detached, contiguous copies on the CPU."""
+    """Return key -> tensor of an adapter: detached, contiguous copies on the CPU."""
     return {
         key: parameter.detach().to("cpu", copy=True).contiguous()
         for key, parameter in adapter_parameters(model, adapter_name).items()
@@ -58,7 +58,7 @@ def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, 
 
 
 def load_adapter_state(model: nn.Module, state: Mapping[str, torch.Tensor], adapter_name: str = "default") -> None:
-    """Copy a wire state into the model's adapter.
+    """Copy an adapter state into the model's adapter.
 
     Args:
         model: PEFT model.
@@ -79,7 +79,7 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
     """Compare an adapter state with its schema.
 
     Raises:
-        FedpeftError: names the first key that is missing, unknown, no tensor, or of another shape.
+        FedpeftError: names the first key that is missing, unknown, not a tensor, or of another shape.
     """
     for key in shapes:
         if key not in state:
@@ -99,7 +99,7 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
 def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, adapter_name: str = "default") -> None:
     """Make exactly these transformer layers of one adapter trainable and freeze the rest of all adapters.
 
-    What the adapter shares between layers (Compacter's rule) trains as soon as any layer does. Parameters of the
+    Parameters shared between layers (Compacter's rule) are trainable as soon as any layer is. Parameters of the
     backbone and the head are left as they are.
 
     Args:
@@ -112,13 +112,13 @@ def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, 
     """
     parameters = adapter_parameters(model, adapter_name)
     known = {parts.layer for parts in map(parse_key, parameters) if parts}
-    chosen = known if layers is None else set(layers)
-    if chosen - known:
+    selected = known if layers is None else set(layers)
+    if selected - known:
         raise FedpeftError(
-            f"layer {sorted(chosen - known)[0]} has no adapter {adapter_name!r} (layers with one: {sorted(known)})."
+            f"layer {sorted(selected - known)[0]} has no adapter {adapter_name!r} (layers with one: {sorted(known)})."
         )
     for name in model.peft_config:
         for key, parameter in adapter_parameters(model, name).items():
             parts = parse_key(key)
-            trained = bool(chosen) if parts is None else parts.layer in chosen
+            trained = bool(selected) if parts is None else parts.layer in selected
             parameter.requires_grad_(name == adapter_name and trained)

@@ -32,17 +32,17 @@ class AdapterTrainable(Trainable):
     Args:
         backbone: the frozen backbone.
         config: of the adapter.
-        seed: source of its first values, where PEFT draws them.
+        seed: of its initial values, where PEFT draws them.
     """
 
     def __init__(self, backbone: nn.Module, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)  # PEFT draws LoRA's first values from the global generator
+            torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
             self._peft = attach(backbone.model, self._config, OWN)
 
     def state(self) -> State:
-        """The site's own adapter."""
+        """Return the site's own adapter."""
         return adapter_state(self._peft, OWN)
 
     def load(self, state: State) -> None:
@@ -50,15 +50,15 @@ class AdapterTrainable(Trainable):
         load_adapter_state(self._peft, state, OWN)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """The parameters of the site's own adapter."""
+        """Return the parameters of the site's own adapter."""
         return adapter_parameters(self._peft, OWN)
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all adapters but these layers of the own one."""
+        """Train these layers of the site's own adapter and freeze everything else."""
         set_trainable_layers(self._peft, layers, OWN)
 
     def set_companion(self, state: State | None) -> None:
-        """Put a frozen adapter beside the own one; None: the own one alone."""
+        """Add a frozen adapter beside the site's own one; None removes it."""
         active = [OWN]
         if state is not None:
             if COMPANION not in self._peft.peft_config:
@@ -72,5 +72,5 @@ class AdapterTrainable(Trainable):
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        """Activations of several adapters on the same inputs."""
+        """Return the activations of several adapters on the same inputs."""
         return tuning_of(self._config).activations(self._backbone, states, inputs, OWN)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The classifier alone: the backbone is frozen, nothing travels."""
+"""Train the classifier alone: the backbone is frozen and nothing is exchanged."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import no_settings
 
 
-class NothingButHead(Trainable):
-    """No parameter beside the head."""
+class HeadOnly(Trainable):
+    """A frozen backbone: no parameter besides the head is trained."""
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """No parameters."""
+        """Return no parameters."""
         return {}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Nothing to freeze."""
+        """Do nothing: there is nothing to freeze."""
 
 
 class ClassifierTuning(Tuning):
-    """See the head of this file."""
+    """The tuning method `classifier`."""
 
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone."""
         no_settings("classifier", settings)
         backbone.requires_grad_(False)
-        return NothingButHead()
+        return HeadOnly()
 
 
 TUNING = ClassifierTuning()

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Compacter: Houlsby's places, with projections that are sums of Kronecker products (PHM layers).
+"""Compacter: adapters in Houlsby's slots whose projections are sums of Kronecker products (PHM layers).
 
     H = sum_i kron(rule[i], left[i] @ right[i])    (in, out)        y = x H + bias
 
@@ -87,7 +87,7 @@ class CompacterConfig(BottleneckConfig):
 
 
 def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` takes it.
+    """Return the transpose of ``H = sum_i kron(rule[i], left[i] @ right[i])``, as ``F.linear`` takes it.
 
     Args:
         rule: (n, n, n).
@@ -117,13 +117,13 @@ class PHMProjection(nn.Module):
         self.set_shared(shared)
 
     def set_shared(self, shared: Mapping[str, torch.Tensor]) -> None:
-        """Look the rule up there from now on."""
+        """Look the rule up in this mapping from now on."""
         # in a tuple, or torch would count the rule as a parameter of every layer
         self._shared = (shared,)
 
     @property
     def weight(self) -> torch.Tensor:
-        """The matrix that the factors stand for, (out, in)."""
+        """The matrix that the factors represent, (out, in)."""
         return phm_weight(self._shared[0]["rule"].to(self.left), self.left, self.right)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +135,7 @@ class CompacterLayer(BottleneckLayer):
 
     def __init__(self, base_layer: nn.Module, role: str, layer_index: int, shared: nn.ModuleDict) -> None:
         super().__init__(base_layer, role, layer_index)
-        self._shared = (shared,)  # the tuner's; in a tuple for the reason above
+        self._shared = (shared,)  # the tuner's; in a tuple for the same reason as in PHMProjection
 
     def build_adapter(self, config: CompacterConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
         shared = self._shared[0][adapter_name]
@@ -157,7 +157,7 @@ class CompacterLayer(BottleneckLayer):
 
 
 class CompacterModel(BottleneckModel):
-    """The tuner, which owns the rules: ``compacter_shared.<adapter name>.rule``, (n, n, n) each."""
+    """The PEFT tuner, which owns the rules: ``compacter_shared.<adapter name>.rule``, (n, n, n) each."""
 
     uses_shared_state = True
     prefix = "compacter_"

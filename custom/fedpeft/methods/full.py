@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Full fine-tuning: every parameter of the backbone is trained and travels, under `backbone.<parameter>`."""
+"""Full fine-tuning: every parameter of the backbone is trained and exchanged, as `backbone.<parameter>`."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ class WholeBackbone(Trainable):
         self._model = model
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """All parameters."""
+        """Return all parameters by key."""
         return {f"{BACKBONE}{name}": parameter for name, parameter in self._model.named_parameters()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these layers; embeddings and pooler, which belong to none, train only with everything."""
+        """Freeze all but these layers; embeddings and pooler, which belong to no layer, train only with everything."""
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
 
 class FullTuning(Tuning):
-    """See the head of this file."""
+    """The tuning method `full`."""
 
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Nothing to prepare."""
+        """Return all parameters of the backbone as trainable."""
         no_settings("full", settings)
         return WholeBackbone(backbone.model)
 

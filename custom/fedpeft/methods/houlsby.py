@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Houlsby adapters: after the attention and after the feed-forward block, ``h -> h + up(swish(down(h)))``.
+"""Houlsby adapters, after the attention and after the feed-forward block: ``h -> h + up(swish(down(h)))``.
 
 Source: Houlsby et al. 2019, Parameter-Efficient Transfer Learning for NLP; swish and reduction 16 as in AdapterHub's
 ``DoubleSeqBnConfig`` and SPEC section 1.

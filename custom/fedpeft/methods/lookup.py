@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The method of an adapter's configuration."""
+"""Find the tuning method of an adapter's configuration."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 def tuning_of(config: PeftConfig) -> SlotTuning:
-    """The code of the method that has such configurations.
+    """Return the code of the method that uses this configuration class.
 
     Raises:
-        FedpeftError: no method of fedpeft or of a plugin has them.
+        FedpeftError: no method of fedpeft or of a plugin does.
     """
     name = str(getattr(config.peft_type, "value", config.peft_type)).lower()
     if name not in adapter_names():

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LoRA is PEFT's own; this says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
+"""LoRA, PEFT's own tuner; this file says where its matrices are: ``layer.<l>.<query|value>.A`` and ``.B``.
 
 Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 """
@@ -29,7 +29,7 @@ class LoraTuning(SlotTuning):
     name = "lora"
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Also `target_modules` as slot -> path."""
+        """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", 2 * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
@@ -38,11 +38,11 @@ class LoraTuning(SlotTuning):
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Write the module names of the model's family into a configuration that lists slots, as PEFT needs them."""
+        """Replace slots in the configuration by the module names of the model's family, as PEFT needs them."""
         family = getattr(getattr(model, "config", None), "model_type", None)
         targets = config.target_modules
         if (isinstance(targets, str) and not roles_of(targets)) or not targets:
-            return  # PEFT's own forms
+            return  # in one of PEFT's own forms
         if not isinstance(targets, str) and family not in SLOTS:
             return
         templates = self.templates(config, family)
@@ -57,15 +57,15 @@ class LoraTuning(SlotTuning):
             config.target_modules = {template.rpartition(".")[2] for template in templates.values()}
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
-        """Of the projections that the configuration adapts."""
+        """Return slot -> module path of the projections that the configuration adapts."""
         targets = config.target_modules
         if isinstance(targets, str) and (templates := roles_of(targets)):
             return templates
         if not targets or isinstance(targets, str):
             raise FedpeftError(
                 f"lora: target_modules={targets!r} must list roles or modules, for instance ['query', 'value'], or be "
-                "made by fedpeft.adapters.config('lora', target_modules={role: path}): other patterns have no names on "
-                "the wire."
+                "made by fedpeft.adapters.config('lora', target_modules={role: path}): modules of other patterns have "
+                "no keys."
             )
         if family is None:
             raise FedpeftError("lora: give the model family (model_type, such as 'vilt').")
@@ -76,7 +76,7 @@ class LoraTuning(SlotTuning):
         return templates
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """A projection that it adapts is taken to be (d, d)."""
+        """Return key -> shape; every adapted projection is assumed to be (d, d)."""
         shapes: Shapes = {}
         layers = _layers(config, num_layers)
         check_layers(layers, num_layers)
@@ -88,7 +88,7 @@ class LoraTuning(SlotTuning):
         return shapes
 
     def parameters(self, model: nn.Module, config: LoraConfig, adapter_name: str) -> dict[str, Parameters]:
-        """A (r, d_in) and B (d_out, r) of every projection."""
+        """Return A (r, d_in) and B (d_out, r) of every projection."""
         family = getattr(getattr(model, "config", None), "model_type", None)
         templates = self.templates(config, family)
         places = {}
@@ -98,7 +98,7 @@ class LoraTuning(SlotTuning):
             located = locate(path, templates)
             if located is None:
                 raise FedpeftError(
-                    f"lora: module {path} has no role in model family {family!r}, so it has no name on the wire: use "
+                    f"lora: module {path} has no role in model family {family!r}, so its tensors have no keys: use "
                     "target_modules={role: path}."
                 )
             slot, layer, _ = located
@@ -109,11 +109,11 @@ class LoraTuning(SlotTuning):
         return places
 
     def peft_name(self, tensor: str) -> str:
-        """`lora_A.weight`."""
+        """Return for instance `lora_A.weight`."""
         return f"lora_{tensor}.weight"
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """At `lora_A` or `lora_B`."""
+        """Split a name at `lora_A` or `lora_B`."""
         for matrix in "AB":
             if name.endswith(f".lora_{matrix}.weight"):
                 return name.removesuffix(f".lora_{matrix}.weight"), matrix
@@ -121,14 +121,14 @@ class LoraTuning(SlotTuning):
 
 
 def _layers(config: LoraConfig, num_layers: int) -> list[int]:
-    chosen = config.layers_to_transform
-    if chosen is None:
+    layers = config.layers_to_transform
+    if layers is None:
         return list(range(num_layers))
-    return [chosen] if isinstance(chosen, int) else sorted(chosen)
+    return [layers] if isinstance(layers, int) else sorted(layers)
 
 
 def _rank(config: LoraConfig, path: str) -> int:
-    """PEFT's `rank_pattern` may differ from `r`."""
+    """Return the rank at a module path: PEFT's `rank_pattern` may replace `r`."""
     return config.rank_pattern.get(get_pattern_key(config.rank_pattern.keys(), path), config.r)
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a tuning method declares: all that server, sites and settings must know of it before anything is loaded."""
+"""What a tuning method declares: what server, sites and settings must know of it before its code is imported."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TuningMethod:
-    """A way of tuning a backbone, as it is registered. It imports neither torch nor PEFT.
+    """A tuning method as it is registered. Registering imports neither torch nor PEFT.
 
     Args:
-        home: where its code is, "package.module:object" of a `fedpeft.methods.trainable.Tuning`.
-        label: what tables call what it trains.
+        home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`.
+        label: what it trains, as tables print it.
         source: the paper.
-        exchanges: whether anything but the head is trained, and so travels.
-        neurons: where the hidden neurons of what travels lie, "package.module:object" of an `alignment.Neurons`; empty:
-            it has none, and nothing that PIA could align.
+        exchanges: whether anything besides the head is trained and exchanged.
+        neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
+            it has no neurons that PIA could align.
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         peft_tuner: whether its code registers a tuner with PEFT.
-        exports: whether PEFT's folder of it can be written.
+        exports: whether it can be saved as a PEFT folder.
         limits: the settings that a job may set at a site, by name, and whether a value is allowed
-            (`fedpeft.methods.setting_limits`); a job may set none that is not here.
+            (`fedpeft.methods.setting_limits`); a job may set no others.
     """
 
     home: str
@@ -49,16 +49,16 @@ class TuningMethod:
     limits: Limits = field(default_factory=dict)
 
     def tuning(self) -> Tuning:
-        """Its code; imports torch and, for most, PEFT."""
+        """Import and return its code; this imports torch and, for most methods, PEFT."""
         return imported(self.home)
 
     def neuron_layout(self) -> Neurons | None:
-        """Where its hidden neurons lie; None where it has none."""
+        """Return where its hidden neurons lie; None if it has none."""
         return imported(self.neurons) if self.neurons else None
 
 
 def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:
-    """A method whose tensors are `down` and `up` projections in PEFT adapters of `fedpeft.methods.bottleneck`.
+    """Declare a method whose adapters are built with `fedpeft.methods.bottleneck`.
 
     Args:
         home, label, source, limits: see `TuningMethod`.
@@ -81,5 +81,5 @@ METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods")
 
 
 def adapter_names() -> tuple[str, ...]:
-    """Names of the methods that are adapters in PEFT's format."""
+    """Return the names of the methods that are adapters in PEFT's format."""
     return tuple(name for name in METHODS.names() if METHODS.get(name).exports)

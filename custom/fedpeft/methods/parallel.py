@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Parallel adapters: beside the feed-forward block, ``output = block(x) + s * up(relu(down(x)))``.
+"""Parallel adapters, beside the feed-forward block: ``output = block(x) + s * up(relu(down(x)))``.
 
 x is the residual stream that enters the block: the last positional tensor that the wrapped module is called with
 (``ViltOutput(hidden_states, input_tensor)``: its second).

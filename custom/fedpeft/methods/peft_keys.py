@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Names of tensors in PEFT's files, from and to fedpeft's: string work on the table of slots, without a model.
+"""Translate tensor names between PEFT's files and fedpeft's keys, without a model.
 
 fedpeft   layer.3.output.down.weight                                              shared.rule
 PEFT      base_model.model.encoder.layer.3.output.houlsby_adapter.down.weight     base_model.compacter_shared.rule
@@ -19,15 +19,15 @@ MODEL = f"{ROOT}model."
 
 
 def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
-    """PEFT's name, in a saved file, of a tensor.
+    """Return the name of a tensor in a PEFT file.
 
     Args:
-        key: fedpeft's.
+        key: its key.
         templates: slot -> module path template.
         tuning: the method whose adapter it is.
 
     Raises:
-        FedpeftError: the key names a slot that the templates do not.
+        FedpeftError: the key names a slot that is not among the templates.
     """
     parts = parse_key(key)
     if parts is None:
@@ -39,7 +39,7 @@ def peft_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
 
 
 def own_key(key: str, templates: Mapping[str, str], tuning: SlotTuning) -> str:
-    """Fedpeft's name of a tensor in a saved PEFT file; the inverse of `peft_key`, with any parent path.
+    """Return the key of a tensor in a PEFT file; the inverse of `peft_key`, with any parent path.
 
     Raises:
         FedpeftError: the tensor belongs to no slot.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Register fedpeft's methods with PEFT: the only file that uses PEFT where it has no public hook.
+"""Register fedpeft's methods with PEFT. Only this file uses internals of PEFT, where it has no public hook.
 
 ``peft.utils.register_peft_method`` takes a new configuration and tuner class, but refuses a name that is not in the
 enum ``PeftType``, which a plugin cannot add to. ``_add_peft_type`` adds it, for the PEFT versions that this was
@@ -25,17 +25,17 @@ TESTED_PEFT = ("0.21.2",)
 
 
 def register_all(peft: ModuleType) -> None:
-    """Register every method that is a tuner of its own, plugins' too; called once, as soon as PEFT has been imported.
+    """Register every method with its own PEFT tuner, plugins' too; called once, as soon as PEFT has been imported.
 
     Raises:
-        FedpeftError: PEFT is of a minor version that the enum extension was never tested with.
+        FedpeftError: the enum extension was not tested with this minor version of PEFT.
     """
     check_version(peft.__version__)
     for name in METHODS.names():
         try:
             method = METHODS.get(name)
-            # each module calls register() in one of its last lines; importing is enough, and harmless when it is
-            # half-way through because it was itself what imported PEFT
+            # each module calls register() in one of its last lines; importing is enough, and harmless if it is
+            # only partly imported because it was the one that imported PEFT
             if method.peft_tuner:
                 importlib.import_module(method.home.partition(":")[0])
         except Exception:  # a broken plugin must not break `import peft`
@@ -75,7 +75,7 @@ def register(name: str, config_cls: type[PeftConfig], model_cls: type[BaseTuner]
 
 
 def _add_peft_type(peft_type: type[enum.Enum], name: str) -> None:
-    """Append ``name`` with value ``name`` to PEFT's string enum, as its class body would have done."""
+    """Append ``name`` with value ``name`` to PEFT's string enum, as its class definition would have done."""
     member = str.__new__(peft_type, name)
     member._name_ = name
     member._value_ = name

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Pfeiffer adapters: after the feed-forward block only, ``h -> h + up(relu(down(h)))``.
+"""Pfeiffer adapters, after the feed-forward block only: ``h -> h + up(relu(down(h)))``.
 
 Source: Pfeiffer et al. 2021, AdapterFusion (the bottleneck under the fusion); ReLU and reduction 16 as in AdapterHub's
 ``SeqBnConfig`` and SPEC section 1.
@@ -24,7 +24,7 @@ class PfeifferConfig(BottleneckConfig):
     """Settings of Pfeiffer adapters; see ``BottleneckConfig`` for the others.
 
     Args:
-        layer_norm: put a LayerNorm of the adapter's own before the down-projection: ``h + up(relu(down(LN(h))))``.
+        layer_norm: give the adapter its own LayerNorm before the down-projection: ``h + up(relu(down(LN(h))))``.
     """
 
     method: ClassVar[str] = "pfeiffer"

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which settings of a method a job may set at a site, in what form and bounds: what a method declares as its `limits`.
+"""Bounds on the settings of a method that a job may set at a site: a method declares them as its `limits`.
 
 No text of a job is used as a pattern: one can take hours to match. How many parameters all of it makes is limited by
 `most_trained_parameters` of the site's file.
@@ -17,11 +17,11 @@ Limits = Mapping[str, Check]
 
 
 def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[str]:
-    """Each setting that a job may not set, or not so; nothing is built or imported for it.
+    """Yield each setting that is unexpected or out of bounds; nothing is built or imported for this.
 
     Args:
         settings: by name, as the job has them.
-        limits: by name, whether a value is allowed; a setting without one may not be set.
+        limits: name -> check of a value; a setting without a check may not be set.
     """
     for name, value in settings.items():
         if name not in limits or not (value is None or limits[name](value)):
@@ -29,37 +29,37 @@ def refused_settings(settings: Mapping[str, Any], limits: Limits) -> Iterator[st
 
 
 def whole(most: int, *, least: int = 1) -> Check:
-    """A whole number in bounds."""
+    """Return a check for a whole number in bounds."""
     return lambda value: type(value) is int and least <= value <= most
 
 
 def number(least: float, most: float) -> Check:
-    """A number in bounds."""
+    """Return a check for a number in bounds."""
     return lambda value: type(value) in (int, float) and least <= value <= most
 
 
 def choice(*allowed: str) -> Check:
-    """One of some words."""
+    """Return a check for one of a few words."""
     return lambda value: isinstance(value, str) and value in allowed
 
 
 def flag(value: Any) -> bool:
-    """True or false."""
+    """Check for true or false."""
     return type(value) is bool
 
 
 def name(value: Any) -> bool:
-    """A text that is no longer than a name."""
+    """Check for a text that is short enough for a name."""
     return isinstance(value, str) and len(value) <= LONGEST
 
 
 def list_of(check: Check) -> Check:
-    """A list of such values."""
+    """Return a check for a list whose items pass a check."""
     return lambda value: isinstance(value, list | tuple) and len(value) <= MOST_ENTRIES and all(map(check, value))
 
 
 def mapping_to(check: Check) -> Check:
-    """Such values by name."""
+    """Return a check for a mapping of names to values that pass a check."""
 
     def fits(value: Any) -> bool:
         entries = isinstance(value, Mapping) and len(value) <= MOST_ENTRIES
@@ -72,7 +72,7 @@ LAYERS = list_of(whole(MOST_LAYERS, least=0))
 
 
 def modules(value: Any) -> bool:
-    """`target_modules` as names or as paths by role."""
+    """Check `target_modules`: a list of names, or role -> path; no pattern."""
     return list_of(name)(value) or mapping_to(name)(value)
 
 

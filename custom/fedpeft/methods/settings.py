@@ -24,7 +24,7 @@ class MethodSettings:
         name: one of `fedpeft.methods.names()`: an adapter, `classifier` (the papers' lower bound) or `full`
             (fine-tuning of the whole backbone).
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
-        site_settings: by site, settings of the chosen method that replace those (sites of unequal width).
+        site_settings: by site, settings of the job's method that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
@@ -76,7 +76,7 @@ class MethodSettings:
 
     @property
     def method(self) -> methods.TuningMethod:
-        """What the method declares."""
+        """The declaration of the method."""
         return methods.get(self.name)
 
     def _pia_defaults(self) -> dict[str, str]:
@@ -84,7 +84,7 @@ class MethodSettings:
         return support if self.method.companion else {**support, "integration": "merge"}
 
     def _check_method(self) -> None:
-        """Refuse what the method, as it declares itself, cannot do."""
+        """Refuse what the method, by its declaration, cannot do."""
         method, name, pia = self.method, self.name, self.pia
         if not method.exchanges and self.aggregation != "none":
             raise FedpeftError(
@@ -131,17 +131,17 @@ class MethodSettings:
             raise FedpeftError(f"unequal widths (site_settings) are not supported for name={self.name!r}.")
 
     def settings_of(self, site: str) -> dict[str, Any]:
-        """The settings of the method at one site: the common ones, replaced by its own."""
+        """Return the settings of the method at one site: the common ones, replaced by its own."""
         return {**self.settings.get(self.name, {}), **self.site_settings.get(site, {})}
 
     @property
     def label(self) -> str:
-        """What tables call the method."""
+        """Name of the method in tables."""
         if not self.method.exchanges:
             return self.method.label
         return f"{AGGREGATIONS[self.aggregation]}, {self.method.label}"
 
     @property
     def exchanges(self) -> bool:
-        """Whether tensors travel at all."""
+        """Whether sites exchange tensors at all."""
         return self.aggregation != "none"

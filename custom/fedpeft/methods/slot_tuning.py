@@ -26,7 +26,7 @@ Parameters = dict[str, nn.Parameter]
 
 
 class SlotTuning(Tuning, ABC):
-    """The code of such a method.
+    """The code of a method that is a PEFT tuner.
 
     Args:
         config_cls: its PEFT configuration.
@@ -38,10 +38,10 @@ class SlotTuning(Tuning, ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """PEFT's name of it, in lower case: that of its registration."""
+        """Its PEFT type in lower case, which is also the name of its registration."""
 
     def config(self, settings: Mapping[str, Any]) -> PeftConfig:
-        """PEFT configuration from settings as a job has them.
+        """Return the PEFT configuration for the settings of a job.
 
         Raises:
             FedpeftError: an unknown setting, or a value out of range.
@@ -64,28 +64,28 @@ class SlotTuning(Tuning, ABC):
             raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """Settings with the method's defaults, in PEFT's form."""
+        """Return the settings with the method's defaults, in PEFT's form."""
         return dict(settings)
 
     def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """Settings with the seed of the first values, where the configuration has one."""
+        """Return the settings with the seed of the initial values, if the configuration has one."""
         return dict(settings)
 
     def fit(self, model: nn.Module, config: PeftConfig) -> None:
-        """Write into a configuration what only the model tells, before PEFT reads it.
+        """Complete a configuration with what depends on the model, before PEFT reads it.
 
         Raises:
-            FedpeftError: `target_modules` do not fit the model.
+            FedpeftError: `target_modules` does not fit the model.
         """
 
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Any:
-        """Freeze the backbone and put an adapter into it; see `Tuning.prepare`."""
+        """Freeze the backbone and attach an adapter to it; see `Tuning.prepare`."""
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(settings, seed)), seed=seed)
 
     @abstractmethod
     def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
-        """Slot -> module path with `{layer}`.
+        """Return slot -> module path with `{layer}`.
 
         Raises:
             FedpeftError: the family is unknown and the configuration names no paths.
@@ -93,14 +93,14 @@ class SlotTuning(Tuning, ABC):
 
     @abstractmethod
     def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Key -> shape of what an adapter of this configuration holds, without a model."""
+        """Return key -> shape of an adapter of this configuration, without a model."""
 
     @abstractmethod
     def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Place (`layer.3.output`) -> tensor name -> parameter, of one adapter in a model."""
+        """Return place (`layer.3.output`) -> tensor name -> parameter of one adapter in a model."""
 
     def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
-        """Tensor name -> parameter that all places of an adapter share."""
+        """Return tensor name -> parameter that all places of an adapter share."""
         return {}
 
     def activations(
@@ -110,7 +110,7 @@ class SlotTuning(Tuning, ABC):
         inputs: Iterable[Mapping[str, torch.Tensor]],
         adapter_name: str,
     ) -> list[dict[str, torch.Tensor]]:
-        """For each state, by place, the token-averaged activations (m, r) of its hidden neurons on the same inputs.
+        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
 
         Raises:
             FedpeftError: the method declares no activations.
@@ -118,7 +118,7 @@ class SlotTuning(Tuning, ABC):
         raise FedpeftError(f"{self.name} has no hidden activations: use method.pia.support='weights'.")
 
     def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
-        """The values that `get_peft_model` starts from with this configuration.
+        """Return the values that `get_peft_model` starts from with this configuration.
 
         Raises:
             FedpeftError: PEFT draws them itself.
@@ -129,22 +129,22 @@ class SlotTuning(Tuning, ABC):
 
     @abstractmethod
     def peft_name(self, tensor: str) -> str:
-        """What PEFT's name of a tensor has behind the module path: `houlsby_adapter.down.weight`, `lora_A.weight`."""
+        """Return PEFT's tensor name after the module path: `houlsby_adapter.down.weight`, `lora_A.weight`."""
 
     @abstractmethod
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """Module path and tensor of PEFT's name; None where it is not a tensor of this method."""
+        """Split PEFT's name into module path and tensor name; None if it is not a tensor of this method."""
 
     def name_modules(self, config: PeftConfig, templates: Mapping[str, str]) -> None:
-        """Write the module paths into a configuration that is saved, where it may not have them."""
+        """Write the module paths into a configuration that will be saved, if it may lack them."""
 
     def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Settings that follow from the tensors, where sites differ in width and the global adapter has its own."""
+        """Return settings that follow from the tensors, for sites of unequal width."""
         return {}
 
 
 def check_layers(layers: Iterable[int], num_layers: int) -> None:
-    """Refuse a layer that the backbone does not have."""
+    """Refuse layer numbers beyond the backbone's layers."""
     for layer in layers:
         if layer >= num_layers:
             raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the code of a method is: it prepares a backbone, and gives what is trained in it one interface."""
+"""Interfaces of a tuning method's code: `Tuning` prepares a backbone, `Trainable` is what is trained in it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from fedpeft.states import State
 
 
 class Trainable:
-    """The trained part of a backbone, beside the head."""
+    """The part of a backbone that a method trains, without the head."""
 
     def state(self) -> State:
-        """Copies of its tensors on the CPU, by key (`fedpeft.keys`)."""
+        """Return copies of its tensors on the CPU, by key (`fedpeft.keys`)."""
         return {key: parameter.detach().cpu().clone() for key, parameter in self.parameters().items()}
 
     def load(self, state: State) -> None:
-        """Put such tensors back."""
+        """Write the tensors of a state back."""
         with torch.no_grad():
             for key, parameter in self.parameters().items():
                 parameter.copy_(state[key])
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
-        """Everything that could be trained, by key."""
+        """Return everything that could be trained, by key."""
         raise NotImplementedError
 
     def train_only(self, layers: Sequence[int] | None) -> None:
@@ -36,7 +36,7 @@ class Trainable:
         raise NotImplementedError
 
     def set_companion(self, state: State | None) -> None:
-        """Put a frozen copy beside the trained one, output = mean of the two; None: the trained one alone.
+        """Add a frozen copy beside the trained part, output = mean of the two; None removes it.
 
         Raises:
             FedpeftError: the method declares no companion.
@@ -47,7 +47,7 @@ class Trainable:
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
     ) -> list[dict[str, torch.Tensor]]:
-        """Token-averaged activations (m, r) of the hidden neurons of several states on the same inputs, by place.
+        """Return, for each state, place -> token-averaged activations (m, r) of its hidden neurons on the same inputs.
 
         Raises:
             FedpeftError: the method declares no activations.
@@ -56,15 +56,15 @@ class Trainable:
 
 
 class Tuning(Protocol):
-    """The code of a method."""
+    """The code of a tuning method."""
 
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
-        """Prepare a backbone for what the method trains; everything else is frozen.
+        """Make the part of a backbone that the method trains, and freeze everything else.
 
         Args:
             backbone: as `fedpeft.backbones.build` returns it; it is changed in place.
             settings: of the method, as a job has them.
-            seed: source of the first values.
+            seed: of the initial values.
 
         Raises:
             FedpeftError: a setting is unknown or does not fit the backbone.
@@ -72,7 +72,7 @@ class Tuning(Protocol):
 
 
 def parameter_count(backbone: nn.Module, tuning: Tuning, settings: Mapping[str, Any]) -> int:
-    """How many parameters a method would train; found on the meta device, where they take no memory.
+    """Count the parameters that a method would train, on the meta device, where they take no memory.
 
     Args:
         backbone: stays as it is.

@@ -24,12 +24,12 @@ def hidden_activations(
 
         a_k[s, i] = sum_t w[s, t] act(down_k(h[s, t]))_i / sum_t w[s, t]
 
-    h is what the adapter reads in a place while the model runs with its active adapters. It is used there and then for
-    every state and never stored: the memory beyond a forward pass is one (B, T, r) tensor and the result.
+    h is the adapter's input at a place while the model runs with its active adapters. It is used for every state at
+    once and never stored: beyond a forward pass, only one (B, T, r) tensor and the result are held in memory.
 
     Args:
         model: module with bottleneck adapters, called as ``model(**batch)``.
-        states: wire states k, of any widths; each may leave out places.
+        states: adapter states k, of any widths; each may leave out places.
         batches: keyword arguments of the calls.
         masks: for each batch w (B, T), 1 where a token counts and 0 where it is padding, or None for all tokens.
         adapter_name: adapter of the model whose kind (activation, LayerNorm) the states have.
@@ -86,7 +86,7 @@ def hidden_activations(
 def _probes(
     state: Mapping[str, torch.Tensor], layers: Mapping[str, BottleneckLayer], adapter_name: str
 ) -> dict[str, Bottleneck]:
-    """A state's bottlenecks by place, with the state's own tensors as their weights."""
+    """Return place -> bottleneck with the state's own tensors as weights."""
     by_place: dict[str, dict[str, torch.Tensor]] = {}
     shared = {}
     for key, tensor in state.items():
@@ -104,19 +104,19 @@ def _probes(
 def _pairs(
     batches: Iterable[Mapping[str, torch.Tensor]], masks: Iterable[torch.Tensor | None] | None
 ) -> Iterator[tuple[Mapping[str, torch.Tensor], torch.Tensor | None]]:
-    """Each batch with its mask, one at a time."""
+    """Yield each batch with its mask."""
     if masks is None:
         yield from ((batch, None) for batch in batches)
         return
-    nothing = object()
-    for batch, mask in zip_longest(batches, masks, fillvalue=nothing):
-        if batch is nothing or mask is nothing:
+    missing = object()
+    for batch, mask in zip_longest(batches, masks, fillvalue=missing):
+        if batch is missing or mask is missing:
             raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch.")
         yield batch, mask
 
 
 def _normalized(mask: torch.Tensor) -> torch.Tensor:
-    """Weights (B, T) that sum to 1 over the tokens of each sample."""
+    """Return weights (B, T) that sum to 1 over the tokens of each sample."""
     if mask.dim() != 2:
         raise FedpeftError(f"a mask has shape {tuple(mask.shape)}: it must be (samples, tokens).")
     total = mask.float().sum(1, keepdim=True)
@@ -128,7 +128,7 @@ def _normalized(mask: torch.Tensor) -> torch.Tensor:
 
 
 def _token_mean(hidden: torch.Tensor, weights: torch.Tensor | None, place: str) -> torch.Tensor:
-    """(B, T, r) -> (B, r), weighted where weights are given."""
+    """Average over tokens, (B, T, r) -> (B, r), with weights if there are any."""
     if weights is None:
         return hidden.mean(1)
     if weights.shape != hidden.shape[:2]:

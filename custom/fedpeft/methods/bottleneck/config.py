@@ -19,7 +19,7 @@ from fedpeft.methods.bottleneck.module import ACTIVATIONS
 
 @dataclass(kw_only=True)
 class BottleneckConfig(PeftConfig):
-    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` in some slots of every layer.
+    """Settings of a bottleneck adapter of width ``r = hidden_size // reduction_factor`` in some slots of each layer.
 
     Args:
         target_modules: role -> module path with ``{layer}``; or, as PEFT has them, a list of module names or a pattern
@@ -28,7 +28,7 @@ class BottleneckConfig(PeftConfig):
         reduction_factor: hidden width over bottleneck width.
         layer_widths: layer -> bottleneck width r, where it differs from the reduction factor's.
         activation: "relu", "swish" or "gelu".
-        init_seed: the weights drawn depend on it and on their own key, on nothing else.
+        init_seed: each initial weight depends on this seed and its own key, on nothing else.
         modules_to_save: names of other modules to train and save with the adapter, such as a head.
 
     Raises:
@@ -73,20 +73,20 @@ class BottleneckConfig(PeftConfig):
         self._integer("init_seed", self.init_seed, 0)
 
     def templates(self, family: str | None) -> dict[str, str]:
-        """Role -> module path template: the configuration's own, or the family's for this method's roles."""
+        """Return role -> module path template: the configuration's own, or the family's for this method's roles."""
         if isinstance(self.target_modules, dict):
             return dict(self.target_modules)
         if self.target_modules is not None:
             raise FedpeftError(
-                f"{self.method}: target_modules={self.target_modules!r} has to be looked up in a model: put the "
-                "adapter into one first, which writes the paths into this configuration, or write role -> path."
+                f"{self.method}: target_modules={self.target_modules!r} has to be looked up in a model: attach the "
+                "adapter to one first, which writes the paths into this configuration, or write role -> path."
             )
         if family is None:
             raise FedpeftError(f"{self.method}: give the model family (model_type, such as 'vilt') or target_modules.")
         return slot_templates(family, self.roles)
 
     def width(self, hidden_size: int, layer: int) -> int:
-        """Bottleneck width r of one layer.
+        """Return the bottleneck width r of one layer.
 
         Raises:
             FedpeftError: the reduction leaves no neuron.
@@ -100,7 +100,7 @@ class BottleneckConfig(PeftConfig):
         return width
 
     def tensor_shapes(self, hidden_size: int, width: int) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> shape of the adapter in one place."""
+        """Return tensor name -> shape of the adapter at one place."""
         return {
             "down.weight": (width, hidden_size),
             "down.bias": (width,),
@@ -109,19 +109,19 @@ class BottleneckConfig(PeftConfig):
         }
 
     def shared_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Tensor name -> shape of what all places share: nothing, but for Compacter."""
+        """Return tensor name -> shape of the tensors that all places share; only Compacter has any."""
         return {}
 
     def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
-        """First value of one tensor: weights N(0, 0.02^2), biases 0, the gain of a LayerNorm 1 (SPEC section 1).
+        """Return the initial value of one tensor: weights N(0, 0.02^2), biases 0, LayerNorm gains 1 (SPEC section 1).
 
         Args:
             name: "down.weight", "norm.bias", …
             shape: its shape.
-            key: its wire key, which decides the draw together with ``init_seed``.
+            key: its key, which determines the value together with ``init_seed``.
 
         Returns:
-            float32 tensor on the CPU, the same whatever was drawn before it.
+            float32 tensor on the CPU, independent of what was drawn before it.
         """
         if name.endswith("bias"):
             return torch.zeros(shape, device="cpu")
@@ -141,5 +141,5 @@ class BottleneckConfig(PeftConfig):
 
 
 def is_number(value: object) -> bool:
-    """A finite integer or float; True and False are neither."""
+    """Return whether a value is a finite integer or float, and not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

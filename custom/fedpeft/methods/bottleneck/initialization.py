@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Random numbers that depend on a seed and a tensor's wire key alone: same seed, same bytes, in whatever order."""
+"""Initial values that depend on a seed and a tensor's key alone: same seed, same bytes, in any order."""
 
 import hashlib
 
@@ -7,18 +7,18 @@ import torch
 
 
 def key_generator(seed: int, key: str) -> torch.Generator:
-    """CPU generator for one tensor, for instance ``key_generator(0, "layer.3.output.down.weight")``."""
+    """Return the CPU generator of one tensor, for instance ``key_generator(0, "layer.3.output.down.weight")``."""
     digest = hashlib.blake2b(f"{seed}:{key}".encode(), digest_size=8).digest()
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "big") >> 1)
 
 
 def normal(shape: tuple[int, ...], std: float, seed: int, key: str) -> torch.Tensor:
-    """Draws from N(0, std^2), float32 on the CPU."""
+    """Draw from N(0, std^2), float32 on the CPU."""
     return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, std, generator=key_generator(seed, key))
 
 
 def glorot_uniform(shape: tuple[int, ...], seed: int, key: str) -> torch.Tensor:
-    """Draws from U(-a, a), ``a = sqrt(6 / (fan_in + fan_out))``, for each matrix of the last two axes."""
+    """Draw from U(-a, a), ``a = sqrt(6 / (fan_in + fan_out))``, for each matrix of the last two axes."""
     bound = (6.0 / (shape[-2] + shape[-1])) ** 0.5
     empty = torch.empty(shape, device="cpu", dtype=torch.float32)
     return empty.uniform_(-bound, bound, generator=key_generator(seed, key))

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The wrapper that stands where a module of the backbone stood and adds its adapters to that module's output."""
+"""The wrapper that replaces a module of the backbone and adds the adapters' outputs to that module's output."""
 
 import copy
 from collections.abc import Mapping
@@ -18,11 +18,11 @@ from fedpeft.methods.bottleneck.module import Bottleneck, Projection, add_branch
 class BottleneckLayer(nn.Module, BaseTunerLayer):
     """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
 
-    The mean runs over the active adapters that have a bottleneck in this place. With one active adapter this is the
+    The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
     plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT.
 
     Args:
-        base_layer: the module that stood here.
+        base_layer: the wrapped module.
         role: the slot: its name in ``target_modules`` and in keys.
         layer_index: number of the transformer layer, from 0.
     """
@@ -42,16 +42,16 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
     @property
     def place(self) -> str:
-        """Slot and layer, the beginning of its keys, for instance ``layer.3.output``."""
+        """Layer and slot, the beginning of its keys, for instance ``layer.3.output``."""
         return place_of(self.layer_index, self.role)
 
     def build_adapter(self, config: BottleneckConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
-        """A new adapter module with undefined weights."""
+        """Return a new adapter module with undefined weights."""
         return Bottleneck(Projection(hidden_size, width), Projection(width, hidden_size), config.activation)
 
     @classmethod
     def check_module(cls, module: nn.Module, path: str, hidden_size: int) -> None:
-        """Refuse a module that this kind of adapter cannot stand at: none, but for Parallel.
+        """Refuse a module that this kind of adapter cannot wrap; only Parallel refuses any.
 
         Args:
             module: what would be wrapped.
@@ -60,7 +60,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         """
 
     def shared_parameters(self, adapter_name: str) -> dict[str, nn.Parameter]:
-        """Tensor name -> parameter that this adapter shares between its places: none, but for Compacter."""
+        """Return tensor name -> parameter that this adapter shares between its places; only Compacter has any."""
         return {}
 
     def update_layer(self, adapter_name: str, config: BottleneckConfig, hidden_size: int) -> None:
@@ -76,12 +76,12 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     def probe(
         self, adapter_name: str, tensors: Mapping[str, torch.Tensor], shared: Mapping[str, torch.Tensor]
     ) -> Bottleneck:
-        """A copy of one adapter with other weights, of any width; it is not part of the model.
+        """Return a copy of one adapter with other weights, of any width; it is not part of the model.
 
         Args:
             adapter_name: the adapter to copy.
             tensors: tensor name -> values, for instance "down.weight" -> (r, d).
-            shared: what the adapter shares between places.
+            shared: tensors that the adapter shares between places.
 
         Raises:
             FedpeftError: other tensor names, or another hidden width.
@@ -101,7 +101,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return bottleneck
 
     def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """What the adapters read, given the wrapped module's positional arguments and its output: the output."""
+        """Return the adapters' input, here the wrapped module's output; `args` are its positional arguments."""
         return output
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,9 +118,9 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return (output, *result[1:]) if isinstance(result, tuple) else output
 
     def enable_adapters(self, enabled: bool) -> None:
-        """Switch all adapters on or off and leave ``requires_grad`` alone.
+        """Switch all adapters on or off without changing ``requires_grad``.
 
-        PEFT's own method would make every active adapter trainable when switched on again, the frozen ones included.
+        PEFT's own method makes every active adapter trainable when it is switched on again, the frozen ones included.
         """
         self._disable_adapters = not enabled
 
@@ -139,7 +139,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
 
 
 def raise_cannot_merge(name: str) -> None:
-    """Say why there is nothing to merge."""
+    """Refuse to merge a bottleneck, which is not linear."""
     raise FedpeftError(
         f"{name} cannot be merged into the backbone, because its bottleneck is not linear: "
         "keep the adapter, or remove it with unload()."

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The tuner: finds the modules of a backbone that get an adapter, and wraps them."""
+"""The PEFT tuner: finds the modules of a backbone that get an adapter, and wraps them."""
 
 import re
 import warnings
@@ -39,10 +39,10 @@ class BottleneckModel(BaseTuner):
         return peft_config  # completed in _prepare_model, which has the model
 
     def _prepare_model(self, peft_config: BottleneckConfig, model: nn.Module) -> None:
-        # everything that can be wrong is found here, before the first module is replaced
+        # all checks come here, before the first module is replaced
         targets, family = peft_config.target_modules, self.get_model_config(model).get("model_type")
         looked_up = targets is not None and not isinstance(targets, dict)
-        # written into the configuration, as PEFT does: the saved adapter then says itself where it belongs
+        # written into the configuration, as PEFT does, so that the saved adapter holds its own module paths
         peft_config.target_modules = (
             templates_of(targets, (path for path, _ in model.named_modules()), family)
             if looked_up
@@ -86,11 +86,11 @@ class BottleneckModel(BaseTuner):
         target.update_layer(adapter_name, peft_config, self.hidden_size_at(target.base_layer, current_key))
 
     def build_layer(self, base_layer: nn.Module, role: str, layer: int) -> BottleneckLayer:
-        """The wrapper of one place, without adapters yet."""
+        """Return the wrapper of one place, without adapters yet."""
         return self.tuner_layer_cls(base_layer, role, layer)
 
     def hidden_size_at(self, module: nn.Module, path: str) -> int:
-        """Width d of a module's output: that of its last linear layer, else the model configuration's hidden size."""
+        """Return a module's output width d: that of its last linear layer, else the model's hidden size."""
         for child in reversed(list(module.modules())):
             size = getattr(child, "out_features", None) or getattr(child, "nf", None)
             if size:
@@ -117,7 +117,7 @@ class BottleneckModel(BaseTuner):
 
 
 def warn_of_missing_roles(config: BottleneckConfig) -> None:
-    """Warn where `target_modules` has fewer roles than the method, which then trains fewer parameters."""
+    """Warn if `target_modules` has fewer roles than the method, which then trains fewer parameters."""
     missing = [role for role in config.roles if role not in config.target_modules]
     if missing and len(config.target_modules) < len(config.roles):
         warnings.warn(
@@ -128,7 +128,7 @@ def warn_of_missing_roles(config: BottleneckConfig) -> None:
 
 
 def find_places(config: BottleneckConfig, model: nn.Module) -> dict[str, tuple[str, int]]:
-    """Module path -> (role, layer) of every place that the configuration's templates name, whatever its ``layers``.
+    """Return module path -> (role, layer) of every place that the configuration's templates name, in any layer.
 
     Raises:
         FedpeftError: a template matches nothing or two towers, or a layer number is beyond the model's layers.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The bottleneck itself: two projections and what stands between them."""
+"""The bottleneck: a down-projection, an activation and an up-projection."""
 
 from collections.abc import Callable, Sequence
 
@@ -14,18 +14,18 @@ class Projection(nn.Linear):
     """A linear layer whose weights are set by the adapter's own initialization."""
 
     def reset_parameters(self) -> None:
-        """Draw nothing: torch would take the numbers from the global generator."""
+        """Do nothing: torch would draw from the global generator."""
 
 
 class Bottleneck(nn.Module):
-    """One adapter in one place: ``up(act(down(norm(h))))``; the wrapped layer adds what it returns to its output.
+    """One adapter at one place: ``up(act(down(norm(h))))``; the layer around it adds the result to its output.
 
     Args:
         down: projection from the hidden width d to the bottleneck width r.
         up: projection from r to d.
         activation: key of ``ACTIVATIONS``.
-        norm: LayerNorm of the adapter's own that h passes first.
-        scaling: factor of what the layer adds.
+        norm: the adapter's own LayerNorm, applied to h first.
+        scaling: factor of the result when the layer adds it.
 
     Source: Houlsby et al. 2019, section 2.1 (without the residual, which the layer adds).
     """
@@ -49,29 +49,29 @@ class Bottleneck(nn.Module):
 
     @property
     def kind(self) -> tuple:
-        """Bottlenecks of one kind without a LayerNorm differ in their weights alone."""
+        """What must be equal for bottlenecks to be fused: without a LayerNorm, only their weights then differ."""
         return self.norm is None, self.activation, self.scaling, self.down.bias.dtype
 
     def hidden(self, h: torch.Tensor) -> torch.Tensor:
-        """Activations of the bottleneck's neurons: (..., d) -> (..., r)."""
+        """Return the activations of the bottleneck's neurons: (..., d) -> (..., r)."""
         if self.norm is not None:
             h = self.norm(h)
         return self.activate(self.down(h))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        """What the adapter adds to the residual stream: (..., d) -> (..., d)."""
+        """Return what the adapter adds to the residual stream: (..., d) -> (..., d)."""
         return self.up(self.hidden(h))
 
 
 def add_branches(output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck]) -> torch.Tensor:
-    """``output + (1/K) sum_k scaling_k up_k(act(down_k(norm_k(h))))``.
+    """Return ``output + (1/K) sum_k scaling_k up_k(act(down_k(norm_k(h))))``.
 
-    K bottlenecks of one kind are one bottleneck of all their neurons: a second adapter beside the first then costs no
+    K bottlenecks of one kind are computed as one bottleneck with all their neurons: a second adapter then costs no
     further pass over the tokens.
 
     Args:
         output: (..., d)
-        h: what the adapters read, (..., d).
+        h: the adapters' input, (..., d).
         bottlenecks: the K adapters, of any widths.
     """
     first, count = bottlenecks[0], len(bottlenecks)

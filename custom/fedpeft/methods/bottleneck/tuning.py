@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What all bottleneck adapters have in common beside their layers: shapes, parameters, names and first values."""
+"""What all bottleneck adapters have in common besides their layers: shapes, parameters, names, initial values."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from fedpeft.states import State
 
 
 class BottleneckTuning(SlotTuning):
-    """A kind of bottleneck adapter, by its configuration."""
+    """A kind of bottleneck adapter, defined by its configuration class."""
 
     @property
     def name(self) -> str:
-        """As the configuration says."""
+        """The method's name in its configuration class."""
         return self.config_cls.method
 
     def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
-        """With `init_seed`."""
+        """Return the settings with `init_seed`."""
         return {**settings, "init_seed": seed}
 
     def templates(self, config: BottleneckConfig, family: str | None) -> dict[str, str]:
-        """As the configuration or the family says."""
+        """Return slot -> module path, from the configuration or the model family."""
         return config.templates(family)
 
     def shapes(self, config: BottleneckConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
-        """Of all layers that the configuration names."""
+        """Return key -> shape for all layers that the configuration names."""
         layers = list(range(num_layers)) if config.layers is None else config.layers
         check_layers({*layers, *(config.layer_widths or ())}, num_layers)
         shapes = {
@@ -46,13 +46,13 @@ class BottleneckTuning(SlotTuning):
         return shapes | {f"{SHARED}{name}": shape for name, shape in config.shared_shapes().items()}
 
     def parameters(self, model: nn.Module, config: BottleneckConfig, adapter_name: str) -> dict[str, Parameters]:
-        """Of every layer's wrapper that has this adapter."""
+        """Return place -> parameters of every wrapper that has this adapter."""
         return {
             layer.place: dict(layer.adapters[adapter_name].named_parameters()) for layer in _layers(model, adapter_name)
         }
 
     def shared_parameters(self, model: nn.Module, adapter_name: str) -> Parameters:
-        """What the wrappers look up at their tuner."""
+        """Return the parameters that the wrappers look up at their tuner."""
         shared: Parameters = {}
         for layer in _layers(model, adapter_name):
             shared |= layer.shared_parameters(adapter_name)
@@ -65,11 +65,11 @@ class BottleneckTuning(SlotTuning):
         inputs: Iterable[Mapping[str, torch.Tensor]],
         adapter_name: str,
     ) -> list[dict[str, torch.Tensor]]:
-        """See `hidden_activations`."""
+        """Return the activations that `hidden_activations` computes."""
         return hidden_activations(model, states, inputs, adapter_name=adapter_name)
 
     def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
-        """Each tensor depends on `init_seed` and its own key alone."""
+        """Return the initial values, each of which depends on `init_seed` and its own key alone."""
         state = {}
         for key, shape in shapes.items():
             parts = parse_key(key)
@@ -77,20 +77,20 @@ class BottleneckTuning(SlotTuning):
         return state
 
     def peft_name(self, tensor: str) -> str:
-        """`houlsby_adapter.down.weight`."""
+        """Return for instance `houlsby_adapter.down.weight`."""
         return f"{self.name}_adapter.{tensor}"
 
     def split_peft_name(self, name: str) -> tuple[str, str] | None:
-        """At `houlsby_adapter`."""
-        path, found, tensor = name.partition(f".{self.name}_adapter.")
-        return (path, tensor) if found else None
+        """Split a name at, for instance, `houlsby_adapter`."""
+        path, mark, tensor = name.partition(f".{self.name}_adapter.")
+        return (path, tensor) if mark else None
 
     def name_modules(self, config: BottleneckConfig, templates: Mapping[str, str]) -> None:
-        """The saved adapter then says itself where it belongs."""
+        """Write the module paths into the configuration, so that the saved adapter holds them."""
         config.target_modules = dict(templates)
 
     def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """The width of each layer."""
+        """Return the width of each layer as `layer_widths`."""
         widths = {}
         for key, tensor in state.items():
             parts = parse_key(key)

@@ -37,7 +37,7 @@ class Tower(nn.Module):
 
 
 class Plain(nn.Module):
-    """Sites without any linear layer; the width stands in the model's configuration."""
+    """Blocks without any linear layer; the width stands in the model's configuration."""
 
     def __init__(self, config):
         super().__init__()
@@ -50,13 +50,13 @@ class Plain(nn.Module):
         return x
 
 
-SITES = {"output": "blocks.{layer}"}
+TARGET = {"output": "blocks.{layer}"}
 
 
 @pytest.mark.parametrize("name", ["houlsby", "pfeiffer", "parallel", "compacter"])
 @pytest.mark.filterwarnings("ignore:.*target_modules names")
-def test_any_model_that_names_its_sites(name, draw):
-    config = adapters.config(name, target_modules=SITES, reduction_factor=2)
+def test_any_model_whose_target_modules_are_named(name, draw):
+    config = adapters.config(name, target_modules=TARGET, reduction_factor=2)
     model = get_peft_model(Tower(), config)
     state = draw(adapters.schema(config, None, 3, 8))
     adapters.load_adapter_state(model, state)
@@ -80,7 +80,7 @@ def test_the_width_may_come_from_the_models_configuration():
 
 def test_layers_and_widths_of_their_own():
     config = adapters.config(
-        "pfeiffer", target_modules=SITES, layers=[2, 0], layer_widths={0: 3}, reduction_factor=4, activation="relu"
+        "pfeiffer", target_modules=TARGET, layers=[2, 0], layer_widths={0: 3}, reduction_factor=4, activation="relu"
     )
     model = get_peft_model(Tower(), config)
     state = adapters.adapter_state(model)
@@ -91,8 +91,8 @@ def test_layers_and_widths_of_their_own():
 
 
 def test_two_adapters_on_different_layers(draw):
-    model = get_peft_model(Tower(), adapters.config("pfeiffer", target_modules=SITES, layers=[0], reduction_factor=2))
-    model.add_adapter("late", adapters.config("pfeiffer", target_modules=SITES, layers=[2], reduction_factor=2))
+    model = get_peft_model(Tower(), adapters.config("pfeiffer", target_modules=TARGET, layers=[0], reduction_factor=2))
+    model.add_adapter("late", adapters.config("pfeiffer", target_modules=TARGET, layers=[2], reduction_factor=2))
     model.base_model.set_adapter(["default", "late"])
     for name in ("default", "late"):
         adapters.load_adapter_state(model, {k: v + 0.5 for k, v in adapters.adapter_state(model, name).items()}, name)
@@ -101,7 +101,7 @@ def test_two_adapters_on_different_layers(draw):
     expected = x
     for i, block in enumerate(Tower().blocks):
         expected = block(expected)[0]
-        if i != 1:  # each site averages over the adapters it has: one
+        if i != 1:  # each place averages over the adapters it has: one
             expected = expected + blocks[i].adapters["default" if i == 0 else "late"](expected)
     torch.testing.assert_close(model(x), expected)
 
@@ -125,13 +125,16 @@ def test_a_model_around_the_familys_encoder_is_the_same_family(vilt, draw, tmp_p
     ("settings", "message"),
     [
         ({"target_modules": {"output": "blocks.{layer}.missing"}}, r"matches no module of Tower"),
-        ({"target_modules": SITES, "layers": [1, 3]}, r"layers names layer 3, but Tower has layers 0 to 2"),
-        ({"target_modules": SITES, "layer_widths": {7: 2}}, r"layer_widths names layer 7, but Tower has layers 0 to 2"),
-        ({"target_modules": SITES, "reduction_factor": 9}, r"reduction_factor=9 leaves no neuron of hidden width 8"),
+        ({"target_modules": TARGET, "layers": [1, 3]}, r"layers names layer 3, but Tower has layers 0 to 2"),
+        (
+            {"target_modules": TARGET, "layer_widths": {7: 2}},
+            r"layer_widths names layer 7, but Tower has layers 0 to 2",
+        ),
+        ({"target_modules": TARGET, "reduction_factor": 9}, r"reduction_factor=9 leaves no neuron of hidden width 8"),
         ({}, r"the modules of model family .* are not known \(known: bert, .*\)"),
     ],
 )
-def test_sites_that_do_not_exist_are_refused_and_nothing_is_replaced(settings, message):
+def test_places_that_do_not_exist_are_refused_and_nothing_is_replaced(settings, message):
     tower = Tower()
     before = [name for name, _ in tower.named_modules()]
     with pytest.raises(FedpeftError, match=message):
@@ -141,7 +144,7 @@ def test_sites_that_do_not_exist_are_refused_and_nothing_is_replaced(settings, m
 
 def test_two_towers_under_one_template_are_refused():
     with pytest.raises(FedpeftError, match=r"under several parents \('a\.', 'b\.'\)"):
-        get_peft_model(nn.ModuleDict({"a": Tower(), "b": Tower()}), adapters.config("pfeiffer", target_modules=SITES))
+        get_peft_model(nn.ModuleDict({"a": Tower(), "b": Tower()}), adapters.config("pfeiffer", target_modules=TARGET))
     towers = {"first": "a.blocks.{layer}", "second": "b.blocks.{layer}"}
     model = get_peft_model(
         nn.ModuleDict({"a": Tower(), "b": Tower()}),
@@ -150,8 +153,8 @@ def test_two_towers_under_one_template_are_refused():
     assert len({key.split(".down")[0] for key in adapters.adapter_state(model) if "down.weight" in key}) == 6
 
 
-def test_one_site_has_one_name():
-    model = get_peft_model(Tower(), adapters.config("pfeiffer", target_modules=SITES, reduction_factor=4))
+def test_one_place_has_one_role():
+    model = get_peft_model(Tower(), adapters.config("pfeiffer", target_modules=TARGET, reduction_factor=4))
     other = adapters.config("pfeiffer", target_modules={"behind": "blocks.{layer}"}, reduction_factor=4)
     with pytest.raises(FedpeftError, match=r"calls blocks.0 'behind', but another adapter .* calls it 'output'"):
         model.add_adapter("other", other)
