@@ -80,7 +80,7 @@ def large_rows() -> Iterator[Row]:
             run = simulate(
                 Path(scratch),
                 ["federation.quorum=2", *rounds],
-                executor=("saboteur.Saboteur", {"deed": deed, "culprit": CULPRIT, "round": 1}),
+                executor=("saboteur.Saboteur", {"deeds": {"1": deed}, "culprit": CULPRIT}),
                 aggregator=("server_memory.MeasuredAggregator", {"file": str(peak), "limited": limited}),
             )
             what, lost = _outcome(run, 1, expected)

@@ -51,7 +51,7 @@ def of_a_site(deed: str, quorum: int) -> Fault:
     """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
 
     def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
-        saboteur = ("saboteur.Saboteur", {"deed": deed, "culprit": CULPRIT, "round": ROUND})
+        saboteur = ("saboteur.Saboteur", {"deeds": {str(ROUND): deed}, "culprit": CULPRIT})
         run = simulate(folder, [f"federation.quorum={quorum}", *overrides], executor=saboteur)
         return happened(run), lost(run, sound)
 

@@ -23,28 +23,27 @@ GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
 
 
 class Saboteur(SiteExecutor):
-    """A site's executor whose deed is one of `DEEDS` or `EXECUTOR_DEEDS`.
+    """A site's executor that does one of `DEEDS` or `EXECUTOR_DEEDS` in some rounds.
 
     Args:
-        deed: what it does.
+        deeds: what it does, by round.
         culprit: the site that does it; all others are as good as ever.
-        round: when.
         settings: those of `SiteExecutor`.
     """
 
     worker = "saboteur"
 
-    def __init__(self, deed: str, culprit: str, round: int, **settings) -> None:
-        self._deed, self._culprit, self._round = deed, culprit, round
-        os.environ[SABOTAGE] = json.dumps({"deed": deed, "culprit": culprit, "round": round})
+    def __init__(self, deeds: dict[str, str], culprit: str, **settings) -> None:
+        self._deeds, self._culprit = deeds, culprit
+        os.environ[SABOTAGE] = json.dumps({"deeds": deeds, "culprit": culprit})
         super().__init__(**settings)
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         """Answer, or do the deed instead."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        guilty = fl_ctx.get_identity_name() == self._culprit and shareable.get_header("current_round") == self._round
-        deed = EXECUTOR_DEEDS.get(self._deed)
-        return deed(reply) if guilty and task_name == "train" and deed else reply
+        guilty = fl_ctx.get_identity_name() == self._culprit and task_name == "train"
+        deed = EXECUTOR_DEEDS.get(self._deeds.get(str(shareable.get_header("current_round"))))
+        return deed(reply) if guilty and deed else reply
 
 
 class MortalAggregator(PIAAggregator):
@@ -156,8 +155,9 @@ def main() -> None:
 
     def train_round(learner, number, *rest):
         update = original(learner, number, *rest)
-        if learner.site == order["culprit"] and number == order["round"] and order["deed"] in DEEDS:
-            DEEDS[order["deed"]](learner, update.state)
+        deed = DEEDS.get(order["deeds"].get(str(number)))
+        if learner.site == order["culprit"] and deed:
+            deed(learner, update.state)
         return update
 
     Learner.train_round = train_round

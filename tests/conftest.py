@@ -5,10 +5,45 @@ import os
 from pathlib import Path
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# pytest-xdist has one worker per core, and a job in the simulator one process per site: threads would only wait
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+COSTS = ("consortium", "simulator", "slow")
+# of the consortium's tests, those that start server and sites of their own
+OWN_PROCESSES = ("test_page.py", "test_scripts.py", "test_secure_sum_kits.py")
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
+
+
+def pytest_collection_modifyitems(items):
+    """What takes longest comes first: pytest-xdist hands out tests in this order."""
+    items.sort(key=_order)
+
+
+def _order(item) -> tuple[int, bool, bool]:
+    rank = next((rank for rank, marker in enumerate(COSTS) if item.get_closest_marker(marker)), len(COSTS))
+    # the console's tests shut the shared federation down
+    return rank, item.path.name in OWN_PROCESSES, item.path.name == "test_console.py"
+
+
+class SharedProcesses(LoadScopeScheduling):
+    """Tests that share what they started run in one worker: those of a file, and those of the running federation.
+
+    `--dist loadgroup` does the same, but not with pytest 9.2 and pytest-xdist 3.8.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = Path(nodeid.partition("::")[0])
+        return file.parent.name if file.parent.name == "consortium" and file.name not in OWN_PROCESSES else str(file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """How tests are spread over the processes of pytest-xdist."""
+    return SharedProcesses(config, log)
 
 
 @pytest.fixture(scope="session")

@@ -12,11 +12,6 @@ from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, 
 from fedpeft.jobs import write_job
 
 
-def pytest_collection_modifyitems(items):
-    """The console's tests last: they shut the federation down."""
-    items.sort(key=lambda item: item.path.name == "test_console.py")
-
-
 @pytest.fixture(scope="session")
 def small_job(tmp_path_factory, sections):
     """Two rounds on a few samples of two sites."""

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,8 +25,10 @@ SITES = ("slake", "vqa-rad")
 ABSENT = "vqa-med-2019"
 LEAD, ADMIN, MEMBER = "lead@coordinator.org", "project-admin@coordinator.org", "member@hospital-a.org"
 SECRET = "hospital-database-password"
+SCRATCH = tempfile.TemporaryDirectory(prefix="consortium-")
 ENVIRONMENT = {
     **os.environ,
+    "TMPDIR": SCRATCH.name,  # of these tests alone, which look at what a server leaves there
     "DB_PASSWORD": SECRET,  # of server and sites alike; nothing of it may reach anybody
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "OMP_NUM_THREADS": "1",

@@ -4,12 +4,11 @@
 import json
 import shutil
 import sys
-import tempfile
 import uuid
 from pathlib import Path
 
 import pytest
-from kits import LEAD, ROOT, SECRET, SITES, wait_until
+from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
 from fedpeft.admission.refusal import REASONS, AdmissionError
@@ -47,7 +46,7 @@ def texts(*folders):
 
 def uploads():
     """What lies in the server's temporary folder."""
-    return {file for file in Path(tempfile.gettempdir()).iterdir() if file.is_file() and _is_uuid(file.name)}
+    return {file for file in Path(SCRATCH.name).iterdir() if file.is_file() and _is_uuid(file.name)}
 
 
 def _is_uuid(name):

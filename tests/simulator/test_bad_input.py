@@ -2,7 +2,7 @@
 """Bad input at the command line: one clear sentence, a non-zero exit."""
 
 import pytest
-from conftest import simulate, write
+from simulator_runs import simulate, write
 
 from fedpeft.cli import main
 

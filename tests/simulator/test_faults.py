@@ -5,13 +5,23 @@ import json
 
 import pytest
 import torch
-from conftest import simulate, workspace_for_tests, write
 from safetensors.torch import load_file
+from simulator_runs import sabotage, simulate, workspace_for_tests, write
 
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 
 pytestmark = pytest.mark.simulator
+FAULTS = {  # what the site does in a round, and what is said of it
+    2: ("nan", "site vqa-rad sent NaN or infinity in layer."),
+    4: ("shape", "site vqa-rad sent layer."),
+    6: ("no tensors", "the adapter of site vqa-rad lacks layer."),
+    8: ("empty", "site vqa-rad sent no"),
+    10: ("extra", "unannounced keys head.weight"),
+    12: ("raise", "in 2 attempts: an error in its training code"),
+    14: ("out of memory", "in 2 attempts: a batch does not fit into its memory"),
+    16: ("kill", "in 2 attempts: its training process ended before it answered"),
+}
 
 
 def manifest(run):
@@ -22,43 +32,54 @@ def history(run):
     return json.loads((run.results / "history.json").read_text())["rounds"]
 
 
+@pytest.fixture(scope="module")
+def faulty(tmp_path_factory, sections):
+    """A job with a fault in every second round, and with the quorum all the same."""
+    deeds = {number: deed for number, (deed, _) in FAULTS.items()}
+    rounds = f"training.rounds={max(FAULTS) + 1}"
+    # where slake was alone it may have gone further than the next round's median allows, which is not the subject here
+    chosen = "federation.quorum=1", "method.robust.update_factor=0", rounds
+    run = sabotage(tmp_path_factory.mktemp("faulty"), sections, deeds, *chosen)
+    assert run.code == 0, run.text
+    return run
+
+
+@pytest.mark.parametrize("number", FAULTS, ids=lambda number: FAULTS[number][0])
+def test_a_fault_above_the_quorum_costs_only_that_reply(faulty, number):
+    _, reason = FAULTS[number]
+    rounds = history(faulty)
+    assert reason in rounds[number - 1]["rejected"]["vqa-rad"]
+    (fault,) = (fault for fault in manifest(faulty)["faults"] if fault["round"] == number)
+    assert fault["site"] == "vqa-rad"
+    assert reason in fault["what"]
+    assert reason in faulty.text
+    assert set(rounds[number]["sites"]) == {"slake", "vqa-rad"}
+
+
+def test_no_other_fault_is_in_the_manifest(faulty):
+    assert len(manifest(faulty)["faults"]) == len(FAULTS)
+    assert "secret question text" not in (faulty.results / "manifest.json").read_text()
+
+
 @pytest.mark.parametrize(
-    ("deed", "told"),
+    ("deed", "reason"),
     [
-        ("nan", "site vqa-rad sent NaN or infinity in layer."),
         ("shape", "site vqa-rad sent layer."),
-        ("no tensors", "the adapter of site vqa-rad lacks layer."),
-        ("empty", "site vqa-rad sent no"),
         ("raise", "in 2 attempts: an error in its training code"),
-        ("out of memory", "in 2 attempts: a batch does not fit into its memory"),
-        ("kill", "in 2 attempts: its training process ended before it answered"),
     ],
 )
-def test_a_fault_below_the_quorum_ends_the_job_by_name(sabotaged, deed, told):
-    run = sabotaged(deed)
+def test_a_fault_below_the_quorum_ends_the_job_by_name(tmp_path, sections, deed, reason):
+    run = sabotage(tmp_path, sections, {2: deed})
     assert run.code == 1
-    assert told in run.error
+    assert reason in run.error
     assert "round 2 ended with too few valid replies (1, the quorum is 2)" in run.error
     assert manifest(run)["rounds"] == 1
     assert len(history(run)) == 1
     assert "secret question text" not in (run.results / "manifest.json").read_text()
 
 
-@pytest.mark.parametrize(
-    ("deed", "told"),
-    [("extra", "unannounced keys head.weight"), ("kill", "its training process ended before it answered")],
-)
-def test_a_fault_above_the_quorum_costs_only_that_reply(sabotaged, deed, told):
-    run = sabotaged(deed, "federation.quorum=1")
-    assert run.code == 0, run.text
-    assert told in history(run)[1]["rejected"]["vqa-rad"]
-    (fault,) = manifest(run)["faults"]
-    assert (fault["site"], fault["round"]) == ("vqa-rad", 2)
-    assert told in fault["what"]
-
-
-def test_a_killed_training_process_costs_nothing_but_time(sabotaged, sections, tmp_path):
-    run = sabotaged("kill once")
+def test_a_killed_training_process_costs_nothing_but_time(sections, tmp_path):
+    run = sabotage(tmp_path, sections, {2: "kill once"})
     assert run.code == 0, run.text
     assert manifest(run)["rounds"] == 2
     assert manifest(run)["faults"] == [
@@ -73,15 +94,8 @@ def test_a_killed_training_process_costs_nothing_but_time(sabotaged, sections, t
     assert all(torch.equal(saved[key], last.state[key]) for key in last.state)
 
 
-def test_a_training_that_hangs_is_ended_and_the_site_takes_part_in_the_next_round(sabotaged):
-    run = sabotaged("hang", "federation.quorum=1", "federation.grace=20", "training.rounds=3")
-    assert run.code == 0, run.text
-    assert "sent no usable reply in round 2" in history(run)[1]["rejected"]["vqa-rad"]
-    assert set(history(run)[2]["sites"]) == {"slake", "vqa-rad"}
-
-
-def test_a_killed_site_process_is_not_a_success(sabotaged):
-    run = sabotaged("kill FLARE's process", "federation.round_timeout=20")
+def test_a_killed_site_process_is_not_a_success(sections, tmp_path):
+    run = sabotage(tmp_path, sections, {2: "kill FLARE's process"}, "federation.round_timeout=20")
     assert run.code == 1
     assert "vqa-rad" in run.error
 

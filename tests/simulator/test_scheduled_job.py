@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from conftest import simulate, write
 from safetensors.torch import load_file
+from simulator_runs import simulate, write
 
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate

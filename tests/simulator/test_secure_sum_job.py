@@ -5,8 +5,8 @@ import json
 
 import pytest
 import torch
-from conftest import simulate, workspace_for_tests, write
 from safetensors.torch import load_file
+from simulator_runs import simulate, workspace_for_tests, write
 
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate

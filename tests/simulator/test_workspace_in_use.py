@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
-from conftest import simulate, write
+from simulator_runs import simulate, write
 
 from fedpeft.workspace import seed
 

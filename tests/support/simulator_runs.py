@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Small jobs in FLARE's simulator, with components of the tests where a test needs them."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from fedpeft.jobs import write_job
+from fedpeft.workspace import resources
+
+ROOT = Path(__file__).parents[2]
+COMPONENTS = ROOT / "tests" / "simulator", ROOT / "benchmarks"
+
+
+def simulate(job, workspace, *, threads, environment=()):
+    """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder."""
+    command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
+    path = os.pathsep.join(filter(None, (*map(str, COMPONENTS), os.environ.get("PYTHONPATH"))))
+    variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
+    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    return SimpleNamespace(
+        code=done.returncode,
+        text=done.stdout + done.stderr,
+        error=done.stderr,
+        workspace=workspace,
+        results=workspace / "server" / "simulate_job" / "fedpeft",
+    )
+
+
+def write(folder, sections, *, frames=None, saboteur=None, mortal=None, peak=None):
+    """A job folder, with a recorder, a saboteur, an aggregator that is killed or measured, if wanted."""
+    write_job(folder, "small", sections)
+    for role in ("server", "client"):
+        file = folder / "app" / "config" / f"config_fed_{role}.json"
+        config = json.loads(file.read_text())
+        if frames:
+            component = {"id": "recorder", "path": "recorder.Recorder", "args": {"folder": str(frames)}}
+            config["components"].append(component)
+        if saboteur and role == "client":
+            executor = config["executors"][0]["executor"]
+            executor["path"] = "saboteur.Saboteur"
+            executor["args"] |= saboteur
+        if (mortal or peak) and role == "server":
+            (aggregator,) = (c for c in config["components"] if c["id"] == "aggregator")
+            aggregator["path"] = "saboteur.MortalAggregator" if mortal else "server_memory.MeasuredAggregator"
+            aggregator["args"] |= mortal or {"file": str(peak)}
+        file.write_text(json.dumps(config))
+    return folder
+
+
+def workspace_for_tests(folder):
+    """A workspace whose allow-list lets the tests' own components in."""
+    (folder / "local").mkdir(parents=True)
+    allowed = resources()
+    allowed["class_allow_list"] += ["recorder.", "saboteur.", "server_memory."]
+    (folder / "local" / "resources.json").write_text(json.dumps(allowed))
+    return folder
+
+
+def sabotage(folder, sections, deeds, *overrides):
+    """Run a job of two sites in which vqa-rad does deeds in some rounds; `peak` is the server's memory."""
+    two = sections("federation.sites=[slake, vqa-rad]", f"training.rounds={max(2, *deeds)}", *overrides)
+    saboteur = {"deeds": {str(number): deed for number, deed in deeds.items()}, "culprit": "vqa-rad"}
+    job = write(folder / "job", two, saboteur=saboteur, peak=folder / "peak")
+    done = simulate(job, workspace_for_tests(folder / "ws"), threads=2)
+    done.peak = folder / "peak"
+    return done
