@@ -198,9 +198,9 @@ def no_initial(site):
 @pytest.mark.parametrize(
     ("harm", "order", "told"),
     [
-        (break_book, {}, "book of releases"),
+        (break_book, {}, "ledger of releases"),
         (zero_book, {}, "a release without noise"),
-        (no_book, {}, "book of releases"),
+        (no_book, {}, "ledger of releases"),
         (no_initial, {"state": {}}, "initial.safetensors"),
     ],
 )

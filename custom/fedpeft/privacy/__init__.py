@@ -1,15 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What may leave a site, and in what form.
 
-problem_codes   what a site may say about a problem: a code and the name of a setting
-settings        PrivacySettings: how much of its data a site may give away
-clipping, noise, release    clip what it sends, and add Gaussian noise
-accountant      the (epsilon, delta) of all of it
+problem_codes   what a site may report of a problem: a code and the name of a setting
+settings        PrivacySettings: clipping, noise and limits of what a site sends
+clipping, noise, release    clip what a site sends, and add Gaussian noise
+dp_release      one reply's release, recorded in the ledger
+accountant      the (epsilon, delta) of all releases
 """
 
 import importlib
 
-# torch costs seconds, and a site's executor needs the codes at once: a name is imported when it is first used
+# importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
 _HOME = {
     "PrivacySettings": "settings",
     "clipped_scores": "clipping",

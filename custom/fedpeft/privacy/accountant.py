@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The (epsilon, delta) of everything a site has released."""
+"""The (epsilon, delta) guarantee of everything that a site has released."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ ORDERS = tuple(1 + 10 ** (k / 40) for k in range(-200, 161))
 
 
 def epsilon(noise: Sequence[float], delta: float) -> float:
-    """Epsilon of Gaussian releases one after the other, each chosen after seeing the ones before.
+    """Epsilon of a sequence of Gaussian releases, each chosen adaptively after the ones before.
 
     A release with noise z (standard deviation over sensitivity) has the Renyi divergence a / (2 z^2) at every order a;
     divergences of releases add; the best order gives epsilon (Mironov 2017; Balle et al. 2020, theorem 21), an upper
@@ -19,10 +19,10 @@ def epsilon(noise: Sequence[float], delta: float) -> float:
 
     Args:
         noise: z of every release, in any order.
-        delta: the delta at which epsilon is told.
+        delta: the delta at which epsilon is given.
 
     Raises:
-        FedpeftError: opacus, whose accountant this is, is not installed; or a release without noise.
+        FedpeftError: opacus, which computes epsilon, is not installed; or a release has no noise.
     """
     if not all(z > 0 for z in noise):
         raise FedpeftError(f"a release with noise {min(noise)!r} has no epsilon: noise must be above 0.")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Bound what one site can change in a release: everything in double precision, whatever it came in."""
+"""Clip adapter updates and layer scores, in double precision, to bound what one site can change in a release."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from fedpeft.states import State
 
 
 def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[dict[str, torch.Tensor], float]:
-    """The difference of an adapter to a reference, scaled into a ball, and the norm it had.
+    """Clip the difference between an adapter and a reference to an L2 ball; return it and its norm before.
 
         u = sent - reference,    clipped = u * min(1, bound / |u|)
 
     The norm is the L2 norm over all tensors together. Two clipped updates u, v of any two data sets are at most
-    |u - v| <= |u| + |v| <= 2 * bound apart: that is the sensitivity, and nothing is assumed of the data, the training
-    or the order of the neurons. The reference must not depend on the site's data but through earlier releases.
+    |u - v| <= |u| + |v| <= 2 * bound apart: that is the sensitivity, without assumptions on the data, the training or
+    the order of the neurons. The reference may depend on the site's data only through earlier releases.
 
     Args:
         sent: the adapter that would leave, any shapes.
@@ -37,9 +37,9 @@ def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[
         update[key] = tensor.detach().to("cpu", torch.float64)
         if reference is not None:
             if key not in reference or reference[key].shape != tensor.shape:
-                found = tuple(reference[key].shape) if key in reference else "missing"
+                expected = tuple(reference[key].shape) if key in reference else "missing"
                 raise FedpeftError(
-                    f"{key} has shape {tuple(tensor.shape)}, and {found} in the global adapter that the site received: "
+                    f"{key} has shape {tuple(tensor.shape)}, {expected} in the global adapter that the site received: "
                     f"with adapters of several widths, use reference='zero'."
                 )
             update[key] = update[key] - reference[key].to("cpu", torch.float64)
@@ -51,7 +51,7 @@ def clipped_update(sent: State, reference: State | None, bound: float) -> tuple[
 
 
 def clipped_scores(scores: Sequence[float], bound: float) -> list[float]:
-    """Layer scores scaled into the part of a ball where all are non-negative.
+    """Clip non-negative layer scores to an L2 ball.
 
     Two such vectors s, t have a non-negative inner product, so |s - t|^2 = |s|^2 + |t|^2 - 2 <s, t> <= 2 * bound^2: the
     sensitivity is sqrt(2) * bound.

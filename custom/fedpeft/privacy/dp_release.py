@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Turn a checked reply into its clipped and noised release, and account for it.
+"""Clip and noise a checked reply before it leaves, and record the release in the ledger.
 
-An order that comes again, the same global adapter, round and layers, gets the bytes of the release it got before:
-that tells nothing new and counts nothing. Any other order, be it for the same round, is answered with fresh noise, and
-counts.
+A repeated order (same global adapter, round and layers) gets the bytes of the earlier release, which reveals nothing
+new and costs nothing. Any other order, even for the same round, gets fresh noise and is counted.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ SCORES = "scores"
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Release:
-    """What leaves, and one line about it for the site's own log."""
+    """The reply that leaves the site, and a one-line summary for the site's own log."""
 
     reply: ScoreReply | TrainReply
     summary: str
@@ -47,18 +46,18 @@ def release_reply(
     folder: Path,
     book: Path,
 ) -> Release:
-    """The release of one reply.
+    """Clip and noise one reply, or return the earlier release if the order is repeated.
 
     Args:
-        reply: as the content filter let it pass, without a problem.
-        order: what it answers.
-        reference: the global adapter that the order brought.
-        settings: the site's.
+        reply: already checked by the reply policy, without a problem.
+        order: the order that it answers.
+        reference: the global adapter that came with the order.
+        settings: the site's privacy settings.
         folder: where the last releases are kept.
-        book: the file of `ledger.enter`; a release belongs to the lineage of its order.
+        book: the ledger file, see `ledger.enter`; a release is recorded under the lineage of its order.
 
     Raises:
-        FedpeftError: why nothing may leave.
+        FedpeftError: the reply must not leave; the message says why.
     """
     trained = isinstance(reply, TrainReply)
     if trained and reply.sum_key:

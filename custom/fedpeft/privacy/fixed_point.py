@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Adapters as whole numbers modulo 2^64: their sum is exact, and a uniform mask hides every one of them completely.
+"""Adapters as integers modulo 2^64: their sum is exact, and a uniform mask hides each of them completely.
 
-    encode    e = n round(2^32 x) mod 2^64        n: the site's weight, a whole number
+    encode    e = n round(2^32 x) mod 2^64        n: the site's weight, an integer
     decode    sum_k n_k x_k / sum_k n_k
 
 Rounding costs at most 2^-33 in each number, whatever the number of sites.
@@ -22,15 +22,15 @@ Numbers = dict[str, np.ndarray]
 
 
 def encode(state: State, weight: int, sites: int) -> Numbers:
-    """A site's weighted tensors as uint64 arrays of the same shapes.
+    """Encode a site's weighted tensors as uint64 arrays of the same shapes.
 
     Args:
         state: floating-point tensors of any dtype.
         weight: n_k, at least 1.
-        sites: K, at least 1, how many such encodings are added: each stays below 2^62 / K, so that the sum cannot wrap.
+        sites: K, at least 1, the number of encodings to be added: each is below 2^62 / K, so the sum cannot overflow.
 
     Raises:
-        FedpeftError: a number is NaN, infinite or too large for this weight and this many sites; its key is named.
+        FedpeftError: a number is NaN, infinite or too large for this weight and number of sites; names the key.
     """
     most = 2**62 / (sites * weight)
     numbers = {}
@@ -47,7 +47,7 @@ def encode(state: State, weight: int, sites: int) -> Numbers:
 
 
 def wrapped_sum(states: Sequence[State]) -> Numbers:
-    """The sum modulo 2^64 of int64 tensors as they travel; all have the same keys and shapes."""
+    """Add int64 wire tensors modulo 2^64; all states have the same keys and shapes."""
     first, *others = states
     totals = {key: from_wire(tensor).copy() for key, tensor in first.items()}
     for state in others:
@@ -57,7 +57,7 @@ def wrapped_sum(states: Sequence[State]) -> Numbers:
 
 
 def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, torch.dtype]) -> dict[str, torch.Tensor]:
-    """The weighted mean that a sum of encodings stands for.
+    """Decode a sum of encodings into the weighted mean.
 
     Args:
         totals: uint64 arrays.
@@ -72,10 +72,10 @@ def decode(totals: Mapping[str, np.ndarray], weight: int, dtypes: Mapping[str, t
 
 
 def to_wire(numbers: np.ndarray) -> torch.Tensor:
-    """A uint64 array as the int64 tensor with the same bits, which every version of torch can send."""
+    """View a uint64 array as an int64 tensor with the same bits, which every version of torch can send."""
     return torch.from_numpy(np.ascontiguousarray(numbers).view(np.int64))
 
 
 def from_wire(tensor: torch.Tensor) -> np.ndarray:
-    """The uint64 array with the bits of an int64 tensor."""
+    """View an int64 tensor as a uint64 array with the same bits."""
     return tensor.detach().cpu().contiguous().numpy().view(np.uint64)

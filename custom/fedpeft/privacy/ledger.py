@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The book of a site's noised releases, of all its jobs: one JSON line each, written before the release leaves.
+"""The ledger of a site's noised releases over all its jobs: one JSON line each, written before the release leaves.
 
-A release that is entered and then lost on the way counts: the other error would be the dangerous one.
+A release that is recorded and then lost on the way still counts: an unrecorded release would break the guarantee.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpeft.privacy import epsilon
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """Epsilon of one job's releases and of all, and how many there are of each."""
+    """Epsilon and number of the releases of one job and of all jobs."""
 
     epsilon_of_job: float
     releases_of_job: int
@@ -29,18 +29,18 @@ class Spent:
 
 
 def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, limit: float) -> Spent:
-    """Enter releases and say what all of the book's amount to.
+    """Record releases and return epsilon of all releases in the ledger.
 
     Args:
-        file: the book; jobs that run at the same time may share it.
-        lineage: name of the job, and of those that resume it, whose releases these are.
-        releases: each with `noise`, its standard deviation over its sensitivity, and what says which release it was.
-        delta: the delta at which epsilon is told.
-        limit: the largest epsilon of all together; 0: none.
+        file: the ledger; jobs that run at the same time may share it.
+        lineage: name of the job, and of jobs that resume it, that makes the releases.
+        releases: each with `noise`, its standard deviation over its sensitivity, and fields that identify it.
+        delta: the delta at which epsilon is given.
+        limit: the largest epsilon of all releases together; 0: no limit.
 
     Raises:
-        FedpeftError: the accountant is missing, the book cannot be read or written, or the limit would be exceeded;
-            nothing was entered then, and nothing may leave.
+        FedpeftError: the accountant is missing, the ledger cannot be read or written, or the limit would be exceeded;
+            nothing is recorded then, and nothing may leave.
     """
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -68,6 +68,6 @@ def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, l
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LocalError(
-            f"the book of releases {file} cannot be used ({error}): mend it, nothing may leave."
+            f"the ledger of releases {file} cannot be used ({error}): repair it; until then nothing leaves the site."
         ) from error
     return spent

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Gaussian noise that nobody can foretell."""
+"""Gaussian noise from the operating system's cryptographic generator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Source = Callable[[int], bytes]
 
 
 def gaussian(shape: tuple[int, ...], deviation: float, source: Source = os.urandom) -> torch.Tensor:
-    """Independent draws of N(0, deviation^2), in float64.
+    """Draw independent samples of N(0, deviation^2), in float64.
 
     A job's seed is known to the server, and so is the state of a seeded generator once enough of its output is seen.
     The noise is therefore drawn from the operating system's cryptographic generator: 52 random bits u give

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""All that a site may say about a problem: a code of this list and the name of a setting, never a value or a text.
+"""What a site may report of a problem: a code of this list and the name of a setting, never a value or free text.
 
-The site sends the code, the server prints the sentence. What the code stands for in full (values, paths, exception) is
-in the site's own log, in its `problem.json`, and in what `fedpeft doctor` prints there.
+The site sends the code, the server prints the sentence. The details (values, paths, exception) stay in the site's own
+log, in its `problem.json`, and in what `fedpeft doctor` prints there.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ CODES = {
 
 
 def is_known(code: object, setting: object) -> bool:
-    """Whether a problem is one of `CODES`, about a declared setting or none."""
+    """Whether the code is one of `CODES` and the setting is declared or empty."""
     return isinstance(code, str) and code in CODES and (setting == "" or known(setting))
 
 
 def sentence(code: object, setting: object = "") -> str:
-    """What the server prints of a site's problem; nothing of what it received is repeated unless it is known here.
+    """The sentence that the server prints for a site's problem; an unknown code or setting is not repeated.
 
     Args:
-        code: as it arrived, of any type.
-        setting: likewise.
+        code: as received, of any type.
+        setting: as received, of any type.
     """
     if not is_known(code, setting):
         return "it sent an unknown problem code: install the same fedpeft version everywhere."

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What leaves a site in place of its adapter and its scores.
+"""Clip and noise the adapter and the scores that a site sends.
 
     adapter:  round(reference + clip(sent - reference) + N(0, (noise * 2 * clip)^2))
     scores:   max(0, clip(scores) + N(0, (score_noise * sqrt(2) * score_clip)^2))
 
-The sum is formed in float64 and then rounded to the tensor's own dtype, float32 or bf16. Rounding sees nothing but the
-noised number, so it cannot weaken the guarantee; bf16 merely shows less of it. The same holds for the cut at zero. What
-the theorem does not model is that the sum itself has float64's finite precision.
+The sum is formed in float64 and then rounded to the tensor's own dtype, float32 or bf16. Rounding is
+post-processing of the noised number, so it cannot weaken the guarantee; the same holds for max(0, .). The theorem does
+not model the finite precision of float64 in the sum itself.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from fedpeft.privacy.settings import PrivacySettings
 def release_adapter(
     sent: State, reference: State | None, settings: PrivacySettings, source: Source = os.urandom
 ) -> tuple[dict[str, torch.Tensor], float]:
-    """A clipped and noised adapter, in the dtypes of `sent`, and the update's norm before it was clipped (private).
+    """Clip and noise an adapter, in the dtypes of `sent`; also return the norm before clipping, which is private.
 
     Raises:
-        FedpeftError: see `clipped_update`; or a number that its dtype cannot hold.
+        FedpeftError: see `clipped_update`; or a noised number exceeds the range of its dtype.
     """
     update, norm = clipped_update(sent, reference, settings.clip)
     released = {}
@@ -43,10 +43,10 @@ def release_adapter(
 
 
 def release_scores(scores: Sequence[float], settings: PrivacySettings, source: Source = os.urandom) -> list[float]:
-    """Clipped and noised layer scores, not negative.
+    """Clip and noise layer scores; the result is not negative.
 
     Raises:
-        FedpeftError: scores that are no scores, or noise on the adapter and none allowed for here.
+        FedpeftError: invalid scores, or noise is set for the adapter and not for the scores.
     """
     if not settings.score_clip:
         if settings.noise:

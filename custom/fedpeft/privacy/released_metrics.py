@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site's own file lets out of accuracies and losses: rounded, of no small group, once for each round of a job.
+"""Limit the accuracies and losses that leave a site: rounded, no small groups, once per round of a job.
 
 The server chooses the model that they are measured on. Exact numbers of two models, or of a group of one question,
-would tell how single samples are answered; rounded ones tell it later, and not for ever (`metrics: false` does).
+would reveal how single samples are answered. Rounding only delays that; `metrics: false` prevents it.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ Metrics = dict[str, float | None]
 
 
 def released_metrics(measured: Mapping[str, float | None], questions: Mapping[str, int], *, least: int) -> Metrics:
-    """Accuracies to whole percent and losses to three digits, None for what is withheld.
+    """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
-    With one small group all are withheld: the others and the overall accuracy would give it away.
+    If one group is too small, all groups are withheld: it could be computed from the others and the overall accuracy.
 
     Args:
-        measured: by name, fractions and losses; None: not measured.
-        questions: by group of questions, how many of them the fraction of that name is of.
-        least: of which a fraction may leave.
+        measured: fractions and losses by name; None: not measured.
+        questions: number of questions in each group, by the name of its fraction.
+        least: the smallest group whose fraction may leave.
     """
     withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
     fractions = {OVERALL, *questions}
@@ -40,15 +40,15 @@ def released_metrics(measured: Mapping[str, float | None], questions: Mapping[st
 
 
 def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
-    """These metrics, or those that have left in this round before: an order that is repeated learns nothing new.
+    """Return these metrics, or those already sent in this round, so that a repeated order reveals nothing new.
 
     Args:
-        metrics: that are about to leave.
-        round: of the job.
-        folder: the job's run folder; the rounds of a job never fall.
+        metrics: about to leave the site.
+        round: number of the round; it never decreases within a job.
+        folder: the job's run folder.
 
     Raises:
-        LocalError: what has left cannot be read or noted.
+        LocalError: the record of sent metrics cannot be read or written.
     """
     file = folder / FILE
     try:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A round whose adapters are summed under masks: which jobs can have one, and its weighted mean."""
+"""Rounds with a secure sum: check that a job can use them, and compute the weighted mean."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedpeft.states import State
 
 
 def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:
-    """Refuse a job that asks for a secure sum and for something that one cannot give.
+    """Refuse a job whose other settings are incompatible with a secure sum.
 
     Raises:
         FedpeftError: naming the setting.
@@ -25,8 +25,8 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
         return
     if schedule.active:
         raise FedpeftError(
-            "method.secure_sum adds up what all sites send, and a layer that one site trains alone would be in plain "
-            "view: use schedule.solver='all'."
+            "method.secure_sum adds up what all sites send, and a layer that one site trains alone would be "
+            "visible: use schedule.solver='all'."
         )
     if schedule.clients_per_round:
         raise FedpeftError(
@@ -34,26 +34,26 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
             "show single sites: set schedule.clients_per_round to 0."
         )
     if federation.needed < len(federation.sites):
-        raise FedpeftError("method.secure_sum has no sum without every site: set federation.quorum to 0.")
+        raise FedpeftError("method.secure_sum needs every site in every round: set federation.quorum to 0.")
     if len(federation.sites) < LEAST_MEMBERS:
         raise FedpeftError(
-            f"method.secure_sum needs at least {LEAST_MEMBERS} sites, because of two each learns the other's adapter; "
+            f"method.secure_sum needs at least {LEAST_MEMBERS} sites, because each of two learns the other's adapter; "
             f"federation.sites has {len(federation.sites)}."
         )
 
 
 def weight_of(samples: int, method: MethodSettings) -> int:
-    """The whole number that a site's adapter is multiplied by: its training samples, or 1 for a plain mean."""
+    """The integer weight of a site: its training samples, or 1 for a plain mean."""
     return 1 if method.pia.weighting == "uniform" else samples
 
 
 def without_masks(state: State, samples: int, method: MethodSettings, *, sites: int) -> State:
-    """What a site sends, but for its masks: for federations within one process, with the same result to the bit."""
+    """Encode an adapter as a site would, without masks: for a federation in one process, with the same result."""
     return {key: to_wire(numbers) for key, numbers in encode(state, weight_of(samples, method), sites).items()}
 
 
 def secure_mean(replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State) -> State:
-    """The new global adapter from masked uploads and sample counts by site, in the dtypes of the one before."""
+    """The new global adapter from masked uploads and sample counts by site, in the dtypes of `previous`."""
     uploads, counts = zip(*(replies[site] for site in sorted(replies)), strict=True)
     dtypes = {key: tensor.dtype for key, tensor in previous.items()}
     return mean(uploads, [weight_of(count, method) for count in counts], dtypes)

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A sum of adapters of which the server sees the sum alone: what a site does in a round, and what the server does.
+"""Secure sum of adapters: the server sees only the sum, not the adapter of any site.
 
-    before the round   offer    a one-time public key, signed, sent with the message before
-    in the round       upload   check everybody's key, encode, mask, and forget the private key
+    before the round   offer    a one-time public key, signed, sent with the previous message
+    in the round       upload   check every member's key, encode, mask, and delete the private key
     server             mean     add up, decode
 
-The members of the sum are fixed: a server that could leave one out of a second sum would see the difference. So there
-is no sum without every member, and a round in which one is missing is lost.
+The members of the sum are fixed: a server that could leave one out of a second sum would see the difference. So every
+sum needs every member, and a round in which one is missing is lost.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ FILE = "secure_sum.json"
 
 
 def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
-    """A new key pair for one upload: the private key stays in `folder`, in place of any earlier one.
+    """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
     Args:
         folder: where the site's state of this job lies.
-        kit: signs the public key; None: in the simulator.
+        kit: signs the public key; None in the simulator.
         job: the job's lineage.
         round: the round that the key is for.
-        site: whose it is.
+        site: name of the site.
     """
     secret = new_secret()
     with replacing(folder / FILE) as draft, open(draft, "w", opener=_private) as file:
@@ -60,19 +60,19 @@ def upload(
     members: Sequence[str] | None,
     received: State,
 ) -> dict[str, torch.Tensor]:
-    """What a site sends in place of its adapter: int64 tensors that tell nothing without those of all other members.
+    """Mask a site's adapter: int64 tensors that reveal nothing without those of all other members.
 
     Args:
         trained: the adapter.
         folder, kit, job, round, site: as in `offer`.
         settings: digest of the job as deployed to this site.
-        weight: of the site in the mean, a whole number.
+        weight: of the site in the mean, an integer.
         offered: the key of every member, as the server passed it on.
-        members: the sites of the sum, by the site's own file; None: in the simulator, whoever is offered.
+        members: the sites of the sum, from the site's own file; None in the simulator: all in `offered`.
         received: the global adapter that the round started from.
 
     Raises:
-        SecureSumError: members, keys or numbers that do not hold; nothing may leave then.
+        SecureSumError: members, keys or numbers are wrong; nothing may leave then.
     """
     _check_members(offered, site=site, members=members)
     keys = {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
@@ -90,7 +90,7 @@ def upload(
 def mean(
     uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
 ) -> dict[str, torch.Tensor]:
-    """The weighted mean of the members' adapters, from what all of them sent.
+    """The weighted mean of the members' adapters, from their masked uploads.
 
     Args:
         uploads: one for each member, of the same keys and shapes.
@@ -115,23 +115,23 @@ def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequ
         missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
         raise SecureSumError(
             f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
-            f"group of sites would let it see differences between sums."
+            f"group of sites would reveal differences between sums."
         )
     if site not in offered or len(offered) < LEAST_MEMBERS:
         raise SecureSumError(
             f"the server wants a sum of {sorted(offered)}: it needs this site and at least {LEAST_MEMBERS} sites, "
-            f"because of two each learns the other's adapter."
+            f"because each of two learns the other's adapter."
         )
 
 
 def _take(file: Path, *, job: str, round: int) -> bytes:
-    """The private key that was offered for this round; it is gone afterwards, whatever comes of it."""
+    """Read and delete the private key of this round."""
     try:
         kept = json.loads(file.read_text())
         os.unlink(file)
     except (OSError, ValueError) as error:
         raise SecureSumError(
-            f"this site has no unused key for round {round} ({type(error).__name__}): a key serves one upload only, "
+            f"this site has no unused key for round {round} ({type(error).__name__}): a key is valid for one upload, "
             f"start the job again with federation.resume_from."
         ) from error
     if (kept["job"], kept["round"]) != (job, round):

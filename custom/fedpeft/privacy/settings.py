@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site demands of everything it sends."""
+"""Privacy settings of a site: clipping, noise and the limit on epsilon."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITHHOLD, PASS = "withhold", "pass"
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacySettings:
-    """How much of its data a site may give away, the `privacy` argument of `AdapterOnly`.
+    """How much of its data a site may reveal: the `privacy` argument of `AdapterOnly`.
 
     Args:
         clip: largest L2 norm of the adapter's difference to `reference`, over all tensors of a reply together.
@@ -23,7 +23,7 @@ class PrivacySettings:
             only, which is no differential privacy.
         score_clip: largest L2 norm of a reply's layer scores; 0: with noise on, no scores may leave.
         score_noise: as `noise`, for the scores, in units of their sensitivity sqrt(2) * `score_clip`.
-        delta: the delta at which epsilon is told.
+        delta: the delta at which epsilon is given.
         limit: the largest epsilon of all releases together; a reply that would exceed it does not leave. 0: none.
         reference: `received` (what is clipped is the difference to the global adapter that the server sent) or `zero`
             (the adapter itself is clipped).
@@ -56,8 +56,8 @@ class PrivacySettings:
             raise FedpeftError("score_noise needs score_clip: noise without a bound on what it hides protects nothing.")
         if bool(self.score_noise) != bool(self.noise) and self.score_clip:
             raise FedpeftError(
-                f"noise is {self.noise!r} and score_noise {self.score_noise!r}: both must be above 0, or both 0, for "
-                f"what one of them hides the other would tell."
+                f"noise is {self.noise!r} and score_noise {self.score_noise!r}: both must be above 0, or both 0, "
+                f"because one without noise reveals what the other hides."
             )
         if self.limit and not self.noise:
             raise FedpeftError("limit needs noise: without noise, epsilon is infinite from the first reply on.")

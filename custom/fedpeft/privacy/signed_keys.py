@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Public keys that travel by way of the server, signed with the certificate of a site's start-up kit.
+"""Public keys that pass through the server, signed with the certificate of a site's start-up kit.
 
-The server passes them on and could put in its own; a signature over job, round, site and key, by a certificate that the
-consortium's authority issued to that site, is what it cannot make. Whoever holds the authority's private key can.
+The server could replace a key by its own, but it cannot forge a signature over job, round, site and key by the
+certificate that the consortium's authority issued to that site. Only the holder of the authority's private key can.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SignedKey = dict[str, list[str]]
 
 @dataclass(frozen=True, slots=True)
 class Kit:
-    """What a site proves itself with, and whom it believes: from `startup/` of its kit."""
+    """A site's private key and certificate, and the authority that it trusts: from `startup/` of its kit."""
 
     key: rsa.RSAPrivateKey
     certificate: x509.Certificate
@@ -53,12 +53,14 @@ class Kit:
                 f"the site's certificate cannot be read from {startup} ({error}): a secure sum needs the start-up kit."
             ) from error
         if not isinstance(key, rsa.RSAPrivateKey):
-            raise SecureSumError(f"{startup / 'client.key'} is no RSA key: provision the kit with FLARE's CertBuilder.")
+            raise SecureSumError(
+                f"{startup / 'client.key'} is not an RSA key: provision the kit with FLARE's CertBuilder."
+            )
         return cls(key, certificate, root)
 
 
 def signed(public: bytes, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
-    """A public key as it travels, in lines of hexadecimal digits; unsigned without a kit, as in the simulator."""
+    """Sign a public key and encode it in lines of hexadecimal digits; without a kit (simulator) it is unsigned."""
     values = {"public": public, "certificate": b"", "signature": b""}
     if kit is not None:
         values["certificate"] = kit.certificate.public_bytes(Encoding.DER)
@@ -68,12 +70,12 @@ def signed(public: bytes, kit: Kit | None, *, job: str, round: int, site: str) -
 
 
 def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> bytes:
-    """The public key of a site, once it is certain that this site offered it for this round of this job.
+    """Verify that a site offered a public key for this round of this job, and return the key.
 
     Args:
         offered: what the server passed on.
-        kit: whom to believe; None: in the simulator, where there are no certificates.
-        job, round, site: what the signature must be about.
+        kit: holds the trusted authority; None in the simulator, where there are no certificates.
+        job, round, site: what the signature must cover.
 
     Raises:
         SecureSumError: naming the site and what is wrong with its key.
@@ -92,10 +94,10 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """The three fields of a key as it travels, each of bounded length, the public key of 32 bytes.
+    """Decode the three fields of a key on the wire, each of bounded length, the public key of 32 bytes.
 
     Raises:
-        SecureSumError: it is anything else.
+        SecureSumError: the key is malformed.
     """
     try:
         if set(offered) != set(FIELDS) or any(len(lines) > MOST_LINES for lines in offered.values()):
@@ -111,7 +113,7 @@ def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
 
 
 def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicKey:
-    """The key of a certificate, once it is certain that the consortium's authority issued it to this site."""
+    """Verify that the consortium's authority issued a certificate to this site, and return its key."""
     try:
         certificate = x509.load_der_x509_certificate(encoded)
         certificate.verify_directly_issued_by(root)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Hold a job against a site's own file, and put the site's values in the place of the job's.
+"""Check a job against a site's own file, and replace the job's values by the site's.
 
-What the settings ask is checked before anything is loaded, what the data amount to before anything is trained.
+Settings are checked before anything is loaded, the amount of data before anything is trained.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ OWN = ("seed", "validation_fraction", "test_fraction")  # of `data`
 
 
 def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    """Every setting of a job that a site's file does not allow, with a sentence for the site itself."""
+    """Yield every setting of a job that a site's file does not allow, with the reason for the site's own log."""
     yield from _of_data(policy, job)
     if job.backbone.name not in policy.backbones:
         yield "backbone.name", f"is {job.backbone.name!r}, backbones has {', '.join(policy.backbones) or 'none'}"
@@ -54,11 +54,11 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
         yield "backbone.source", f"is {source!r:.120}, which sources does not list"
     for setting, limit in MOST.items():
-        value, most = _asked(job, setting), getattr(policy, limit)
+        value, most = _value(job, setting), getattr(policy, limit)
         if value is not None and value > most:
             yield setting, f"is {value!r}, {limit} is {most!r}"
     for setting, limit in (LEAST | SCORED if job.schedule.active else LEAST).items():
-        value, least = _asked(job, setting), getattr(policy, limit)
+        value, least = _value(job, setting), getattr(policy, limit)
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
     yield from _of_training(policy, job)
@@ -74,7 +74,7 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
 
 
-def _asked(job: SiteJob, setting: str) -> float | None:
+def _value(job: SiteJob, setting: str) -> float | None:
     section, name = setting.split(".")
     return getattr(getattr(job, section), name)
 
@@ -89,33 +89,33 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
 
 
 def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    asked = job.data
-    if asked.dataset not in policy.datasets:
-        yield "data.dataset", f"is {asked.dataset!r}, datasets has {', '.join(policy.datasets) or 'none'}"
+    chosen = job.data
+    if chosen.dataset not in policy.datasets:
+        yield "data.dataset", f"is {chosen.dataset!r}, datasets has {', '.join(policy.datasets) or 'none'}"
     if policy.sum_with and job.data_of_sites:
-        yield "data.sites", "is set: whoever knows the data of the other sites has this site's part of a sum"
-    if asked.root is not None:
+        yield "data.sites", "is set: whoever knows the data of the other sites can compute this site's part of a sum"
+    if chosen.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
-    if asked.exclude:
-        yield "data.exclude", "is set: which images take part is this site's to say"
-    if asked.site not in (job.site, policy.site):
-        yield "data.site", f"is {asked.site!r:.60}, the data know this site as {policy.site or job.site!r}"
-    if asked.split not in policy.splits:
-        yield "data.split", f"is {asked.split!r}, splits has {', '.join(policy.splits) or 'none'}"
-    if data.is_procedural(asked.dataset):
+    if chosen.exclude:
+        yield "data.exclude", "is set: only this site decides which images are excluded"
+    if chosen.site not in (job.site, policy.site):
+        yield "data.site", f"is {chosen.site!r:.60}, the data know this site as {policy.site or job.site!r}"
+    if chosen.split not in policy.splits:
+        yield "data.split", f"is {chosen.split!r}, splits has {', '.join(policy.splits) or 'none'}"
+    if data.is_procedural(chosen.dataset):
         return
     usual = DataSettings()
     for name in OWN:
-        value, own = getattr(asked, name), getattr(policy, name)
+        value, own = getattr(chosen, name), getattr(policy, name)
         if value not in (getattr(usual, name), own):
             yield f"data.{name}", f"is {value!r}, here it is {own!r}"
 
 
 def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
-    """The job with the site's own values in it.
+    """Check a job and replace its values by the site's own.
 
     Raises:
-        FedpeftError: the job asks for more than the file allows; it names the first such setting.
+        FedpeftError: the job asks for more than the file allows; names the first such setting.
     """
     for setting, why in refusals(policy, job):
         raise FedpeftError(
@@ -129,15 +129,15 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
 
 
 def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> None:
-    """Refuse a job that would train more than the file allows.
+    """Refuse a job that trains more parameters than the file allows.
 
     Args:
-        policy: the site's.
+        policy: the site's own file.
         method: of the job.
-        count: parameters beside the head.
+        count: number of trained parameters without the head.
 
     Raises:
-        FedpeftError: naming the setting.
+        FedpeftError: names the setting.
     """
     if count > policy.most_trained_parameters:
         setting = "method.settings" if method.settings_of("") else "method.name"
@@ -150,10 +150,10 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """A site's data without the images that it excludes, if there are enough of them.
+    """Load a site's data without the images that it excludes, and check that there are enough samples.
 
     Args:
-        policy: the site's; None in the simulator, where the job's settings hold.
+        policy: the site's own file; None in the simulator, where the job's settings apply.
         job: as `admitted` returned it.
 
     Raises:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own file, `local/fedpeft.json`: what only the site decides, and how much a job may ask of it.
+"""A site's own file, `local/fedpeft.json`: what only the site decides, and the limits that it sets for jobs.
 
 python -m fedpeft.privacy.site_policy > local/fedpeft.json     # the defaults
 """
@@ -30,7 +30,7 @@ LEAST_MEMBERS = 3
 
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
-    """What a site decides for itself; a job that asks for more is refused with the name of its setting.
+    """What a site decides itself; a job that exceeds it is refused with the name of its setting.
 
     Args:
         datasets: registered data sets that a job may name.
@@ -42,7 +42,7 @@ class SitePolicy:
         validation_fraction, test_fraction: as in the section `data`, for data that have no split of their own.
         seed: of the cuts by `splits` and fractions.
         least_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
-            samples tells of each.
+            samples reveals each of them.
         least_train_images: the same for different images.
         least_answers: the same for different answers in training.
         least_test_samples: the same for the samples on which accuracies are measured.
@@ -130,7 +130,7 @@ class SitePolicy:
         if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
             raise FedpeftError(
                 f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
-                f"{LEAST_MEMBERS}, because of two each learns the other's adapter."
+                f"{LEAST_MEMBERS}, because each of two learns the other's adapter."
             )
         for split in self.splits:
             one_of("splits", split, SPLITS)
@@ -149,10 +149,10 @@ class SitePolicy:
 
 
 def read_policy(file: Path) -> SitePolicy:
-    """The policy in a site's own file.
+    """Read a site's own file.
 
     Raises:
-        LocalError: the file is missing, cannot be read, or says something that is not allowed.
+        LocalError: the file is missing, cannot be read, or has an invalid value.
     """
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
@@ -162,7 +162,7 @@ def read_policy(file: Path) -> SitePolicy:
         ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise LocalError(
-            f"{file} cannot be read as JSON ({error}): mend it, or write it anew with {WRITE}",
+            f"{file} cannot be read as JSON ({error}): repair it, or write a new one with {WRITE}",
             code="site-file-unusable",
         ) from error
     try:
@@ -172,7 +172,7 @@ def read_policy(file: Path) -> SitePolicy:
 
 
 def main() -> int:
-    """Print the defaults."""
+    """Print the default values as JSON."""
     print(json.dumps(dataclasses.asdict(SitePolicy()), indent=2))
     return 0
 
