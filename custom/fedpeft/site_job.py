@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job as one site reads it: its sections as settings, of the section `data` the site's own share."""
+"""The settings of one site in a job."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ SECTIONS = ("backbone", "method", "training", "data", "schedule")
 
 
 def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
-    """SHA-256 of a job as it was deployed: the same at all its sites, unless they were sent different jobs.
+    """SHA-256 of a job as deployed: equal at all sites unless the server sent them different jobs.
 
     Args:
-        sections: of the job, with what `data.sites` says of every site, before a site puts in values of its own.
-        job: FLARE's id of it.
+        sections: of the job, with `data.sites` of every site, before a site replaces values by its own.
+        job: FLARE's job id.
     """
     facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
@@ -33,12 +33,12 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class SiteJob:
-    """The settings of one site in a job.
+    """A job's sections as checked settings, with the site's own entry of `data.sites` applied.
 
     Args:
         site: the site's name in the consortium.
-        backbone, method, training, data, schedule: as their classes say.
-        data_of_sites: what `data.sites` says, of every site.
+        backbone, method, training, data, schedule: see their classes.
+        data_of_sites: `data.sites` of the job, by site.
     """
 
     site: str
@@ -51,10 +51,10 @@ class SiteJob:
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any], *, site: str) -> SiteJob:
-        """Check the sections of a job.
+        """Build and check the settings from a job's sections.
 
         Raises:
-            FedpeftError: a section or setting is missing or wrong; it is named.
+            FedpeftError: a section or setting is missing or wrong; names it.
         """
         return cls(
             site=site,

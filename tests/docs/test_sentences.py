@@ -268,14 +268,14 @@ def trained(here):
 
 @case("a site's training process dies, twice")
 def _(here):
-    here.monkeypatch.setattr(WorkerProcess, "tell", lambda process, *_: process.kill())
+    here.monkeypatch.setattr(WorkerProcess, "send", lambda process, *_: process.kill())
     trained(here)
 
 
 @case("any other error, twice")
 def _(here):
     failure = asdict(Failure.of(RuntimeError("a question")))
-    here.monkeypatch.setattr(WorkerProcess, "answer", lambda *_: ({"failure": failure}, {}))
+    here.monkeypatch.setattr(WorkerProcess, "receive", lambda *_: ({"failure": failure}, {}))
     trained(here)
 
 

@@ -1,2 +1,2 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's half of a round, without FLARE: load, train, evaluate, keep its state, score its layers."""
+"""A site's half of a round, without FLARE: load, train, evaluate, store its state, score its layers."""

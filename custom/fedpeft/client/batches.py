@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""From examples to batches of tensors."""
+"""Turn examples into batches of tensors."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ Row = tuple[Any, str, int, torch.Tensor, bool]
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B samples: what the backbone reads, and what it should answer.
+    """B samples: the backbone's inputs and the correct answers.
 
     Args:
         inputs: the backbone's keyword arguments.
-        target: class indices (B,), -1 for an answer that training never saw.
-        accepted: class indices of all answers that count as right (B, A), filled up with -1.
+        target: class indices (B,), -1 for an answer that is not in the training data.
+        accepted: class indices of all accepted answers (B, A), padded with -1.
         closed: booleans (B,).
     """
 
@@ -57,12 +57,12 @@ class _Examples(Dataset):
         try:
             image = open_image(example.image)
         except FedpeftError as error:
-            return error  # raised where the batch is read: raised in a worker it would arrive as a traceback in text
+            return error  # raised by the reader: from a worker it would arrive as the text of a traceback
         return image, example.question, self.targets[index], self.accepted[index], example.closed
 
 
-class _Places(BatchSampler):
-    """Places of the samples of each batch; a rest of fewer than `smallest` joins the batch before it."""
+class _Indices(BatchSampler):
+    """Sample indices of each batch; a last batch of fewer than `smallest` samples joins the one before it."""
 
     def __init__(self, order: RandomSampler | SequentialSampler, batch_size: int, smallest: int) -> None:
         super().__init__(order, batch_size, drop_last=False)
@@ -75,20 +75,20 @@ class _Places(BatchSampler):
         batches = super().__iter__()
         yield from itertools.islice(batches, len(self) - self._joins)
         if self._joins:
-            yield [place for batch in batches for place in batch]
+            yield [index for batch in batches for index in batch]
 
 
 class Batches:
-    """Iterates over `Batch`, in a new random order on every pass if a generator is given.
+    """Iterate over `Batch`, in a new random order on every pass if a generator is passed.
 
     Args:
         examples: n samples; images are decoded when their batch is drawn.
         vocabulary: the site's answers.
-        collate: the backbone's way from images and questions to its keyword arguments.
+        collate: the backbone's function from images and questions to its keyword arguments.
         batch_size: B; the last batch may be smaller, or larger where `smallest` is above 1.
-        smallest: a rest of fewer samples joins the batch before it, so that no step is over one or two samples.
-        generator: source of the order; None keeps the order of `examples`.
-        workers: processes that decode.
+        smallest: a last batch of fewer samples joins the one before it, so that no step has only one or two samples.
+        generator: for the random order; None keeps the order of `examples`.
+        workers: number of processes that decode images.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class Batches:
         order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)
         self._loader = DataLoader(
             rows,
-            batch_sampler=_Places(order, batch_size, smallest),
+            batch_sampler=_Indices(order, batch_size, smallest),
             generator=generator,
             collate_fn=self._join,
             num_workers=workers,

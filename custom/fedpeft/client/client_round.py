@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The client's half of FedPIA in a round: align what was received, put it beside or into the own adapter, integrate."""
+"""Client PIA in a round: align the received adapter, combine it with the site's own, and integrate after training."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def start(
     settings: PIASettings | None,
     probe: Callable[[], Inputs],
 ) -> Finish:
-    """Load what a round starts from and return how it ends.
+    """Load the tensors that a round starts from, and return the function that finishes the round.
 
-    With `aligned_at="site"` what is uploaded, and only that, takes the order of the received adapter.
+    With `aligned_at="site"` only the upload is permuted into the order of the received adapter.
 
-    Without client PIA, in the first round and at a site that has no adapter yet, the received adapter replaces the own.
+    Without client PIA, or while the site has no adapter of its own, the received adapter is loaded as it is.
 
     Args:
-        trainable: the trained part; it holds the right tensors afterwards.
+        trainable: the trained part of the model; its tensors are replaced.
         own: the site's adapter of its last round, wire keys.
         received: the global adapter, wire keys.
         settings: PIA's; None for any other method.
-        probe: draws the inputs of the m samples whose activations are compared.
+        probe: returns the inputs of the m samples whose activations are compared.
 
     Returns:
-        a function from the trained adapter to (what is uploaded, what the site keeps as its own).
+        A function from the trained adapter to (upload, adapter that the site keeps).
     """
     finish = _start(trainable, own, received, settings, probe)
     if settings is None or not settings.aligns_before_upload:
@@ -54,12 +54,12 @@ def start(
 def _start(
     trainable: Trainable, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
 ) -> Finish:
-    """`start`, with the neurons of what is uploaded in the site's own order."""
+    """As `start`, with the upload's neurons in the site's own order."""
     if own is None or settings is None or not settings.client:
         trainable.load(received)
         trainable.set_companion(None)
         return lambda trained: (trained, trained)
-    trainable.load(own)  # the probe runs through the own adapter, whatever a living process still holds in the model
+    trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
     trainable.set_companion(None)
     activations = trainable.activations([received, own], probe()) if settings.compares_activations else None
     aligned, _ = align_global(received, own, activations, settings)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The global adapter on a site's disk, completed by what changed since it was last sent."""
+"""The global adapter cached on a site's disk, updated with the tensors that changed."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OUTDATED, REFUSED = "adapter-outdated", "order-refused"
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterSchema:
-    """The adapter that a site has announced.
+    """Shapes and dtype of the adapter that a site has announced.
 
     Args:
         shapes: of its tensors, by wire key.
-        dtype: of all of them, as torch names it.
+        dtype: of all tensors, by torch's name.
     """
 
     shapes: Mapping[str, Sequence[int]]
@@ -34,16 +34,16 @@ class AdapterSchema:
 def check_received(
     state: Mapping[str, torch.Tensor], announced: AdapterSchema, *, whole: bool, any_width: bool = False
 ) -> None:
-    """Accept a global adapter only if it is one of the site's own kind, before any of it is written.
+    """Refuse a global adapter that does not fit the site's announced adapter, before any of it is written.
 
     Args:
-        state: as it arrived.
-        announced: by the site.
+        state: as received.
+        announced: the site's announced adapter.
         whole: whether it must have all keys, unless it is empty.
-        any_width: whether sites of the job differ in width; no side is then longer than the longest of the site's own.
+        any_width: whether sites of the job may differ in width; no dimension may then exceed the site's largest one.
 
     Raises:
-        FedpeftError: naming the key.
+        FedpeftError: names the key.
     """
     shapes = announced.shapes
     if unknown := set(state) - set(shapes):
@@ -71,16 +71,16 @@ def _refused(what: str) -> FedpeftError:
 
 
 def apply_delta(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
-    """The whole global adapter of a version, kept on disk for the next message.
+    """Apply changed tensors to the cached global adapter, write the result and return it.
 
     Args:
-        folder: where the site's state lies.
+        folder: the site's state folder.
         state: the tensors that changed since `base`.
         base: the version that must be on disk; 0: `state` is whole.
-        version: the version that results; 0: it need not be kept.
+        version: the resulting version; 0: it need not be kept.
 
     Raises:
-        FedpeftError: another version, or none, is on disk.
+        FedpeftError: the disk has another version, or none.
     """
     whole = {**_load(folder / FILE, base), **state} if base else state
     if version != base:
@@ -92,11 +92,11 @@ def apply_delta(folder: Path, state: dict[str, torch.Tensor], *, base: int, vers
 def _load(file: Path, version: int) -> dict[str, torch.Tensor]:
     try:
         with safe_open(file, framework="pt") as stored:
-            found = int((stored.metadata() or {}).get("version", 0))
-            if found != version:
+            stored_version = int((stored.metadata() or {}).get("version", 0))
+            if stored_version != version:
                 raise FedpeftError(
-                    f"the global adapter on this site's disk is version {found}, the server builds on {version}: "
-                    f"it will be sent whole in the next round.",
+                    f"the global adapter on this site's disk is version {stored_version}, the server builds on "
+                    f"{version}: it will be sent whole in the next round.",
                     code=OUTDATED,
                 )
             return {key: stored.get_tensor(key) for key in stored.keys()}  # noqa: SIM118

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The private classifier of a site: it never leaves the site's disk."""
+"""Build a site's private classifier, which never leaves the site's disk."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ INITIAL_STD = 0.02
 
 
 def build_head(kind: str, hidden_size: int, classes: int, generator: torch.Generator) -> nn.Module:
-    """A classifier from pooled features (B, d) to answers (B, C), weights N(0, 0.02^2), biases 0.
+    """Build a classifier from pooled features (B, d) to answers (B, C), weights N(0, 0.02^2), biases 0.
 
     Args:
         kind: `linear`, or `mlp` (Linear d-2d, LayerNorm, GELU, Linear 2d-C, the head of ViLT for VQA).
         hidden_size: d.
         classes: C, the size of the site's answer vocabulary.
-        generator: source of the initial weights.
+        generator: for the initial weights.
     """
     if kind == "linear":
         head: nn.Module = nn.Sequential(nn.Linear(hidden_size, classes))

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whose state a folder holds, and how much of it a site keeps: the server can neither take over nor remove another's.
+"""Which job a state folder belongs to, and how much state a site keeps; a server cannot use or remove another job's.
 
 <lineages>/<lineage>/job.json                       the settings of the job that made it, the jobs that used it
 <lineages>/<lineage>/round-00003/                   `site_state`
-<lineages>/<lineage>/set-aside/<when>-round-00003/  rounds that a resumed job went back behind
+<lineages>/<lineage>/set-aside/<when>-round-00003/  later rounds, set aside when a job resumed from an earlier one
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ DAY, GIB = 24 * 3600, 2**30
 
 
 def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
-    """Let a job use the state in a folder if the folder is new, or was made with the same settings.
+    """Let a job use a state folder that is new or was made with the same settings.
 
     Args:
         folder: of the lineage that the server names.
-        settings: of the job, as JSON can hold them; a resumed job must have the same.
-        job: FLARE's id of it.
+        settings: of the job, JSON-serializable; a resumed job must have the same.
+        job: FLARE's job id.
 
     Raises:
         LocalError: it belongs to another job.
@@ -38,7 +38,7 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
     file, settings = folder / OWNER, json.loads(json.dumps(settings))
     if not file.exists():
         if any(folder.glob("round-*")):
-            raise _other(folder, f"there is no {OWNER} that says whose it is")
+            raise _other(folder, f"its {OWNER} is missing")
         write_json(file, {"settings": settings, "jobs": [job]})
         return
     try:
@@ -54,7 +54,7 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
 
 
 def set_aside(path: Path) -> None:
-    """Put a round's state where no job reads it; nothing is removed."""
+    """Move a round's state to a folder that no job reads; nothing is removed."""
     aside = path.parent / SET_ASIDE
     aside.mkdir(exist_ok=True)
     os.utime(path)
@@ -62,19 +62,19 @@ def set_aside(path: Path) -> None:
 
 
 def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:
-    """Remove the oldest of what is neither in use nor younger than `days`, until all of it fits into `gib`.
+    """Remove the oldest state that is not in use and older than `days`, until the total fits into `gib`.
 
-    What was set aside goes first. A server that makes up jobs can thus fill the room, and remove nothing.
+    State that was set aside is removed first. A server that invents jobs can fill the space and remove no newer state.
 
     Args:
-        lineages: the folder of all of them.
-        current: the one that a job is about to use.
-        days: as `kept_days` of the site's own file.
-        gib: as `kept_gib` there.
-        needed: bytes that are about to be written.
+        lineages: the folder of all lineages.
+        current: the lineage that a job is about to use.
+        days: `kept_days` of the site's own file.
+        gib: `kept_gib` of the site's own file.
+        needed: bytes about to be written.
 
     Raises:
-        LocalError: what is left does not fit.
+        LocalError: the remaining state does not fit.
     """
     total = _size(lineages) + needed
     before = time.time() - days * DAY

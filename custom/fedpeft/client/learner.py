@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One site's learner: backbone, adapters, head and data joined to the local half of a round.
+"""A site's learner: combines backbone, adapters, head and data into the local half of a round.
 
 FLARE's executor and the benchmarks' bare loop both drive this class, so both compute the same numbers.
 """
@@ -40,7 +40,7 @@ from fedpeft.training_settings import TrainingSettings
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a round yields: the adapter to upload (wire keys), n_k, and metrics on the site's own test split."""
+    """Result of a round: the upload (wire keys), n_k, and metrics on the site's own test split."""
 
     state: State
     samples: int
@@ -48,7 +48,7 @@ class Update:
 
 
 class Learner:
-    """Trains one site, round by round; everything it must remember is on the site's disk.
+    """Trains one site round by round; all state between rounds is on the site's disk.
 
     Args:
         site: the site's name.
@@ -57,12 +57,12 @@ class Learner:
         training: the local recipe.
         site_data: the site's splits.
         dataset: registered name of the data set.
-        folder: where the site's state lies.
+        folder: the site's state folder.
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
-        policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+        policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
 
     Raises:
-        FedpeftError: a setting is wrong, or what would be trained is larger than the site allows.
+        FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class Learner:
         Args:
             sections: `backbone`, `method`, `training`, `data` and `schedule`.
             site: the site's name.
-            folder: where the site's state lies.
-            policy: the site's own file; None in the simulator and in a notebook, where the job's settings hold.
+            folder: the site's state folder.
+            policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
 
         Raises:
             FedpeftError: a setting is wrong, or the site does not allow it.
@@ -136,11 +136,11 @@ class Learner:
         )
 
     def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
-        """Start from the global adapter (and the site's own), train, evaluate, keep the state, return the upload.
+        """Start from the global adapter (and the site's own), train, evaluate, save the state, return the upload.
 
         Args:
-            round: counted from 1; repeating a round repeats its result.
-            received: the global adapter under wire keys; empty: go on from the site's own.
+            round: counted from 1; repeating a round gives the same result.
+            received: the global adapter under wire keys; empty: continue from the site's own.
             layers: train and upload these transformer layers only; None: all.
         """
         settings = self.training
@@ -183,20 +183,20 @@ class Learner:
         return Update(state=sent, samples=len(self.data.train), metrics=metrics)
 
     def score_layers(self, round: int, received: State) -> list[float]:
-        """Importance of each transformer layer of the global adapter on random training samples.
+        """Score each transformer layer of the global adapter on random training samples.
 
         Args:
-            round: decides the samples.
+            round: determines the samples.
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
         own = site_state.load_before(self.folder, round)
         self._restore_head(own)
-        self.trainable.set_companion(None)  # a living process may still hold that of its last round
+        self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         self.trainable.load(received or (own.adapter if own else self._initial))
         return self.score_trained(round, previous=own.adapter if own else None)
 
     def score_trained(self, round: int, previous: State | None = None) -> list[float]:
-        """Importance of each transformer layer of the model as it stands, on random training samples."""
+        """Score each transformer layer of the current model on random training samples."""
         seed = derive(self.training.seed, "score", self.site, round)
         samples = self._sample(self.schedule.score_samples, seed)
         self.trainable.train_only(None)
@@ -204,7 +204,7 @@ class Learner:
         return score_layers(network, self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous)
 
     def layer_budget(self) -> int:
-        """How many layers this site trains at most: the job's word, or what its memory holds."""
+        """How many layers this site can train: set by the job, or measured from its memory."""
         if not self.schedule.active:
             return len(layers_of(self.trainable.parameters()))
         budget = self.schedule.budget_of(self.site, seed=self.training.seed)
@@ -215,18 +215,18 @@ class Learner:
         return measure_budget(Network(self.backbone, self.head).train(), self.trainable.parameters(), batch)
 
     def finished(self, most: int) -> int:
-        """The last round, up to `most`, of which the site has its own state; 0: none. Newer states are set aside."""
+        """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
         site_state.set_aside_after(self.folder, most)
         return site_state.newest(self.folder, most=most)
 
     @property
     def unanswerable(self) -> int:
-        """Test questions whose answer training never saw: they count as wrong, whatever the model says."""
+        """Number of test questions whose answer is not in the training data; they always count as wrong."""
         return self.vocabulary.unseen(self.data.test)
 
     @property
     def questions(self) -> dict[str, int]:
-        """How many open and closed questions the accuracies of `evaluate` are of."""
+        """Number of open and closed test questions."""
         closed = sum(example.closed for example in self.data.test)
         return {"open": len(self.data.test) - closed, "closed": closed}
 
@@ -277,7 +277,7 @@ class Learner:
         )
 
     def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
-        """Inputs of the m random training samples whose activations align the global adapter."""
+        """Inputs of m random training samples, whose activations align the global adapter."""
         seed = derive(self.training.seed, "probe", self.site, round)
         return [batch.inputs for batch in self._sample(self.method.probe_samples, seed)]
 

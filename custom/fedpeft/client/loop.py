@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The local loop of one round, and the evaluation after it."""
+"""The local training loop of one round, and the evaluation after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def train_epochs(
     epochs: int,
     device: torch.device,
 ) -> dict[str, float]:
-    """Cross-entropy training: mean loss of the first and of the last pass.
+    """Train with cross-entropy; return the mean loss of the first and of the last epoch.
 
     Args:
         forward: the backbone's inputs to logits (B, C).
@@ -34,11 +34,11 @@ def train_epochs(
         optimizer: its groups hold the peak learning rates.
         rate: global step to factor of the peak learning rate.
         first_step: the global step at which this round begins.
-        epochs: passes.
-        device: where the model lives.
+        epochs: number of passes.
+        device: of the model.
 
     Raises:
-        FedpeftError: the loss is no longer finite.
+        FedpeftError: the loss is not finite.
     """
     peaks = [group["lr"] for group in optimizer.param_groups]
     means, step = [], first_step

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The largest memory of a site's training process, as its own file sets it."""
+"""Limit the memory of a site's training process, as its own file sets it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ GIB = 2**30
 
 
 def limit_memory(gib: float) -> None:
-    """Let this process fail to get more memory than this, of the machine or of one GPU; it cannot be raised again.
+    """Limit this process's main memory and its share of each GPU; the limit cannot be raised again.
 
-    RLIMIT_DATA counts what the process can write to and shares with nobody. Address space (RLIMIT_AS) would count what
-    CUDA reserves and never uses.
+    RLIMIT_DATA counts private writable memory. RLIMIT_AS (address space) would also count what CUDA reserves and never
+    uses.
 
     Args:
         gib: above 0, in GiB.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Accuracy of answers: overall, and apart for open and closed questions."""
+"""Accuracy of answers: overall, and for open and closed questions."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 
 
 def answer_accuracy(right: torch.Tensor, closed: torch.Tensor) -> dict[str, float | None]:
-    """Fractions of right answers, None where a split has no such question.
+    """Fractions of correct answers; None where a split has no such question.
 
     Args:
         right: booleans (n,): the predicted answer is among the accepted ones.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""AdamW with the papers' groups, and its moments as named tensors."""
+"""AdamW with the papers' parameter groups, and its moments as named tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Named = Iterable[tuple[str, nn.Parameter]]
 def build_optimizer(
     body: Named, head: Named, *, learning_rate: float, head_learning_rate: float, weight_decay: float
 ) -> torch.optim.AdamW:
-    """AdamW over what is trained; no weight decay on biases and LayerNorm, which are the 1-D tensors.
+    """Build AdamW for the trained parameters; no weight decay on biases and LayerNorm (the 1-D tensors).
 
     Args:
         body: named parameters of adapters or backbone.
@@ -43,7 +43,7 @@ def build_optimizer(
 
 
 def moments(optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
-    """The optimizer's state as tensors named `<parameter>/<entry>`, on the CPU."""
+    """Copy the optimizer's state to CPU tensors named `<parameter>/<entry>`."""
     return {
         f"{name}/{entry}": value.detach().cpu().clone()
         for name, parameter in _named(optimizer)
@@ -52,7 +52,7 @@ def moments(optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
 
 
 def restore_moments(optimizer: torch.optim.AdamW, tensors: dict[str, torch.Tensor]) -> None:
-    """Put back what `moments` returned; parameters without stored moments start fresh."""
+    """Restore what `moments` returned; parameters without stored moments start at zero."""
     for name, parameter in _named(optimizer):
         stored = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
         if stored:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's layers in F3OCUS: how important each is for its data, and how many its memory holds."""
+"""F3OCUS at a site: score the importance of its layers, and measure how many fit into its memory."""
 
 from __future__ import annotations
 
@@ -38,23 +38,23 @@ def score_layers(
     seed: int,
     previous: State | None = None,
 ) -> list[float]:
-    """One score for each transformer layer that has something to train, rising by layer.
+    """Score each transformer layer that has trainable parameters, in the order of the layers.
 
     Args:
-        network: the model as it stands, in evaluation mode.
-        parameters: what could be trained, by wire key.
+        network: the current model, in evaluation mode.
+        parameters: trainable parameters by wire key.
         batches: the samples to score on.
-        settings: which score.
-        seed: of scores that draw.
-        previous: the same tensors after the site's last training, for `fedselect`; where there is none yet, nothing has
-            changed, and that score calls all layers equal.
+        settings: choose the score.
+        seed: of random scores.
+        previous: the same tensors after the site's last training, for `fedselect`; None before the first one, when
+            that score is equal for all layers.
     """
     layers = _by_layer(parameters)
     extra = {}
     if settings.score == NEEDS_HISTORY:
         if previous is None:
             return [1 / len(layers)] * len(layers)
-        # a state that was read from disk has its keys in another order
+        # a state read from disk may have its keys in another order
         extra["previous"] = _by_layer({key: previous[key] for key in parameters})
     scores = score(
         lambda batch: network(batch.inputs),
@@ -71,7 +71,7 @@ def score_layers(
 
 
 def measure_budget(network: Network, parameters: Mapping[str, nn.Parameter], batch: Batch) -> int:
-    """How many transformer layers fit into the device's memory when training with batches like this one.
+    """How many transformer layers fit into the device's memory when training on batches of this size.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """

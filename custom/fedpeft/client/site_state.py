@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site keeps between rounds: its own adapter, head and optimizer, on its own disk only.
+"""A site's state between rounds: its own adapter, head and optimizer, on its own disk only.
 
-The simulator runs every task in a new process and a real process can die, so a folder that has its name is complete.
+A round's folder is written under a temporary name and renamed once it is complete, because a process can die.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fedpeft.client.kept_state import set_aside
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing
 
-KEPT_ROUNDS = 4  # the three that the server can go back to by default, and the one that was cut off
+KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
 
 
@@ -27,11 +27,11 @@ class SiteState:
     """The state after one round.
 
     Args:
-        round: the round that produced it, counted from 1.
+        round: number of the round, counted from 1.
         adapter: the site's own adapter, wire keys.
         head: the classifier's tensors.
         optimizer: AdamW's moments and step counts, by parameter name.
-        facts: what must agree when the state is read back, e.g. the answer vocabulary's fingerprint.
+        facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
     """
 
     round: int
@@ -42,7 +42,7 @@ class SiteState:
 
 
 def save(folder: Path, state: SiteState) -> Path:
-    """Write the state of one round atomically and drop all but the newest `KEPT_ROUNDS`."""
+    """Write the state of one round atomically and remove all but the newest `KEPT_ROUNDS`."""
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir()
@@ -56,19 +56,19 @@ def save(folder: Path, state: SiteState) -> Path:
 
 
 def set_aside_after(folder: Path, round: int) -> None:
-    """Set aside what is newer than the round that a job goes on from; it is the server that says which one that is."""
+    """Set aside states newer than the round that the server resumes from."""
     for path in _rounds(folder):
         if _number(path) > round:
             set_aside(path)
 
 
 def newest(folder: Path, *, most: int) -> int:
-    """The last round, up to `most`, whose state is complete; 0: none."""
+    """The last round, up to `most`, with a complete state; 0: none."""
     return max((number for path in _rounds(folder) if (number := _number(path)) <= most), default=0)
 
 
 def load_before(folder: Path, round: int) -> SiteState | None:
-    """The newest complete state older than `round`, or None: a round that is repeated starts where it first started.
+    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
 
     Raises:
         LocalError: that state cannot be read.
@@ -82,7 +82,7 @@ def load_before(folder: Path, round: int) -> SiteState | None:
         parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
     except (OSError, ValueError, SafetensorError) as error:
         raise LocalError(
-            f"the site state {newest} cannot be read ({error}): remove that folder to go on from the round before."
+            f"the site state {newest} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
     return SiteState(round=facts["round"], facts=facts["facts"], **parts)
 

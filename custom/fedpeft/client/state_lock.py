@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One job at a time in a lineage's folder: a lock that its process holds to its end, however that comes.
+"""A lock on a lineage's folder, so that one job at a time uses it.
 
-The system releases the lock of a dead process, so that none is left behind.
+The operating system releases the lock when its process ends, so that no stale lock remains.
 """
 
 from __future__ import annotations
@@ -17,26 +17,26 @@ from fedpeft.errors import LocalError
 
 FILE = "in-use.lock"
 IN_USE = "state-in-use"
-SECONDS_TO_END = 30.0  # for the process of a job that was aborted or killed
+SECONDS_TO_END = 30.0  # granted to the process of an aborted or killed job
 POLL_SECONDS = 0.2
 
 
 class StateLock:
-    """The lineages that one process has taken."""
+    """The lineages that this process has locked."""
 
     def __init__(self) -> None:
         self._held: dict[Path, int] = {}
 
     def take(self, folder: Path, job: str, *, patience: float = SECONDS_TO_END) -> None:
-        """Hold a lineage until `release`, or the end of this process.
+        """Lock a lineage until `release` or the end of this process.
 
         Args:
-            folder: of the lineage; it is made where it is missing.
-            job: FLARE's id of the job, for the error of another one.
-            patience: seconds that a process which holds it gets to end.
+            folder: of the lineage; created if it is missing.
+            job: FLARE's job id, named in the error that another job gets.
+            patience: seconds to wait for a process that holds it.
 
         Raises:
-            LocalError: another process uses it, or the file cannot be made.
+            LocalError: another process holds it, or the lock file cannot be created.
         """
         if folder in self._held:
             return
@@ -52,19 +52,19 @@ class StateLock:
                 raise
         except OSError as error:
             raise LocalError(
-                f"{folder / FILE} cannot be locked ({error.strerror}): let this user write there, on a disk that knows "
-                f"locks."
+                f"{folder / FILE} cannot be locked ({error.strerror}): let this user write there, on a file system "
+                f"with locks."
             ) from error
         self._held[folder] = descriptor
 
     def release(self) -> None:
-        """Give back what is held."""
+        """Release all locks."""
         while self._held:
             os.close(self._held.popitem()[1])
 
 
 def is_in_use(folder: Path) -> bool:
-    """Whether a process holds the lineage in a folder."""
+    """Whether a process holds the lock of a lineage's folder."""
     try:
         descriptor = os.open(folder / FILE, os.O_RDWR)
     except FileNotFoundError:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's half of a round: from the sites' adapters to the global one."""
+"""Aggregate the sites' adapters of a round into the global adapter."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from fedpeft.privacy.secure_round import secure_mean
 from fedpeft.states import State
 
 GLOBAL = "the new global adapter"
-LARGEST_GLOBAL = 1e7  # a site may send up to 1e6
+LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6
 
 
 def aggregate(
     replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State | None
 ) -> tuple[State, dict[str, Any]]:
-    """The server's half of a round: PIA, or the plain weighted mean for `fedavg`; either with a robust average.
+    """Aggregate with server PIA, or with the weighted mean for `fedavg`; both can use a robust average.
 
-    Sites are taken in the order of their names, so the result does not depend on who answered first.
+    Sites are sorted by name, so the result does not depend on the order of their replies.
 
     Args:
         replies: by site, its adapter under wire keys (with `secure_sum`, masked) and its number of training samples.
-        method: says how.
+        method: the job's settings.
         previous: the global adapter of the round before; layers that no site sent keep its values.
 
     Raises:
-        FedpeftError: the result is not finite or has exploded: it must neither be saved nor sent.
+        FedpeftError: the result is not finite or too large; it must not be saved or sent.
     """
     if method.secure_sum:
         merged = secure_mean(replies, method, previous=previous or {})
@@ -49,15 +49,15 @@ def aggregate(
 
 
 def check_global(state: State) -> None:
-    """Refuse a global adapter that no site could train on.
+    """Refuse a global adapter that is not finite or too large.
 
     Raises:
-        FedpeftError: naming the key.
+        FedpeftError: names the key.
     """
     check_tensors(state, GLOBAL)
     for key, tensor in state.items():
         if tensor.numel() and float(tensor.abs().max()) > LARGEST_GLOBAL:
             raise FedpeftError(
-                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the rounds before are kept, go on from the "
-                f"last one with resume_from=latest once it is known which site trains what diverges."
+                f"{GLOBAL} has numbers above {LARGEST_GLOBAL:g} in {key}: the earlier rounds are kept: find the site "
+                f"whose training diverges, then continue with resume_from=latest."
             )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""F3OCUS: who takes part in a round, and which layers each site trains."""
+"""F3OCUS: assign the layers that each site trains in a round."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from fedpeft.errors import FedpeftError
 from fedpeft.scheduling import choose, schedule
 from fedpeft.scheduling.settings import OWN, ScheduleSettings
 
-LARGEST_SCORE = 1e30  # far above any gradient's, far below where a sum over sites and layers overflows
+LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """Which layers each site trains in a round, and what led to it: the scores are those of the layers `numbers`."""
+    """The layers that each site trains in a round, with the scores of the layers `numbers` that led to it."""
 
     numbers: list[int]
     layers: dict[str, list[int]]
@@ -39,24 +39,24 @@ def assign(
     Args:
         scores: by site, one non-negative score for each of `layers`.
         budgets: by site, how many layers it may train.
-        layers: numbers of the transformer layers that have something to train.
+        layers: numbers of the transformer layers with trainable parameters.
         settings: solver, its settings, and the two weights.
         seed: of the solver.
 
     Raises:
-        FedpeftError: a site's scores are not finite, negative or not as many as there are layers; it is named.
+        FedpeftError: a site's scores are not finite, negative or of the wrong number; names the site.
     """
     sites = sorted(scores)
     for site in sites:
         check_scores(scores[site], len(layers), site)
     table = np.array([scores[site] for site in sites], dtype=np.float64)  # (N, L)
-    wanted = np.array([min(budgets[site], len(layers)) for site in sites])
+    counts = np.array([min(budgets[site], len(layers)) for site in sites])
     if settings.solver == OWN:
         mask = np.zeros(table.shape, dtype=bool)
-        for row, (values, count) in enumerate(zip(table, wanted, strict=True)):
+        for row, (values, count) in enumerate(zip(table, counts, strict=True)):
             mask[row, np.argsort(-values, kind="stable")[:count]] = True
     else:
-        front = schedule(table, wanted, solver=settings.solver, seed=seed, **settings.solver_settings)
+        front = schedule(table, counts, solver=settings.solver, seed=seed, **settings.solver_settings)
         mask = choose(front, settings.weight_importance, settings.weight_diversity)
     return Assignment(
         numbers=list(layers),
@@ -68,7 +68,7 @@ def assign(
 
 
 def check_scores(scores: Sequence[float], count: int, site: str) -> None:
-    """Refuse scores that a schedule cannot be built on, naming the site."""
+    """Refuse scores that are not finite, negative or of the wrong number; the error names the site."""
     if len(scores) != count:
         raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
     for number, value in enumerate(scores):

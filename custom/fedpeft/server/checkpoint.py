@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's checkpoints: after every round all that the next one needs, so that a job can be resumed.
+"""The server's checkpoints: after every round, all that is needed to resume the job.
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
 
-A folder that has its name is complete (`fedpeft.files`).
+A folder under its final name is complete (`fedpeft.files`).
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """The server after one round.
+    """The server's state after one round.
 
     Args:
         job: the job's name.
-        lineage: what it has in common with the jobs that resume it.
+        lineage: name that the job shares with those that resume it.
         round: the last finished round.
         state: the global adapter, empty where nothing is exchanged.
         scores: the last layer scores by site.
-        settings: the sections that a resumed job must have too.
-        history: what `history.json` held.
+        settings: the sections that a resumed job must share.
+        history: content of `history.json`.
     """
 
     job: str
@@ -55,7 +55,7 @@ class Checkpoint:
 
 
 def new_lineage(job: str) -> str:
-    """A name for a job that starts afresh: the job's, the time, and a few random letters."""
+    """Make a lineage name for a new job: the job's name, the time and random letters."""
     return f"{_plain(job)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
 
 
@@ -64,21 +64,21 @@ def _plain(job: str) -> str:
 
 
 def lasting(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> dict[str, Any]:
-    """The settings that a resumed job must share with the one before."""
+    """The settings that a resumed job must share with the original one."""
     return {"method": asdict(method), "training": asdict(training), "schedule": asdict(schedule)}
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write one round atomically into the lineage's folder and drop all but the newest `keep`."""
+    """Write one round atomically into the lineage's folder and remove all but the newest `keep`."""
     final = folder / f"round-{checkpoint.round:05d}"
     facts = {name: value for name, value in vars(checkpoint).items() if name != "state"}
     with replacing(final) as draft:
         draft.mkdir()
         save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
         (draft / FACTS).write_text(json.dumps(facts))
-    for given_up in folder.glob("round-*"):  # a job that went back to an older round has left these
-        if given_up.name > final.name:
-            drop(given_up)
+    for later in folder.glob("round-*"):  # left by a job that was resumed from an earlier round
+        if later.name > final.name:
+            drop(later)
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
 
@@ -86,48 +86,50 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
 def to_resume(
     lineages: Path, resume_from: str, *, job: str, settings: Mapping[str, Any], rounds: int
 ) -> Checkpoint | None:
-    """The checkpoint that a job goes on from; None where it starts afresh.
+    """Load the checkpoint that a job resumes from; None for a new job.
 
     Args:
         lineages: the folder of all lineages.
         resume_from: as in `FederationSettings`.
         job: the job's name.
-        settings: the sections that it must share with the one before.
-        rounds: that it is to have.
+        settings: the sections that it must share with the original job.
+        rounds: total number of rounds of the job.
 
     Raises:
-        FedpeftError: there is no such checkpoint, it was made with other settings, or nothing is left to do.
+        FedpeftError: the checkpoint does not exist, was made with other settings, or has all rounds already.
     """
     if not resume_from:
         return None
-    found = find(lineages, resume_from, job=job)
-    check_same(found, settings)
-    if found.round >= rounds:
-        raise FedpeftError(f"{found.lineage} has finished all its {found.round} rounds: nothing is left to resume.")
-    return found
+    checkpoint = find(lineages, resume_from, job=job)
+    check_same(checkpoint, settings)
+    if checkpoint.round >= rounds:
+        raise FedpeftError(
+            f"{checkpoint.lineage} has finished all its {checkpoint.round} rounds: nothing is left to resume."
+        )
+    return checkpoint
 
 
-def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:
+def find(lineages: Path, name: str, *, job: str) -> Checkpoint:
     """Read the checkpoint that a job names.
 
     Args:
         lineages: the folder of all lineages.
-        wanted: `latest` (of this job), a lineage, or `<lineage>/round-<number>`.
+        name: `latest` (of this job), a lineage, or `<lineage>/round-<number>`.
         job: the job's name.
 
     Raises:
-        FedpeftError: there is none, it cannot be read, or it is another job's.
+        FedpeftError: it does not exist, cannot be read, or belongs to another job.
     """
-    if wanted == LATEST:
+    if name == LATEST:
         own = re.compile(re.escape(_plain(job)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
         rounds = [path for path in lineages.glob("*/round-*") if own.fullmatch(path.parent.name)]
         rounds.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     else:
-        lineage, number = checkpoint_of(wanted)
+        lineage, number = checkpoint_of(name)
         rounds = sorted((lineages / lineage).glob("round-*" if number is None else f"round-{number:05d}"))
     if not rounds:
         raise FedpeftError(
-            f"there is no checkpoint of {job} for resume_from={wanted} under {lineages} on the server: submit the job "
+            f"there is no checkpoint of {job} for resume_from={name} under {lineages} on the server: submit the job "
             f"without resume_from."
         )
     facts = _facts(rounds[-1])
@@ -140,7 +142,7 @@ def find(lineages: Path, wanted: str, *, job: str) -> Checkpoint:
 
 
 def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
-    """Refuse to resume with other settings than those that the checkpoint was made with; the setting is named."""
+    """Refuse to resume with settings that differ from the checkpoint's; the error names the setting."""
     before, now = _flat(checkpoint.settings), _flat(json.loads(json.dumps(settings)))
     for name in sorted(before.keys() | now.keys()):
         if before.get(name) != now.get(name):
@@ -159,13 +161,13 @@ def _facts(folder: Path) -> dict[str, Any]:
 
 
 def _unreadable(folder: Path, error: Exception) -> str:
-    return f"the checkpoint {folder} cannot be read ({error}): remove that folder to go on from the round before."
+    return f"the checkpoint {folder} cannot be read ({error}): remove that folder to continue from the round before."
 
 
 def _flat(settings: Any, prefix: str = "") -> dict[str, Any]:
     if not isinstance(settings, Mapping):
         return {prefix: settings}
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for name, value in settings.items():
-        found |= _flat(value, f"{prefix}.{name}" if prefix else name)
-    return found
+        flat |= _flat(value, f"{prefix}.{name}" if prefix else name)
+    return flat

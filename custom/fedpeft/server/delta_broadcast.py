@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which tensors of the global adapter a site still lacks: only those are sent."""
+"""Send each site only the tensors of the global adapter that changed since it last received it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpeft.states import State
 
 
 class DeltaBroadcast:
-    """The global adapter, numbered by version, and the version that every site holds.
+    """The global adapter with a version number, and the version that each site has.
 
     Args:
         state: the first global adapter; version 1.
@@ -24,7 +24,7 @@ class DeltaBroadcast:
         self._held: dict[str, int] = {}
 
     def update(self, state: State) -> None:
-        """A new global adapter: tensors that are equal to the old ones keep their version."""
+        """Set a new global adapter; unchanged tensors keep their version."""
         self.version += 1
         for key, tensor in state.items():
             if key not in self.state or not torch.equal(tensor, self.state[key]):
@@ -32,14 +32,14 @@ class DeltaBroadcast:
         self.state = state
 
     def base(self, site: str) -> int:
-        """The version that a site holds; 0: none."""
+        """The version that a site has; 0: none."""
         return self._held.get(site, 0)
 
     def payload(self, site: str) -> State:
-        """The tensors that changed since that version."""
+        """The tensors that changed since the version that a site has."""
         return {key: tensor for key, tensor in self.state.items() if self._changed[key] > self.base(site)}
 
     def confirm(self, answered: Mapping[str, bool]) -> None:
-        """Note who holds the current version (True) and who has to be sent everything again (False)."""
+        """Record which sites have the current version (True) and which need all tensors again (False)."""
         for site, holds in answered.items():
             self._held[site] = self.version if holds else 0

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The global adapter as a PEFT folder, so that `PeftModel.from_pretrained` and `fedpeft.load_adapter` read it."""
+"""Export the global adapter as a PEFT folder for `PeftModel.from_pretrained` and `fedpeft.load_adapter`."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodS
     """Write `adapter_config.json` and `adapter_model.safetensors`.
 
     Args:
-        folder: made if it is missing.
+        folder: created if it is missing.
         state: the adapter under wire keys.
-        method: which adapter, with which settings.
+        method: the adapter's name and settings.
         family: the backbone's kind (`fedpeft.backbones.slots`).
     """
     settings, tuning = dict(method.settings.get(method.name, {})), method.method.tuning()
-    if method.site_settings:  # sites of unequal width: the global adapter's own widths are those of its tensors
+    if method.site_settings:  # sites differ in width: the global adapter's widths are those of its tensors
         settings |= tuning.state_settings(state)
     return adapters.save_adapter(folder, state, tuning.config(settings), family)

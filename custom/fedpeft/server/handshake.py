@@ -15,16 +15,16 @@ from fedpeft.flare.message_limits import MB, Limit
 from fedpeft.flare.messages import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
 
-SLACK = 16 * MB  # for what is no tensor, and FLARE's own words
+SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers
 INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at the log there.")
 
 
 def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, masked: bool) -> Limit:
-    """The largest reply that the announced adapters allow.
+    """Limit the size of replies by the announced adapters.
 
     Args:
         introductions: of the sites that take part.
-        most_mb: megabytes that no reply may exceed, whatever is announced.
+        most_mb: megabytes that no reply may exceed.
         masked: whether tensors are masked for a secure sum: 8 bytes a value then.
     """
     size = max((_bytes(i.schema, 8 if masked else getattr(torch, i.dtype).itemsize) for i in introductions), default=0)
@@ -37,14 +37,14 @@ def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, mas
 def agree(
     introductions: Mapping[str, Introduction], *, version: str, method: MethodSettings
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
-    """Split sites into those that fit together and reasons why others do not.
+    """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The kind of adapter that most sites have is the job's; of two equally frequent ones that of the first site.
+    The most frequent kind of adapter is used; of two equally frequent ones, that of the first site.
 
     Args:
         introductions: by site, each checked on its own.
         version: the server's.
-        method: says whether adapters are exchanged, and whether their widths may differ.
+        method: whether adapters are exchanged, and whether their widths may differ.
     """
     problems = {
         site: f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
@@ -77,25 +77,27 @@ def agree(
 
 
 def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
-    """What must be equal at all sites."""
+    """The properties that must be equal at all sites."""
     shapes = introduction.schema.items()
     widths = frozenset((key, None if method.site_settings else tuple(shape)) for key, shape in shapes)
     return introduction.family, introduction.dtype, widths
 
 
-def _difference(first: str, wanted: Introduction, site: str, own: Introduction) -> str:
-    if own.family != wanted.family:
-        return f"site {site} has a backbone of family {own.family}, site {first} of {wanted.family}: use one backbone."
-    if own.dtype != wanted.dtype:
-        return f"site {site} sends tensors of {own.dtype}, site {first} of {wanted.dtype}: load the backbone alike."
-    if differing := set(own.schema) ^ set(wanted.schema):
+def _difference(first: str, expected: Introduction, site: str, own: Introduction) -> str:
+    if own.family != expected.family:
+        return (
+            f"site {site} has a backbone of family {own.family}, site {first} of {expected.family}: use one backbone."
+        )
+    if own.dtype != expected.dtype:
+        return f"site {site} sends tensors of {own.dtype}, site {first} of {expected.dtype}: load the backbone alike."
+    if differing := set(own.schema) ^ set(expected.schema):
         return (
             f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
             f"give both the same method.name and the same backbone."
         )
-    key = next(key for key, shape in own.schema.items() if shape != wanted.schema[key])
+    key = next(key for key, shape in own.schema.items() if shape != expected.schema[key])
     return (
-        f"{key} has shape {own.schema[key]} at site {site} and {wanted.schema[key]} at site {first}: use the "
+        f"{key} has shape {own.schema[key]} at site {site} and {expected.schema[key]} at site {first}: use the "
         f"same backbone and method.settings, or declare the widths in method.site_settings."
     )
 

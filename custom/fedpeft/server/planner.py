@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The plan of a round: who takes part, who scores its layers anew, and which layers each site trains."""
+"""Plan a round: which sites take part, which score their layers, and which layers each site trains."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ Scores = dict[str, list[float]]
 
 
 class RoundPlanner:
-    """Plans one round after the other, for FLARE's controller and for a federation within one process alike.
+    """Plans rounds for FLARE's controller and for a federation in one process.
 
     Args:
         schedule: see `ScheduleSettings`.
         budgets: by site, the layers that it may train; its keys are the sites.
-        layers: numbers of the transformer layers that have something to train.
+        layers: numbers of the transformer layers with trainable parameters.
         seed: of the job.
-        scores: the last scores of each site, where the job goes on from a checkpoint.
+        scores: the last scores of each site, if the job resumes from a checkpoint.
     """
 
     def __init__(
@@ -36,20 +36,20 @@ class RoundPlanner:
         self.scores: Scores = dict(scores or {})
 
     def participants(self, round: int) -> list[str]:
-        """The sites of a round, drawn from the seed where not all take part."""
+        """The sites of a round; drawn at random from the seed if not all take part."""
         return self._schedule.participants(round, list(self._budgets), seed=self._seed)
 
     def due(self, round: int, sites: Sequence[str]) -> list[str]:
-        """The sites that must score the global adapter before this round; none without a schedule."""
+        """The sites that must score their layers before this round; none without a schedule."""
         if not self._schedule.active:
             return []
         return [site for site in sites if self._schedule.scores_in(round) or site not in self.scores]
 
     def assignment(self, round: int, sites: Sequence[str]) -> Assignment | None:
-        """Which layers each of these sites trains; None without a schedule, where all train all.
+        """The layers that each of these sites trains; None without a schedule, where every site trains all.
 
         Raises:
-            FedpeftError: naming the site whose scores cannot be used.
+            FedpeftError: scores are invalid; names the site.
         """
         if not self._schedule.active:
             return None

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a job leaves behind on the server: history, report, and the manifest that says how it ended."""
+"""Record a job on the server: history, report, and the manifest with its final status."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ HISTORY = "history.json"
 
 
 class RunRecorder:
-    """Writes every finished round at once, so that nothing computed is lost when the job ends early."""
+    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round."""
 
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
@@ -43,7 +43,7 @@ class RunRecorder:
         introductions: Mapping[str, Introduction],
         problems: Mapping[str, str],
     ) -> None:
-        """Note what the handshake found."""
+        """Record the result of the handshake."""
         datasets = sorted({i.dataset for i in introductions.values()})
         backbones = sorted({i.backbone for i in introductions.values()})
         procedural = any(map(is_procedural, datasets))
@@ -61,12 +61,12 @@ class RunRecorder:
         write_json(self.folder / HISTORY, self._history)
 
     def lineage(self, name: str, before: Checkpoint | None, behind: Mapping[str, int]) -> None:
-        """Note where the job can be resumed from, and take over the rounds of the one that it resumes.
+        """Record the lineage, and copy the history of the job that this one resumes.
 
         Args:
             name: the lineage.
-            before: the checkpoint that this job goes on from.
-            behind: by site, the round of its own state where that is not the checkpoint's.
+            before: the checkpoint that this job resumes from.
+            behind: by site, the round of its own state if it differs from the checkpoint's.
         """
         self._manifest["lineage"] = name
         if before:
@@ -75,7 +75,7 @@ class RunRecorder:
 
     @property
     def history(self) -> dict[str, Any]:
-        """What history.json holds."""
+        """The content of history.json."""
         return self._history
 
     def add_round(
@@ -113,11 +113,11 @@ class RunRecorder:
         write_json(self.folder / HISTORY, self._history)
         try:
             self._board.update(self._history["rounds"])
-        except Exception:  # a picture of the round must not cost the round
+        except Exception:  # a failure of TensorBoard must not end the job
             logging.getLogger(__name__).exception("the TensorBoard files could not be written")
 
     def progress(self, number: int, rounds: int) -> str:
-        """One line for the log: round, mean accuracy, time, and who trained which layers where that was scheduled."""
+        """One line for the log: round, mean accuracy, seconds, and the layers of each site if they are scheduled."""
         last = self._history["rounds"][-1]
         overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
         mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
@@ -128,9 +128,9 @@ class RunRecorder:
         )
 
     def fail(self, reason: str) -> None:
-        """Write the manifest of a job that ended early; finished rounds stay where they are.
+        """Write the manifest of a job that failed; finished rounds are kept.
 
-        A disk that is full, perhaps the reason itself, must not take the reason's place.
+        An error while writing it, such as a full disk, is only logged, so that it does not hide the reason.
         """
         try:
             self._write_manifest("failed", reason=reason)
@@ -138,7 +138,7 @@ class RunRecorder:
             logging.getLogger(__name__).error("%s", error)
 
     def complete(self) -> list[str]:
-        """Render the report, write the manifest, and say where everything lies."""
+        """Render the report, write the manifest, and return lines for the log with the results folder."""
         from fedpeft.report import render, show
 
         render(self.folder, self.folder / "report")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which sites moved the adapter much further than the others in one round."""
+"""Find sites whose update is much larger than the others' in a round."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ MEDIAN_RULE = RobustSettings(average=MEDIAN)
 
 
 def outlying(states: Mapping[str, State], previous: State, settings: RobustSettings) -> dict[str, str]:
-    """Reasons by site to refuse its update in this round.
+    """Return, by site, the reason to refuse its update in this round.
 
-    An update's length is the root mean square of its numbers, so that sites with few layers or neurons compare with
-    others. The median of an even number of sites is the lower of the middle two, which one site cannot raise; sites
-    that moved nothing do not count in it. Of two sites it cannot be known which one is wrong: the longer is refused.
+    An update's length is the root mean square of its numbers, so that sites with few layers or neurons are comparable
+    to others. The median of an even number of sites is the lower of the middle two, which one site cannot raise; sites
+    without any change are not counted. Of two sites the longer update is refused: which one is wrong is unknown.
 
     Args:
-        states: by site, what it sent.
-        previous: the adapter that the sites were sent; empty in a first round, where each has its own first one and
+        states: the received adapters by site.
+        previous: the adapter that the sites started from; empty in a first round with different initial adapters, where
             the round's coordinate-wise median is the reference.
         settings: `update_factor` is used.
     """
@@ -44,7 +44,7 @@ def outlying(states: Mapping[str, State], previous: State, settings: RobustSetti
 
 
 def update_length(state: State, reference: State) -> float:
-    """Root mean square of the change; a tensor of another width than the reference counts whole."""
+    """Root mean square of the change; a tensor with another shape than the reference is counted as it is."""
     total, count = 0.0, 0
     for key, tensor in state.items():
         start = reference.get(key)
@@ -55,11 +55,11 @@ def update_length(state: State, reference: State) -> float:
 
 
 def _median_of(states: Mapping[str, State]) -> State:
-    """Coordinate by coordinate, of the tensors that at least two sites sent in one shape."""
-    found: State = {}
+    """Coordinate-wise median of the tensors that at least two sites sent in the same shape."""
+    median: State = {}
     for key in {key for state in states.values() for key in state}:
         tensors = [state[key] for state in states.values() if key in state]
         if len(tensors) > 1 and len({tensor.shape for tensor in tensors}) == 1:
             rows = torch.stack([tensor.double().flatten() for tensor in tensors])
-            found[key] = robust_row(rows, MEDIAN_RULE).reshape(tensors[0].shape)
-    return found
+            median[key] = robust_row(rows, MEDIAN_RULE).reshape(tensors[0].shape)
+    return median
