@@ -53,8 +53,8 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (MethodSettings, {"name": "classifier"}, "a head never leaves its site"),
         (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"name": "full"}, "aligns neurons"),
-        (MethodSettings, {"trains": "head"}, "trains is not a setting any more: write method.name"),
-        (MethodSettings, {"adapter": "lora"}, "adapter is not a setting any more: write method.name"),
+        (MethodSettings, {"trains": "head"}, "trains is no longer a setting: write method.name"),
+        (MethodSettings, {"adapter": "lora"}, "adapter is no longer a setting: write method.name"),
         (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),
         (
             MethodSettings,

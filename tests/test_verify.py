@@ -35,7 +35,7 @@ def test_the_reason_of_a_failed_run_is_told(tmp_path):
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"status": "completed"}', "[" * 100_000])
 def test_a_damaged_manifest_is_named(tmp_path, text):
     (tmp_path / MANIFEST).write_text(text)
-    with pytest.raises(FedpeftError, match=r"manifest\.json is no manifest .*: download the result again\."):
+    with pytest.raises(FedpeftError, match=r"manifest\.json is not a manifest .*: download the result again\."):
         verify(tmp_path)
 
 

@@ -83,7 +83,7 @@ def a_link_inside(folder):
     [
         ("ws", a_file, "is a file"),
         ("file/ws", lambda folder: folder.parent.touch(), "cannot be used"),
-        ("ws", lambda folder: (folder / ".git").mkdir(parents=True), "no simulator workspace"),
+        ("ws", lambda folder: (folder / ".git").mkdir(parents=True), "not a simulator workspace"),
         ("ws", a_kit, r"it holds startup/fed_client\.json"),
         ("ws", data_beside, "it holds scans"),
         ("ws", a_link_inside, "it holds slake2"),

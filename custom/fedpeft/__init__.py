@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Federated parameter-efficient fine-tuning of vision-language models on NVIDIA FLARE.
 
-``import fedpeft`` is light: it imports neither torch nor PEFT, and it sees to it that PEFT knows fedpeft's adapters
-from the moment that PEFT is imported, whichever of the two comes first.
+``import fedpeft`` imports neither torch nor PEFT. It registers fedpeft's adapters with PEFT as soon as PEFT is
+imported, whichever of the two comes first.
 """
 
 from typing import Any

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The runs that a simulator's workspace held before: FLARE wipes a workspace, so they are moved beside it."""
+"""Move earlier runs out of a simulator workspace, which FLARE deletes when the next run starts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from fedpeft.status.progress import FAILED, HISTORY, MANIFEST
 from fedpeft.status.runs import SIMULATED
 from fedpeft.workspace_lock import runs_folder
 
-STAYS = ("local", "startup")  # what FLARE does not wipe
+STAYS = ("local", "startup")  # what FLARE does not delete
 
 
 def set_aside(workspace: Path) -> Path | None:
     """Move the run in a workspace to `<workspace>_runs/<when it last wrote>-<job>`, in the workspace's own layout.
 
     Returns:
-        where it is now; None where the workspace held no run.
+        the run's new folder; None if the workspace held no run.
 
     Raises:
         FedpeftError: it cannot be moved.
@@ -48,7 +48,7 @@ def set_aside(workspace: Path) -> Path | None:
 
 
 def _cut_off(history: Path) -> dict[str, Any]:
-    """The manifest of a run that could write none."""
+    """Return a manifest for a run that ended without writing one."""
     record = _read(history)
     rounds = record.get("rounds")
     return {

@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Processes that end when the one that started them ends, and all that they have started with them.
+"""End processes, with all that they have started, when the process that started them ends.
 
-FLARE gives every site a session of its own, and the system gives a process whose parent was killed to another one: so
-each member carries a mark in its environment. A process beside them, `python -m fedpeft.family MARK`, waits for the end
-of a pipe that only the starting process holds open, which the system closes even after kill -9, and then ends all that
-carry the mark.
+FLARE gives every site its own session, and the system gives a process whose parent was killed to another parent, so
+each member carries a mark in its environment. A guard process, `python -m fedpeft.family MARK`, waits for the end of a
+pipe that only the starting process holds open, which the system closes even after kill -9, and then ends all processes
+with the mark.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ ATTEMPTS = 5  # a member can start another one while it is being ended
 
 @contextlib.contextmanager
 def family(*, holding: Sequence[int] = ()) -> Iterator[dict[str, str]]:
-    """Give the environment of processes that are ended with this block, or with this process.
+    """Yield environment variables for processes that are ended with this block, or with this process.
 
     Args:
         holding: file descriptors that stay open until the last member has ended, such as that of a lock.
@@ -38,7 +38,7 @@ def family(*, holding: Sequence[int] = ()) -> Iterator[dict[str, str]]:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=holding,
-        start_new_session=True,  # Ctrl-C and the end of a terminal are for the one that starts, not for the guard
+        start_new_session=True,  # Ctrl-C and the end of a terminal must not end the guard
     )
     try:
         yield {MARK: f"{os.environ.get(MARK, '')} {mark}".strip()}
@@ -51,19 +51,19 @@ def family(*, holding: Sequence[int] = ()) -> Iterator[dict[str, str]]:
 def end_members(mark: str) -> None:
     """End every process that carries a mark."""
     for _ in range(ATTEMPTS):
-        if not (found := members(mark)):
+        if not (running := members(mark)):
             return
-        end_all(found)
+        end_all(running)
 
 
 def members(mark: str) -> list[psutil.Process]:
-    """The processes that carry a mark, but for this one."""
-    found = []
+    """Return the processes that carry a mark, except this one."""
+    marked = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, OSError):
             if process.pid != os.getpid() and mark in process.environ().get(MARK, "").split():
-                found.append(process)
-    return found
+                marked.append(process)
+    return marked
 
 
 def main() -> None:

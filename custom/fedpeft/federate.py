@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A whole federation in one process, without FLARE: the job's own numbers, for notebooks, tests and benchmarks."""
+"""Run a whole federation in one process, without FLARE, with the same results; for notebooks, tests and benchmarks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fedpeft.server.update_check import outlying
 
 @dataclass(frozen=True, slots=True)
 class RoundResult:
-    """One round: updates by site, the new global adapter, what the alignment did, who trained which layers, and why
-    some updates were refused."""
+    """One round: updates by site, the new global adapter, the alignment report, the layers that each site trained, and
+    the reasons for refused updates."""
 
     round: int
     updates: dict[str, Update]

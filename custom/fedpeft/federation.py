@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a job: the `federation` section, and each site's own share of the `data` section."""
+"""The `federation` section of a job, and each site's own part of the `data` section."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 @dataclass(frozen=True, kw_only=True)
 class FederationSettings:
-    """Who takes part, how many must answer, how long to wait, and where to go on.
+    """Which sites take part, how many must reply, how long to wait, and where to resume.
 
     Args:
         sites: names of the sites, as in the job's deploy map.
@@ -29,7 +29,7 @@ class FederationSettings:
         max_samples: training samples that a site may announce; its weight follows from their number.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
-        resume_from: `latest`, or a checkpoint's name: go on with the round after it; empty: start afresh.
+        resume_from: `latest`, or a checkpoint's name: resume with the round after it; empty: start anew.
     """
 
     sites: tuple[str, ...]
@@ -60,10 +60,10 @@ class FederationSettings:
 
 
 def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
-    """The lineage and the round that `resume_from` names; the round is None for the newest.
+    """Return the lineage and the round that `resume_from` names; the round is None for the newest.
 
     Raises:
-        FedpeftError: it is neither `latest` nor a plain name: it becomes a path on the server.
+        FedpeftError: it is neither `latest` nor a plain name, which is required because it becomes a path.
     """
     if match := _CHECKPOINT.fullmatch(resume_from):
         return match[1], match[2] and int(match[2])
@@ -74,7 +74,7 @@ def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
 
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """A site's data settings: the common ones, replaced by those under `sites`, with the site's name filled in."""
+    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name."""
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
     common = dict(section)

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Files and folders that are either complete or absent, whenever a process dies.
+"""Write and remove files and folders so that they are either complete or absent, even if the process dies.
 
-Each is written as a draft beside its place, `.<name>.<process id>.draft`, and takes its name in one rename. What a dead
-process left behind is removed by the next one that writes there.
+Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
+of a dead process are removed by the next process that writes there.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Give a draft to be made, a file or a folder, that replaces `path` when the block has ended without an error.
+    """Yield the path of a draft, a file or a folder, that replaces `path` when the block ends without an error.
 
     Args:
-        path: what is replaced; the folder that holds it is made.
+        path: what is replaced; its parent folder is created.
 
     Raises:
-        LocalError: it cannot be written, for example because the disk is full; the old one is left as it was.
+        LocalError: it cannot be written, for example because the disk is full; the old one is unchanged.
     """
     draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
     try:
@@ -55,7 +55,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def drop(folder: Path) -> None:
-    """Remove a folder so that it is at no moment there in part; one that is not there is no error."""
+    """Remove a folder in one step, so that it is never there in part; a missing folder is not an error."""
     dropped = folder.with_name(f".{folder.name}.{os.getpid()}.dropped")
     _remove_leftovers(folder.parent)
     _remove(dropped)
@@ -65,7 +65,7 @@ def drop(folder: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write JSON that a reader sees either whole or not at all.
+    """Write a JSON file that readers see either complete or not at all.
 
     Raises:
         LocalError: it cannot be written.
@@ -82,7 +82,7 @@ def _remove_leftovers(folder: Path) -> None:
 
 
 def _is_alive(pid: int, draft: Path) -> bool:
-    """Whether the process that made the draft still runs; one that began after it only has the same number."""
+    """Return whether the process that made the draft still runs; one that started later only has the same id."""
     import psutil
 
     try:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""From app_configs/ to FLARE job folders: plain JSON, no code."""
+"""Compose FLARE job folders from app_configs/: plain JSON, no code."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PERSISTOR = "fedpeft.flare.persistor.SafetensorsPersistor"
 AGGREGATOR = "fedpeft.flare.aggregator.PIAAggregator"
 CONTROLLER = "fedpeft.flare.controller.FederationController"
 EXECUTOR = "fedpeft.flare.executor.SiteExecutor"
-ARGUMENTS = {  # the classes of a job and the sections that each receives; a site admits no others
+ARGUMENTS = {  # class -> the sections of the job that it receives; a site admits no other classes
     PERSISTOR: (),
     AGGREGATOR: ("method",),
     CONTROLLER: ("job", "federation", "method", "training", "schedule"),
@@ -32,13 +32,13 @@ ORDERS = ("hello", "score", "train")
 
 @dataclass(frozen=True, kw_only=True)
 class FlareSettings:
-    """FLARE's own intervals and timeouts, in seconds; FLARE waits for ever where none is set.
+    """FLARE's own intervals and timeouts, in seconds; FLARE waits forever where none is set.
 
     Args:
         task_request_interval: how often a site asks for its next task; FLARE's default of 2 s dominates short rounds.
         get_task_timeout: fetching a task and its adapter.
-        submit_task_result_timeout: handing in a reply and its adapter.
-        tensor_min_download_timeout: silence after which the download of large tensors is given up.
+        submit_task_result_timeout: sending a reply and its adapter.
+        tensor_min_download_timeout: silence after which a download of large tensors is abandoned.
         tensor_streaming_per_request_timeout: one chunk of such a download.
     """
 
@@ -54,7 +54,7 @@ class FlareSettings:
 
 
 def recipes(configs: Path) -> dict[str, list[str]]:
-    """Job names and the parts they are composed of, from `app_configs/jobs.yml`."""
+    """Return job name -> parts that it is composed of, from `app_configs/jobs.yml`."""
     return _read_yaml(configs / RECIPES)
 
 
@@ -71,7 +71,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
     """
     known = recipes(configs)
     if job not in known:
-        raise FedpeftError(f"{job!r} is no job of {configs / RECIPES}: {suggestion(job, known)}.")
+        raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
     sections: dict[str, Any] = {"schedule": {}}
     for part in known[job]:
         sections = _merged(sections, _part(configs, part))
@@ -82,7 +82,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
 
 
 def check(sections: Mapping[str, Any]) -> None:
-    """Check every section the way server and sites will."""
+    """Check every section as server and sites will."""
     from fedpeft.admission.strict_json import check_texts
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
@@ -94,7 +94,7 @@ def check(sections: Mapping[str, Any]) -> None:
 
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:
-        raise FedpeftError(f"{unknown[0]!r} is no section of a job: {suggestion(unknown[0], SECTIONS)}.")
+        raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
     for name, section in sections.items():
         check_texts(section, name)
     federation = build(FederationSettings, sections.get("federation"), section="federation")
@@ -108,10 +108,10 @@ def check(sections: Mapping[str, Any]) -> None:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
     data_sites = sections["data"].get("sites", {})
     for where, named in (("method.site_settings", method.site_settings), ("data.sites", data_sites)):
-        if strangers := sorted(set(named) - set(federation.sites)):
+        if unknown_sites := sorted(set(named) - set(federation.sites)):
             raise FedpeftError(
-                f"{where} names {strangers[0]!r}, which is not in federation.sites: "
-                f"{suggestion(strangers[0], federation.sites)}."
+                f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
+                f"{suggestion(unknown_sites[0], federation.sites)}."
             )
 
 
@@ -124,13 +124,13 @@ def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
 
 
 def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]:
-    """Files of a job folder that are missing or differ from what the sections say."""
+    """Return the files of a job folder that are missing or differ from what the sections give."""
     files = {folder / path: content for path, content in job_files(name, sections).items()}
     return [file for file, content in files.items() if not file.is_file() or file.read_text() != content]
 
 
 def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
-    """The files of a job folder, by relative path."""
+    """Return the files of a job folder: relative path -> text."""
     federation, flare = sections["federation"], dict(sections["flare"])
     sites = list(federation["sites"])
 
@@ -196,7 +196,7 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(configs: Path, part: str) -> Mapping[str, Any]:
-    """A file of `app_configs/`, or a task that an installed package brings."""
+    """Read a file of `app_configs/`, or a task of an installed package."""
     task = part.removeprefix("tasks/")
     file = configs / f"{part}.yml"
     return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else _read_yaml(file)

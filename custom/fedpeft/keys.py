@@ -1,12 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Names of tensors as they travel and are kept: the one grammar, and all that is read off a name.
+"""Keys: the names of tensors in states, messages and files. Their grammar, and functions that read them.
 
     layer.<l>.<slot>.<tensor>    of an adapter, in a slot ("attention", "output", "query") of transformer layer l
     shared.<tensor>              of an adapter, shared by all its layers (Compacter's rule)
     backbone.<parameter>         of the backbone itself, by its name in the model
 
-A slot in one layer, `layer.<l>.<slot>`, is a place. No name depends on how the backbone calls its modules, but for the
-last form.
+A slot in one layer, `layer.<l>.<slot>`, is a place. Only the last form depends on the names of the backbone's modules.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ _LAYER_IN_BACKBONE = re.compile(r"\.layer\.(\d+)\.")
 
 
 class SlotKey(NamedTuple):
-    """A key taken apart: `layer.<layer>.<slot>.<tensor>`."""
+    """The parts of a key `layer.<layer>.<slot>.<tensor>`."""
 
     layer: int
     slot: str
@@ -34,37 +33,37 @@ class SlotKey(NamedTuple):
 
     @property
     def place(self) -> str:
-        """`layer.<layer>.<slot>`."""
+        """The key's place, `layer.<layer>.<slot>`."""
         return place_of(self.layer, self.slot)
 
 
 def place_of(layer: int, slot: str) -> str:
-    """`layer.<layer>.<slot>`."""
+    """Return the name of a place, `layer.<layer>.<slot>`."""
     return f"layer.{layer}.{slot}"
 
 
 def parse_key(key: str) -> SlotKey | None:
-    """Take an adapter's key apart; None for one that is shared between layers (`shared.rule`).
+    """Split an adapter's key into its parts; None for a key that layers share (`shared.rule`).
 
     Raises:
-        FedpeftError: it is neither.
+        FedpeftError: it is not an adapter's key.
     """
     if match := _SLOT_KEY.fullmatch(key):
         return SlotKey(int(match[1]), match[2], match[3])
     if _SHARED_KEY.fullmatch(key):
         return None
     raise FedpeftError(
-        f"key {key!r:.120} is not an adapter key: it should read layer.<number>.<slot>.<tensor> or shared.<name>."
+        f"key {key!r:.120} is not an adapter key: it must read layer.<number>.<slot>.<tensor> or shared.<name>."
     )
 
 
 def is_key(key: str) -> bool:
-    """Whether a name is of one of the three forms."""
+    """Return whether a name has one of the three forms."""
     return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY))
 
 
 def layer_of(key: str) -> int | None:
-    """The transformer layer of a tensor, None where it belongs to none."""
+    """Return the transformer layer of a tensor, or None if it belongs to no layer."""
     if key.startswith(BACKBONE):
         match = _LAYER_IN_BACKBONE.search(key)
         return int(match[1]) if match else None
@@ -73,17 +72,17 @@ def layer_of(key: str) -> int | None:
 
 
 def layers_of(keys: Iterable[str]) -> list[int]:
-    """The transformer layers among keys, rising."""
+    """Return the transformer layers that occur in keys, ascending."""
     return sorted({layer for key in keys if (layer := layer_of(key)) is not None})
 
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:
-    """Whether a tensor is trained and sent with these layers: theirs, or shared by all (Compacter's rule)."""
+    """Return whether a tensor is trained and sent with these layers: it is theirs, or shared (Compacter's rule)."""
     return layers is None or layer_of(key) in layers or (bool(layers) and key.startswith(SHARED))
 
 
 def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:
-    """Group keys: place -> tensor name -> key; a key that is of no slot is a place of its own."""
+    """Group keys: place -> tensor name -> key; a key without a slot forms a place of its own."""
     grouped: dict[str, dict[str, str]] = {}
     for key in keys:
         match = _SLOT_KEY.fullmatch(key)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Public names of a package that are imported when they are first used, and that `dir()` and completion still show."""
+"""Import a package's public names when they are first used; `dir()` and completion still list them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from typing import Any
 
 
 def load(package: str, homes: Mapping[str, str], name: str) -> Any:
-    """Import a public name; the body of a package's `__getattr__` (PEP 562).
+    """Import a public name; for a package's `__getattr__` (PEP 562).
 
     Args:
         package: its `__name__`.
-        homes: public name -> module that defines it, by its whole name or by that within the package.
-        name: what is looked up.
+        homes: public name -> module that defines it, by its full name or relative to the package.
+        name: the public name.
 
     Raises:
         AttributeError: the package has no such name.
@@ -27,5 +27,5 @@ def load(package: str, homes: Mapping[str, str], name: str) -> Any:
 
 
 def listing(package: str, homes: Mapping[str, str]) -> list[str]:
-    """What the package has and what it can import; the body of its `__dir__`."""
+    """Return all names that the package has or can import; for its `__dir__`."""
     return sorted({*vars(sys.modules[package]), *homes})

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""End processes together with all that they have started: `python -m fedpeft.processes PID…`."""
+"""End processes and all their descendants: `python -m fedpeft.processes PID…`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def end(pids: Iterable[int]) -> None:
 
 
 def end_all(processes: Iterable[psutil.Process]) -> None:
-    """Ask processes to end, in their order; those that do not within ten seconds are killed."""
+    """Terminate processes in order; those that still run after ten seconds are killed."""
     family = list(processes)
     for member in family:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -29,9 +29,9 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:
-    """A process and all that it has started, itself first; nothing if it is gone.
+    """Return a process and its descendants, itself first; empty if it has ended.
 
-    FLARE gives every job and site a session of its own, so neither a process group nor a session holds them all.
+    FLARE gives every job and site its own session, so neither a process group nor a session holds them all.
     """
     try:
         process = psutil.Process(pid)

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Objects by name: the package's own, one registration line each, and those of installed plugins.
+"""Registries of objects by name: the package's own, one registration line each, and those of installed plugins.
 
 A plugin is a Python package that declares entry points; the groups are listed in CONTRIBUTING.md:
 
     [project.entry-points."fedpeft.scores"]
     my_score = "my_package.my_score:my_score"
 
-Every process that looks a name up finds them, the one that trains included. A job can name what is installed at a site;
-it can never bring it.
+Every process that looks up a name finds the plugins, the training process included. A job can name a plugin that is
+installed at a site; it cannot bring one.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """Names of one kind, and what each stands for; imported when it is first used.
+    """Names of one kind and the object of each, imported when it is first used.
 
     Args:
-        kind: what a name stands for, as errors call it.
-        group: entry points of this group are registered too.
+        kind: what the names stand for, as in error messages.
+        group: entry points of this group are registered as well.
     """
 
     def __init__(self, kind: str, group: str) -> None:
@@ -36,11 +36,11 @@ class Registry(Generic[T]):
         self._own: dict[str, str | T] = {}
 
     def register(self, name: str, home: str | T) -> None:
-        """Add one of the package's own, or one of a notebook.
+        """Register an object of this package or of a notebook.
 
         Args:
             name: as settings write it.
-            home: the object, or where it is, "package.module:object", so that it is imported when it is first used.
+            home: the object, or its import path "package.module:object", which is imported when it is first used.
 
         Raises:
             FedpeftError: the name is taken.
@@ -52,20 +52,20 @@ class Registry(Generic[T]):
         self._own[name] = home
 
     def names(self) -> tuple[str, ...]:
-        """All names, the package's own first, in the order of their registration."""
+        """Return all names, the package's own first, in the order of their registration."""
         return (*self._own, *self._plugins)
 
     def is_plugin(self, name: str) -> bool:
-        """Whether a name is that of an installed plugin."""
+        """Return whether a name is that of an installed plugin."""
         return name in self._plugins
 
     def place(self, name: str) -> str:
-        """Where the object of a name is, for messages and lists."""
+        """Return where the object of a name is defined, for messages and lists."""
         point = self._plugins.get(name)
         return _described(self._own[name]) if point is None else f"{_package(point)} ({point.value})"
 
     def get(self, name: str) -> T:
-        """The object of a name.
+        """Return the object of a name.
 
         Raises:
             FedpeftError: the name is unknown, or the plugin that has it cannot be imported.
@@ -87,14 +87,14 @@ class Registry(Generic[T]):
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:
-        found: dict[str, EntryPoint] = {}
+        points: dict[str, EntryPoint] = {}
         for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, point.value)):
             if point.name in self._own:
                 raise self._taken(point.name, _described(self._own[point.name]), _package(point))
-            if point.name in found and found[point.name].value != point.value:
-                raise self._taken(point.name, _package(found[point.name]), _package(point))
-            found[point.name] = point
-        return found
+            if point.name in points and points[point.name].value != point.value:
+                raise self._taken(point.name, _package(points[point.name]), _package(point))
+            points[point.name] = point
+        return points
 
     def _taken(self, name: str, first: str, second: str) -> FedpeftError:
         return FedpeftError(
@@ -103,7 +103,7 @@ class Registry(Generic[T]):
 
 
 def imported(home: str) -> Any:
-    """The object at "package.module:object"."""
+    """Import and return the object at "package.module:object"."""
     module, _, name = home.partition(":")
     return getattr(import_module(module), name)
 

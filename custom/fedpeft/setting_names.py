@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The names of a job's settings, `section.name`: what may be said of a setting without saying its value."""
+"""The names of a job's settings, `section.name`, which may leave a site although values may not."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 @cache
 def names() -> frozenset[str]:
-    """Every section and every setting in it that a dataclass declares."""
+    """Return every section and every setting in it that a dataclass declares."""
     from fedpeft.alignment.robust_settings import RobustSettings
     from fedpeft.alignment.settings import PIASettings
     from fedpeft.backbones import BackboneSettings
@@ -36,12 +36,12 @@ def names() -> frozenset[str]:
 
 
 def known(name: object) -> bool:
-    """Whether this is the name of a declared setting or section."""
+    """Return whether this is the name of a declared setting or section."""
     return isinstance(name, str) and name in names()
 
 
 def declared_part(path: str) -> str:
-    """The longest beginning of a path that is declared, empty if there is none: names below it are a job's own words.
+    """Return the longest declared prefix of a path, or an empty text: names below it are chosen by the job.
 
     Args:
         path: dotted, e.g. `method.settings.houlsby.width`, whose declared part is `method.settings`.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Build settings dataclasses from JSON, refusing whatever a job file got wrong."""
+"""Build settings dataclasses from JSON and refuse unknown names, wrong types and wrong values."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ JOB = "the job's configuration"
 
 
 def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
-    """Make the dataclass `cls` from a JSON object, checking names, types and values.
+    """Build the dataclass `cls` from a JSON object; check names, types and values.
 
     Args:
-        cls: a keyword-only dataclass; its own `__post_init__` checks ranges. `RENAMED`, where it has that, says by old
-            name what to write instead.
+        cls: a keyword-only dataclass; its own `__post_init__` checks ranges. `RENAMED`, if it has that, maps an old
+            name to what to write instead.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
-        source: what has to be corrected where something is wrong.
+        source: the file that the error asks to correct.
 
     Raises:
         FedpeftError: unknown name, None, wrong type or wrong value.
@@ -42,9 +42,9 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     for name, value in values.items():
         where = f"{section}.{name}"
         if name in (renamed := getattr(cls, "RENAMED", {})):
-            raise FedpeftError(f"{where} is not a setting any more: {renamed[name]}.", setting=section)
+            raise FedpeftError(f"{where} is no longer a setting: {renamed[name]}.", setting=section)
         if name not in fields:
-            raise FedpeftError(f"{where} is no setting: {suggestion(name, fields)}.", setting=where)
+            raise FedpeftError(f"{where} is not a setting: {suggestion(name, fields)}.", setting=where)
         if value is None:
             raise _undefined(where, source)
         if not fits(value, hints[name]):
@@ -69,7 +69,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
 
 
 def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
-    """A section within a section: as it is if it was built already, else built from a JSON object.
+    """Build a section within a section from a JSON object; one that is built already is returned as it is.
 
     Raises:
         FedpeftError: as `build`.
@@ -79,7 +79,7 @@ def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
 
 @contextmanager
 def about(setting: str) -> Iterator[None]:
-    """Name the setting that an error in this block is about, where the error itself names none."""
+    """Add the name of a setting to errors raised in this block that name none."""
     try:
         yield
     except FedpeftError as error:
@@ -88,7 +88,7 @@ def about(setting: str) -> Iterator[None]:
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
-    """Refuse a value outside a closed set, naming argument, value and what is allowed."""
+    """Refuse a value outside a closed set; the error names argument, value and what is allowed."""
     allowed = tuple(allowed)
     if value not in allowed:
         raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}.", setting=name)
@@ -103,13 +103,13 @@ def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:
-    """Refuse settings of something that has none."""
+    """Refuse any settings for something that has none."""
     if values:
         raise FedpeftError(f"{owner} has no setting {next(iter(values))!r}: leave it out, {owner} has none.")
 
 
 def suggestion(name: str, known: typing.Iterable[str]) -> str:
-    """What to write instead of an unknown name: the closest one, or all of them."""
+    """Return what to write instead of an unknown name: the closest known one, or all of them."""
     known = sorted(known)
     close = difflib.get_close_matches(str(name), known, n=1)
     return f"did you mean {close[0]!r}" if close else f"known are {', '.join(known)}"
@@ -140,7 +140,7 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a JSON value is of a declared type; whole numbers pass as float, lists as tuples, no bool as a number."""
+    """Return whether a JSON value has a declared type; an int passes as float, a list as tuple, a bool as neither."""
     for part in _alternatives(hint):
         kind = typing.get_origin(part) or part
         if kind is typing.Any or kind is typing.Literal:

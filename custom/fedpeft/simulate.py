@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Run a job in FLARE's simulator and tell the truth about how it ended.
+"""Run a job in FLARE's simulator and report correctly how it ended.
 
-The simulator's exit code is 0 when a site dies and it may hang for ever; the manifest that the server writes at the
-very end is what counts.
+The simulator's exit code is 0 even if a site dies, and it may hang forever; what counts is the manifest that the server
+writes last.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedpeft.workspace_lock import held
 RUN = Path("simulate_job") / "fedpeft"
 MANIFEST, HISTORY = "manifest.json", "history.json"
 DATA, STATE = "FEDPEFT_DATA", "FEDPEFT_STATE"
-SERVER = "simulator_server"  # the simulator's name for its server, which is that of the server's state
+SERVER = "simulator_server"  # the simulator's name for its server, and so of the folder of the server's state
 SECONDS_TO_END = 60
 ROOM = 10**7  # bytes below which a disk counts as full
 
@@ -41,20 +41,20 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
 
     Args:
         job: a FLARE job folder.
-        workspace: the simulator's folder; the run that is in it is moved beside it.
+        workspace: the simulator's folder; an earlier run in it is moved to `<workspace>_runs/`.
         threads: sites that run at the same time.
-        overrides: settings as `section.name=value`; the job is then composed anew from `app_configs/`.
+        overrides: settings as `section.name=value`; the job is then composed again from `app_configs/`.
 
     Returns:
         the folder with history, report, adapters and manifest.
 
     Raises:
-        FedpeftError: why the job did not start, and nothing in the workspace was touched, or why it did not complete,
-            and finished rounds are in the workspace.
+        FedpeftError: the job did not start (the workspace is then unchanged) or did not complete (finished rounds are
+            then in the workspace).
     """
     workspace = workspace.resolve()
     if not (job / "meta.json").is_file():
-        raise FedpeftError(f"{job} is no FLARE job folder, it has no meta.json: name one of jobs/.")
+        raise FedpeftError(f"{job} is not a FLARE job folder, it has no meta.json: name one of jobs/.")
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
         folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
@@ -82,7 +82,7 @@ def _sites(job: Path) -> list[str]:
 
 
 def _check_resume(job: Path, lineages: Path) -> None:
-    """Refuse what cannot be resumed as the server would, while the run before is still where it was."""
+    """Refuse what cannot be resumed, as the server would, before the earlier run is moved."""
     arguments = _controller_arguments(job / "app" / "config" / "config_fed_server.json")
     if not (arguments.get("federation") or {}).get("resume_from"):
         return
@@ -108,7 +108,7 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
         return next(one["args"] for one in workflows if "federation" in one["args"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration) as error:
         raise FedpeftError(
-            f"{file} is no configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
+            f"{file} is not a configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
         ) from error
 
 
@@ -120,12 +120,12 @@ def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
             write_job(folder, name, compose(root / "app_configs", name, overrides))
             return folder
     raise FedpeftError(
-        f"--set needs app_configs/ beside jobs/, and {job} lies in no such clone: edit its JSON instead."
+        f"--set needs app_configs/ beside jobs/, and {job} is not in such a clone: edit its JSON instead."
     )
 
 
 def _state(workspace: Path) -> Path:
-    """Where the participants keep what outlives a run: FLARE wipes the workspace."""
+    """Return the folder for state that outlives a run; FLARE deletes the workspace."""
     return Path(os.environ.get(STATE) or workspace.with_name(f"{workspace.name}_state")).expanduser().resolve()
 
 
@@ -157,10 +157,10 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     if manifest.get("status") == "completed":
         return results
     problems = [_read(workspace / site / RUN / "problem.json") for site in sites]
-    told = [f"site {p['site']}: {p['problem']}" for p in problems if p]
+    site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if p]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
     rounds = len(_read(results / HISTORY).get("rounds", []))
-    lines = [reason, *told, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
+    lines = [reason, *site_problems, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
     if not manifest and shutil.disk_usage(workspace).free < ROOM:
         lines.append(f"The disk of {workspace} is full: make room.")
     if rounds:

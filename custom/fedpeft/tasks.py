@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tasks that installed packages bring: a part of a job beside those of `app_configs/tasks/`."""
+"""Tasks of installed packages, which add to those of `app_configs/tasks/`."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether a run completed and its files are those that the server wrote, by the manifest that it wrote last."""
+"""Check with a run's manifest that it completed and that its files are those that the server wrote."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ MANIFEST = "manifest.json"
 
 
 def verify(run: Path) -> dict[str, Any]:
-    """The manifest of a run that completed.
+    """Check a run and return its manifest.
 
     Raises:
-        FedpeftError: there is no manifest, or the reason why the job failed, or the file that is not as it was written.
+        FedpeftError: there is no manifest, the job failed (with the reason), or a file differs from what was written.
     """
     if not (run / MANIFEST).is_file():
-        raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not come to its end, the server's log says why.")
+        raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not finish, the server's log says why.")
     manifest = _read(run / MANIFEST)
     if manifest["status"] != "completed":
         raise FedpeftError(f"{manifest.get('reason', 'no reason given')}\nFinished rounds: {manifest['rounds']}.")
@@ -38,4 +38,4 @@ def _read(file: Path) -> dict[str, Any]:
             return manifest
         raise TypeError("fields of another type")
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FedpeftError(f"{file} is no manifest ({error!r:.80}): download the result again.") from error
+        raise FedpeftError(f"{file} is not a manifest ({error!r:.80}): download the result again.") from error

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a participant needs under `local/`: the list of classes that a job may load, and what checks a job before that.
+"""Files that a participant needs under `local/`: the list of classes that a job may load, and the job checks.
 
 FLARE loads only listed classes for a job that brings no code of its own.
 """
@@ -34,7 +34,7 @@ RESOURCES, LOG_CONFIG, PRIVACY = "resources.json", "log_config.json", "privacy.j
 
 
 def resources() -> dict[str, Any]:
-    """An allow-list of fedpeft's components alone, enforced.
+    """Return an enforced allow-list that holds fedpeft's components only.
 
     Each is named: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function of the
     package, the command line included. The list replaces FLARE's own, whose classes write files, open connections or
@@ -48,7 +48,7 @@ def resources() -> dict[str, Any]:
 
 
 def listed_classes(workspace: Path) -> tuple[str, ...]:
-    """The allow-list of a simulator workspace; none where the file is missing or damaged."""
+    """Return the allow-list of a simulator workspace; empty if the file is missing or damaged."""
     try:
         listed = json.loads((workspace / "local" / RESOURCES).read_text())[KEY]
         return tuple(name for name in listed if isinstance(name, str))
@@ -57,7 +57,7 @@ def listed_classes(workspace: Path) -> tuple[str, ...]:
 
 
 def log_config() -> dict[str, Any]:
-    """FLARE's own logging, with only fedpeft's lines and warnings on the console; the log files keep everything."""
+    """Return FLARE's logging configuration with only fedpeft's lines on the console; the log files keep everything."""
     from nvflare.fuel.utils.log_utils import default_log_dict
 
     config = copy.deepcopy(default_log_dict)
@@ -75,14 +75,14 @@ def log_config() -> dict[str, Any]:
 
 
 def check_place(workspace: Path, job: Path) -> None:
-    """Whether the simulator may have a folder: it deletes what is in it, and reads its path as words of a command.
+    """Check that the simulator can use a folder: it deletes what is in it, and splits its path like a command line.
 
     Args:
-        workspace: the folder, without symbolic links; it need not be there.
+        workspace: the folder, without symbolic links; it need not exist.
         job: the job's folder.
 
     Raises:
-        FedpeftError: it holds something else than a simulator's workspace, or cannot be one.
+        FedpeftError: it holds something other than a simulator's workspace, or cannot be one.
     """
     if shlex.split(str(workspace), comments=True) != [str(workspace)]:
         raise FedpeftError(
@@ -103,15 +103,15 @@ def check_place(workspace: Path, job: Path) -> None:
         return
     if not workspace.is_dir():
         raise FedpeftError(f"the workspace {workspace} is a file: name a folder with -w.")
-    if (stranger := _stranger(workspace)) is not None:
+    if (entry := _unexpected_entry(workspace)) is not None:
         raise FedpeftError(
-            f"{workspace} is not empty and no simulator workspace (it holds {stranger}), and the simulator deletes "
+            f"{workspace} is not empty and not a simulator workspace (it holds {entry}), and the simulator deletes "
             f"what is in its workspace: name a new folder with -w."
         )
 
 
-def _stranger(workspace: Path) -> str | None:
-    """Something in a folder that no simulator has put there."""
+def _unexpected_entry(workspace: Path) -> str | None:
+    """Return the name of an entry of a folder that the simulator did not write, or None."""
     entries = sorted(entry for entry in workspace.iterdir() if entry.name not in ("local", "startup"))
     if kit := [name for name in KIT if (workspace / "startup" / name).exists()]:
         return f"startup/{kit[0]}"
@@ -121,17 +121,17 @@ def _stranger(workspace: Path) -> str | None:
 
 
 def _of_participant(path: Path) -> bool:
-    """Whether the simulator has made a folder for its server or one of its sites."""
+    """Return whether a folder is the simulator's, for its server or one of its sites."""
     if path.is_symlink() or not path.is_dir():
         return False
     return any((path / name).is_dir() for name in ("simulate_job", "local", "startup")) or not any(path.iterdir())
 
 
 def seed(workspace: Path) -> None:
-    """Let a simulator workspace load fedpeft's classes; what its `local/` already says is kept.
+    """Let a simulator workspace load fedpeft's classes; settings already in its `local/` are kept.
 
     Raises:
-        FedpeftError: `local/resources.json` is there and is no JSON object, or the folder cannot be written to.
+        FedpeftError: `local/resources.json` exists and is not a JSON object, or the folder cannot be written to.
     """
     local = workspace / "local"
     write_json(local / RESOURCES, _with_components(local / RESOURCES))
@@ -140,12 +140,12 @@ def seed(workspace: Path) -> None:
 
 
 def _with_components(file: Path) -> dict[str, Any]:
-    wanted = resources()
+    required = resources()
     if not file.exists():
-        return wanted
+        return required
     try:
         present = json.loads(file.read_text())
-        listed = present.get(KEY, wanted[KEY])
+        listed = present.get(KEY, required[KEY])
     except (ValueError, AttributeError) as error:
-        raise FedpeftError(f"{file} is no JSON object ({error}): mend or remove it.") from error
-    return {**wanted, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}
+        raise FedpeftError(f"{file} is not a JSON object ({error}): correct or remove it.") from error
+    return {**required, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One run at a time in a simulator's workspace: a lock that its process takes to its end, however that comes.
+"""A lock that allows one run at a time in a simulator workspace; the run's process holds it until it ends.
 
-The file lies beside the workspace, in the folder of its earlier runs: FLARE wipes what is inside. The system releases
-the lock when the last process that holds it is gone, so that a dead one leaves none behind.
+The file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside. The system
+releases the lock when the last process that holds it has ended, so a dead process leaves no lock behind.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ POLL_SECONDS = 0.2
 
 
 def runs_folder(workspace: Path) -> Path:
-    """Where the earlier runs of a workspace are kept, and its lock."""
+    """Return the folder of a workspace's earlier runs and its lock."""
     return workspace.with_name(f"{workspace.name}_runs")
 
 
 @contextlib.contextmanager
 def held(workspace: Path) -> Iterator[int]:
-    """Hold the workspace in this block; gives the lock's file descriptor, for processes that are to hold it as well.
+    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
 
     Raises:
         FedpeftError: another run uses it, or the file cannot be made.
@@ -44,7 +44,7 @@ def held(workspace: Path) -> Iterator[int]:
 
 
 def take(workspace: Path) -> int:
-    """Hold the workspace until this process ends, or the file descriptor is closed.
+    """Lock the workspace until this process ends or the file descriptor is closed.
 
     Raises:
         FedpeftError: another run uses it, or the file cannot be made.
@@ -74,7 +74,7 @@ def take(workspace: Path) -> int:
 
 
 def is_held_by_a_parent(workspace: Path) -> bool:
-    """Whether the process that holds the workspace has started this one."""
+    """Return whether a parent of this process holds the workspace."""
     import psutil
 
     try:
@@ -91,7 +91,7 @@ def is_held_by_a_parent(workspace: Path) -> bool:
 
 
 def _wait(descriptor: int, workspace: Path) -> None:
-    """Take the lock; a run whose own process is gone gets the time that its other processes need to end."""
+    """Take the lock; if a run's main process is dead, wait until its other processes have ended."""
     deadline = time.monotonic() + SECONDS_TO_END
     while True:
         try:
@@ -113,7 +113,7 @@ def _wait(descriptor: int, workspace: Path) -> None:
 
 
 def _owner(descriptor: int) -> dict[str, Any]:
-    """Who holds the lock; empty while it is being written."""
+    """Return who holds the lock; empty while it is being written."""
     try:
         owner = json.loads(os.pread(descriptor, 1000, 0))
         return {"pid": int(owner["pid"]), "host": str(owner["host"])[:80], "since": str(owner["since"])[:19]}

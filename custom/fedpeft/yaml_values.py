@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""YAML that holds what JSON can hold: plain values, no aliases, no deep nesting."""
+"""Read YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST_LEVELS = 20
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML that reads 1e-4 as a number, as people write it (YAML 1.1 wants 1.0e-4), and refuses what can explode."""
+    """Reads 1e-4 as a number (YAML 1.1 requires 1.0e-4), and refuses aliases and deep nesting."""
 
     level = 0
 
@@ -34,10 +34,10 @@ _Loader.add_implicit_resolver(
 
 
 def parse(text: str) -> Any:
-    """The value of a YAML text: None, text, numbers, lists and objects whose names are text.
+    """Return the value of a YAML text: None, text, numbers, lists and objects whose names are text.
 
     Raises:
-        ValueError: in one line, what is wrong with it.
+        ValueError: one line that says what is wrong.
     """
     try:
         value = yaml.load(text, Loader=_Loader)

@@ -265,7 +265,7 @@ CLOSED = [
     ("unknown argument of the other", {"privaci": {}}, {}, "AdapterOnly has no argument 'privaci'"),
     ("undefined variable", {"privacy": None}, {}, "privacy is None"),
     ("undefined setting", {"privacy": {"clip": None, "noise": 1}}, {}, "privacy.clip is None"),
-    ("unknown setting", {"privacy": {"clip": 1, "nois": 1}}, {}, "privacy.nois is no setting"),
+    ("unknown setting", {"privacy": {"clip": 1, "nois": 1}}, {}, "privacy.nois is not a setting"),
     ("noise without clipping", {"privacy": {"noise": 1.0}}, {}, "privacy lacks clip"),
     ("empty settings", {"privacy": {}}, {}, "privacy lacks clip, noise"),
     ("not a number", {"privacy": {"clip": float("nan"), "noise": 1}}, {}, "clip is nan"),

@@ -48,7 +48,7 @@ def test_negative_scores_are_shifted_before_they_are_shared_out(raw, expected, m
 REFUSED = [
     ({"method": "lntkk"}, "'lntkk' is unknown: did you mean 'lntk'"),
     ({"method": "lntk", "target": "labels"}, "lntk: target is 'labels', allowed are loss, logits"),
-    ({"method": "lntk", "reduce": "mean"}, "lntk.reduce is no setting"),
+    ({"method": "lntk", "reduce": "mean"}, "lntk.reduce is not a setting"),
     ({"method": "snip", "reduce": "max"}, "snip: reduce is 'max', allowed are sum, mean"),
     ({"method": "spt", "tau": 2.0}, "tau is 2.0"),
     ({"method": "last_k", "k": 4}, "last_k has no setting 'k'"),

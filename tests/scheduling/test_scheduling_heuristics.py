@@ -172,8 +172,8 @@ def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
         ("ant_colony", {"colonies": 51}, "colonies is 51, it must be a whole number, from 1 to 50"),
         ("bee_colony", {"limit": 0}, "limit is 0"),
         ("bee_colony", {"start": "greedy"}, "start is 'greedy', allowed are random, ends, path"),
-        ("mopso", {"mutation": 0.5}, "mopso.mutation is no setting"),
-        ("exact", {"population": 50}, "exact.population is no setting"),
+        ("mopso", {"mutation": 0.5}, "mopso.mutation is not a setting"),
+        ("exact", {"population": 50}, "exact.population is not a setting"),
     ],
 )
 def test_bad_settings_are_refused(solver, settings, message):

@@ -44,7 +44,7 @@ def test_every_solver_of_the_list_is_there():
         ({"solver": "nsga3"}, "solver 'nsga3' is unknown: did you mean 'nsga2'"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 0.5}, "seed is 0.5"),
-        ({"popluation": 10}, "nsga2.popluation is no setting: did you mean 'population'"),
+        ({"popluation": 10}, "nsga2.popluation is not a setting: did you mean 'population'"),
         ({"population": None}, "nsga2.population is None"),
     ],
 )

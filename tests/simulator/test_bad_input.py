@@ -12,7 +12,7 @@ pytestmark = pytest.mark.simulator
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["jobs/nothing"], "jobs/nothing is no FLARE job folder"),
+        (["jobs/nothing"], "jobs/nothing is not a FLARE job folder"),
         (["jobs/fedpia_task1", "-t", "9"], "-t 9 is more than the 5 sites"),
         (["jobs/fedpia_task1", "-t", "0"], "-t is 0"),
         (["jobs/fedpia_task1", "--set", "method.name=houlsbi"], "houlsbi"),

@@ -86,7 +86,7 @@ def test_the_command(tmp_path, capsys, monkeypatch):
     assert "no site answered." in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     assert cli.main(["status"]) == 1
-    assert "simulator_workspace is no folder" in capsys.readouterr().err
+    assert "simulator_workspace is not a folder" in capsys.readouterr().err
 
 
 def test_follow_waits_for_a_run_that_is_about_to_begin(tmp_path):

@@ -62,7 +62,7 @@ def test_rejected_replies_are_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "message"),
     [
         ("history", "{", "cannot be read as JSON"),
         ("history", "[]", "must hold a JSON object, it holds list"),
@@ -72,8 +72,8 @@ def test_rejected_replies_are_named(tmp_path):
         ("manifest", "", "cannot be read as JSON"),
     ],
 )
-def test_damaged_files_are_told(file, content, told, tmp_path):
-    with pytest.raises(FedpeftError, match=told):
+def test_damaged_files_are_named(file, content, message, tmp_path):
+    with pytest.raises(FedpeftError, match=message):
         read_progress(write(tmp_path, **{file: content}))
 
 
@@ -99,7 +99,7 @@ def test_a_workspace_may_hold_no_run_yet(tmp_path):
     assert read_progress(run_folder(tmp_path)) == Progress()
 
 
-@pytest.mark.parametrize(("name", "told"), [("none", "is no folder"), ("", "holds no run")])
-def test_what_is_no_run_is_told(name, told, tmp_path):
-    with pytest.raises(FedpeftError, match=told):
+@pytest.mark.parametrize(("name", "message"), [("none", "is not a folder"), ("", "holds no run")])
+def test_what_is_not_a_run_is_refused(name, message, tmp_path):
+    with pytest.raises(FedpeftError, match=message):
         run_folder(tmp_path / name)

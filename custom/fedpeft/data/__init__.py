@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets of the federation's sites. A new one is one file with a `DataSet` and one line below."""
+"""Data sets by name. A new one is one file with a `DataSet` and one registration line below."""
 
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.errors import DataError

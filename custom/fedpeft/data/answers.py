@@ -22,7 +22,7 @@ YES_NO = frozenset({"yes", "no"})
 
 
 def normalize(answer: str | int) -> str:
-    """The normal form of an answer (see above).
+    """Return the normal form of an answer (see above).
 
     Raises:
         DataError: the answer is neither text nor a whole number, or has no visible character.
@@ -36,7 +36,7 @@ def normalize(answer: str | int) -> str:
 
 
 def closed_by_type(answer_type: str) -> bool:
-    """True for a publisher's `CLOSED`, false for `OPEN`; case and blanks around it do not matter (`"CLOSED "`).
+    """Return True for a publisher's `CLOSED`, False for `OPEN`, in any case and with blanks around it (`"CLOSED "`).
 
     Raises:
         DataError: it is neither.
@@ -48,7 +48,7 @@ def closed_by_type(answer_type: str) -> bool:
 
 
 def closed_by_answer(answer: str) -> bool:
-    """True when the normalized answer is yes or no: the rule where the publisher gives no answer type."""
+    """Return whether a normalized answer is yes or no: the rule where the publisher gives no answer type."""
     return answer in YES_NO
 
 
@@ -59,7 +59,7 @@ class AnswerVocabulary:
         answers: normalized answers, each once; their order is the numbering.
 
     Raises:
-        DataError: there is none, or one comes twice.
+        DataError: there is none, or one occurs twice.
     """
 
     def __init__(self, answers: Iterable[str]) -> None:
@@ -72,7 +72,7 @@ class AnswerVocabulary:
 
     @classmethod
     def from_examples(cls, examples: Iterable[Example]) -> AnswerVocabulary:
-        """The vocabulary of a site: the answers of its training examples, sorted."""
+        """Build the vocabulary of a site: the answers of its training examples, sorted."""
         return cls(sorted({normalize(example.answer) for example in examples}))
 
     def __len__(self) -> int:
@@ -84,14 +84,14 @@ class AnswerVocabulary:
         return self._answers
 
     def index(self, answer: str | int) -> int:
-        """Class number of an answer, -1 where training never saw it (such a question counts as answered wrongly)."""
+        """Return the class number of an answer; -1 if training has none such, and the question counts as wrong."""
         return self._index.get(normalize(answer), -1)
 
     def accepted(self, example: Example) -> tuple[int, ...]:
-        """Class numbers of every answer that the publisher accepts and that training saw; empty: none can be right."""
+        """Return the class numbers of all accepted answers that occur in training; empty: none can be right."""
         numbers = (self.index(answer) for answer in (example.answer, *example.alternatives))
         return tuple(dict.fromkeys(number for number in numbers if number >= 0))
 
     def unseen(self, examples: Iterable[Example]) -> int:
-        """How many examples have no accepted answer in the vocabulary; a bound on accuracy that tables print."""
+        """Count the examples without an accepted answer in the vocabulary; their share bounds the accuracy."""
         return sum(not self.accepted(example) for example in examples)

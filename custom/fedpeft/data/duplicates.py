@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Images that two sites, or two splits of one site, have in common.
+"""Find images that two sites, or two splits of one site, have in common.
 
-An image is recognized by its id and by its decoded pixels. Equal ids with other pixels are a resized copy where the
-ids come from one publisher, and mean nothing where two sites number their own scans 1, 2, 3: `same_content` tells
-them apart. Scaled or re-compressed copies under other ids are not found.
+An image is recognized by its id and by its decoded pixels. Equal ids with different pixels are a resized copy if the
+ids come from one publisher, and mean nothing if two sites number their own scans 1, 2, 3: `same_content` distinguishes
+the two cases. Scaled or re-compressed copies under other ids are not detected.
 
 What may leave a site. An image id or a plain hash of the pixels is enough for anybody who holds a public image to learn
 that a site has it, and so, often, that a patient was there. Therefore nothing in this file is ever put into a message.
@@ -49,14 +49,14 @@ class Fingerprint:
 
 @dataclass(frozen=True, slots=True)
 class Duplicate:
-    """One image and everywhere it is; `same_content` is false where only the id agrees."""
+    """One image and all its places; `same_content` is false if only the id agrees."""
 
     places: tuple[Fingerprint, ...]
     same_content: bool
 
 
 def content_digest(image: Path | np.ndarray, *, salt: bytes = b"") -> str:
-    """HMAC-SHA256 of height, width and decoded RGB pixels, in hex; the file's format and metadata do not count.
+    """Return the HMAC-SHA256 of height, width and decoded RGB pixels in hex; file format and metadata do not count.
 
     Raises:
         DataError: the image cannot be read.
@@ -67,7 +67,7 @@ def content_digest(image: Path | np.ndarray, *, salt: bytes = b"") -> str:
 
 
 def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerprint, ...]:
-    """One fingerprint per image and split of a site; decodes every image once.
+    """Return one fingerprint per image and split of a site; every image is decoded once.
 
     Args:
         data: the site's examples.
@@ -91,7 +91,7 @@ def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerpr
 
 
 def duplicates(fingerprints: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
-    """Images that are in more than one split or site, by equal id or equal content, in the order of their first place.
+    """Return images that are in more than one split or site, by id or content, in the order of their first place.
 
     Args:
         fingerprints: fingerprints of all sites, made with the same salt.
@@ -110,7 +110,7 @@ def duplicates(fingerprints: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
 
 
 def summary(common: Iterable[Duplicate]) -> str:
-    """A table in text: how many images each pair of splits shares; no image is named."""
+    """Return one line per pair of splits with the number of images they share; no image is named."""
     counts: Counter[tuple[str, str]] = Counter()
     equal: Counter[tuple[str, str]] = Counter()
     for duplicate in common:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where a data set lies: its folder under FEDPEFT_DATA, and files in it whatever the archive wrapped around them."""
+"""Find a data set's folder under FEDPEFT_DATA, and files in it at any depth that the archives unpack to."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ _DEPTH = 4
 
 
 def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
-    """The data set's folder: `settings.root`, else the first of its known names under FEDPEFT_DATA that exists.
+    """Return the data set's folder: `settings.root`, else the first of its known names under FEDPEFT_DATA that exists.
 
     Args:
         settings: with or without `root`.
-        known_as: names of the folder, the first is the one that error messages recommend.
+        known_as: names of the folder; errors recommend the first.
 
     Raises:
-        DataError: there is no such folder; the sentence names the variable and what to do.
+        DataError: there is no such folder; the message names the variable and the remedy.
     """
     if settings.root is not None:
         root = Path(settings.root)
@@ -51,7 +51,7 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
 
 
 def find(root: Path, name: str, *, folder: bool = False) -> Path:
-    """The one file (or folder) of that name at most four folders below `root`, upper and lower case alike.
+    """Return the one file (or folder) of a name, at most four folders below `root`, ignoring case.
 
     The owners' archives unpack with or without a folder of their own, at times twice nested, and one of them writes
     `QA_Pairs` where the next writes `QA_pairs`. The shallowest match counts.
@@ -69,15 +69,15 @@ def find(root: Path, name: str, *, folder: bool = False) -> Path:
 
 
 def contains(root: Path, name: str, *, folder: bool = False) -> bool:
-    """True when `find` has a match."""
+    """Return whether `find` has a match."""
     return bool(_search(root, name, folder=folder))
 
 
 def images_below(folder: Path) -> dict[str, Path]:
-    """All image files below a folder by their name without extension, for publishers who list ids.
+    """Return all image files below a folder by name without extension, for publishers that list ids.
 
     Raises:
-        DataError: there is no image, or two of one name.
+        DataError: there is no image, or two have the same name.
     """
     images: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
@@ -92,10 +92,10 @@ def images_below(folder: Path) -> dict[str, Path]:
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:
-    """Path of an image that a row names, checked to exist.
+    """Return the path of an image that a row names, which must exist.
 
     Raises:
-        DataError: it does not; the sentence names the row (`where`) and the file.
+        DataError: it does not exist; the message names the row (`where`) and the file.
     """
     path = folder / name
     if not path.is_file():
@@ -104,7 +104,7 @@ def image_file(folder: Path, name: str, *, where: str) -> Path:
 
 
 def missing_image(path: Path, *, where: str) -> DataError:
-    """The error for an image that is named but not there."""
+    """Return the error for an image that is named but missing."""
     return DataError(f"The image {path}, named in {where}, is missing; restore the file or remove the row.")
 
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""An image as 8-bit RGB, whatever its file holds.
+"""Read images as 8-bit RGB.
 
-Grey, palette and CMYK files become RGB. Transparent pixels are laid on black, as the background of a radiograph is; an
-opaque RGBA file keeps its colors. Files with more than 8 bits per gray value are refused: which window of the range
-shows the finding is a clinical choice, and a wrong one hides it without anybody noticing.
+Gray, palette and CMYK files become RGB. Transparent pixels become black, like the background of a radiograph; an opaque
+RGBA file keeps its colors. Files with more than 8 bits per gray value are refused: which window of the range shows the
+finding is a clinical choice, and a wrong window hides it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fedpeft.data.errors import DataError
 
 
 def open_image(image: Path | str | np.ndarray) -> Image.Image:
-    """A PIL image in mode RGB.
+    """Open an image as a PIL image in mode RGB.
 
     Args:
         image: path of an image file, or an (H, W, 3) uint8 array.
@@ -45,7 +45,7 @@ def open_image(image: Path | str | np.ndarray) -> Image.Image:
 
 
 def as_array(image: Path | str | np.ndarray) -> np.ndarray:
-    """The image as an (H, W, 3) uint8 array; raises as `open_image`."""
+    """Return the image as an (H, W, 3) uint8 array; raises as `open_image`."""
     return np.asarray(open_image(image))
 
 

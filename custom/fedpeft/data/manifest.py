@@ -26,7 +26,7 @@ _SPLITS = {"train": "train", "validation": "validation", "validate": "validation
 
 
 def load(settings: DataSettings) -> SiteData:
-    """A site's own folder.
+    """Load a site's own folder.
 
     Raises:
         DataError: missing folder, manifest, column or image, a value that is not allowed, or an empty split.

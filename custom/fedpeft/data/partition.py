@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which example goes where, always by image: no image has questions in two of the parts that are cut here."""
+"""Split examples by image: no image has questions in two of the splits that are made here."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def arrange(
     test: Sequence[Example],
     validation: Sequence[Example] | None = None,
 ) -> Splits:
-    """Train, validation and test of a site, from what the owner published and what the settings ask for.
+    """Return train, validation and test of a site, from the published splits and the settings.
 
     Args:
         settings: `split="image_disjoint"` pools everything and splits it again by image; otherwise the published
             splits stay, and a missing validation set is cut out of train by image.
         train, test: as published.
-        validation: as published; None: the owner has none.
+        validation: as published; None: none is published.
     """
     rng = np.random.default_rng(settings.seed)
     if settings.split == "image_disjoint":
@@ -38,7 +38,7 @@ def arrange(
 
 
 def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
-    """Train, validation and test cut out of one pool by image, with the settings' fractions and seed."""
+    """Split one pool of examples by image into train, validation and test, with the settings' fractions and seed."""
     fractions = (settings.validation_fraction, settings.test_fraction)
     return by_image(examples, fractions, np.random.default_rng(settings.seed))
 
@@ -46,7 +46,7 @@ def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
 def by_image(
     examples: Sequence[Example], fractions: Sequence[float], rng: np.random.Generator
 ) -> tuple[tuple[Example, ...], ...]:
-    """Cut parts out of examples so that all questions about one image stay together.
+    """Split examples so that all questions about one image stay together.
 
     Images, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one where
     f_p > 0. Inside a part the examples keep their order.
@@ -54,10 +54,10 @@ def by_image(
     Args:
         examples: any number of questions per image.
         fractions: shares of the *images*, one per part; 0 makes an empty part.
-        rng: the only source of chance.
+        rng: the only source of randomness.
 
     Returns:
-        The rest, then the parts; no examples give empty parts.
+        the rest, then the parts; all empty if there are no examples.
 
     Raises:
         DataError: there are too few images for every part and the rest to have one.
@@ -84,7 +84,7 @@ def by_image(
 
 
 def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:
-    """Two disjoint halves of a set of images, for two sites that share a source.
+    """Split a set of images into two disjoint halves, for two sites that share a source.
 
     Images are ranked by the SHA-256 of their id, so the halves depend on nothing but the ids: two sites with different
     seeds still have no image in common. The first half has one more where the number is odd.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 SIZES = {"train": 300, "validation": 60, "test": 150}
 QUESTIONS_PER_IMAGE = 3
-LANGUAGES = (CLINICAL, CLINICAL, CLINICAL, PLAIN)  # a quarter of the words is plain: what heads start to learn from
+LANGUAGES = (CLINICAL, CLINICAL, CLINICAL, PLAIN)  # a quarter of the words is plain, so that heads can start to learn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +112,7 @@ def _answer_words(style: int) -> dict[str, str]:
 
 
 def _ambiguous_scene(rng: np.random.Generator, kinds: tuple[str, ...], modality: str) -> Scene:
-    """Draw findings of both shades: which one is meant cannot be guessed without the question's words."""
+    """Draw a scene with findings of both shades, so that the question's words are needed to answer."""
     while True:
         scene = draw_scene(rng, kinds=kinds, modality=modality, counts=(2, 3, 3, 4))
         if len({finding.bright for finding in scene.findings}) == 2:
@@ -129,13 +129,13 @@ def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random
         image = render(scene, draw_look(modality, rng, spread=0.5), rng)
         image.flags.writeable = False
         image_id = f"{site}-{split}-{len(examples) // QUESTIONS_PER_IMAGE:04d}"
-        chosen = rng.choice(
+        type_indices = rng.choice(
             len(QUESTION_TYPES),
             size=min(QUESTIONS_PER_IMAGE, size - len(examples)),
             replace=False,
             p=profile.type_weights,
         )
-        for index in chosen:
+        for index in type_indices:
             question = ask(
                 scene,
                 QUESTION_TYPES[index],

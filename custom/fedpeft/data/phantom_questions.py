@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Questions about a scene, and their answers as concepts ("ring", "top left", "yes") before a site words them."""
+"""Questions about a scene, and their answers as concepts ("ring", "top left", "yes"), which a site puts into words."""
 
 from dataclasses import dataclass
 
@@ -39,7 +39,7 @@ def ask(
         question_type: key of TEMPLATES.
         rng: source of randomness.
         languages: PLAIN, CLINICAL or a mixture; every word is taken from one of them at random.
-        kinds: the kinds of finding that may be asked for.
+        kinds: the kinds of finding that questions may be about.
         wordings: which wordings of the type may be used.
     """
     present = [finding for finding in scene.findings if finding.kind in kinds]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The procedural patient: findings in the quadrants of a body region, drawn as a small gray image.
+"""Procedural images: findings in the quadrants of a body region, drawn as a small gray image.
 
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine.
 """
@@ -29,7 +29,7 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """What an image shows; every answer is read off this."""
+    """What an image shows; every answer follows from it."""
 
     region: str
     modality: str
@@ -99,12 +99,12 @@ def draw_scene(
 ) -> Scene:
     """Draw a scene: findings of different kinds in different quadrants, so that a kind names at most one of them."""
     count = counts[rng.integers(len(counts))]
-    chosen = rng.permutation(len(kinds))[:count]
+    drawn = rng.permutation(len(kinds))[:count]
     quadrants = rng.permutation(QUADRANTS)[:count]
     flags = rng.integers(0, 2, size=(count, 2))
     findings = tuple(
         Finding(kind=kinds[k], quadrant=int(q), bright=bool(b), large=bool(s))
-        for k, q, (b, s) in zip(chosen, quadrants, flags, strict=True)
+        for k, q, (b, s) in zip(drawn, quadrants, flags, strict=True)
     )
     return Scene(region=REGIONS[rng.integers(len(REGIONS))], modality=modality, findings=findings)
 

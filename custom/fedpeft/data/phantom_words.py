@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Two languages for one world: PLAIN, in which the tiny backbone was pre-trained, and CLINICAL, which the sites speak.
+"""Words for the phantom's concepts: PLAIN, used to pre-train the tiny backbone, and CLINICAL, used by the sites.
 
-Every CLINICAL word is absent from pre-training, so its embedding is random: what it means has to be learned inside the
-layers. All sites share the words, hence a site alone sees few questions with each of them.
+Every CLINICAL word is absent from pre-training, so its embedding is random, and its meaning has to be learned inside
+the layers. All sites share the words, and each site alone has few questions with each of them.
 """
 
 from collections.abc import Mapping

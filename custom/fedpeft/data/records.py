@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines whose fields a bar separates.
+"""Read rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines with fields between bars.
 
 Every row carries its file and line number for errors. No error repeats a question or an answer.
 """
@@ -28,15 +28,15 @@ class Row:
     values: dict[str, Any]
 
     def label(self, key: str) -> str:
-        """A field that may be absent or empty, as text without blanks at its ends."""
+        """Return a field that may be absent or empty, as text without blanks at its ends."""
         value = self.values.get(key)
         return "" if value is None else str(value).strip()
 
     def text(self, key: str) -> str:
-        """A field that must be text with something in it, without blanks at its ends.
+        """Return a field that must be text and not empty, without blanks at its ends.
 
         Raises:
-            DataError: it is empty or no text.
+            DataError: it is empty or not text.
         """
         value = self.values[key]
         if not isinstance(value, str) or not value.strip():
@@ -46,7 +46,7 @@ class Row:
 
 @contextmanager
 def reading(row: Row) -> Iterator[None]:
-    """Say where a row stands when something about its values is wrong."""
+    """Add a row's file and line to errors about its values."""
     try:
         yield
     except DataError as error:
@@ -54,7 +54,7 @@ def reading(row: Row) -> Iterator[None]:
 
 
 def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
-    """Records of a JSON list; each must have the keys."""
+    """Read the records of a JSON list; each must have the keys."""
     text = _read(path)
     try:
         records = _parsed(text)
@@ -69,7 +69,7 @@ def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 
 
 def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
-    """Records of a file with one JSON object per line; blank lines are skipped."""
+    """Read a file with one JSON object per line; blank lines are skipped."""
     rows = []
     for number, line in enumerate(_read(path).split("\n"), 1):
         if not line.strip():
@@ -86,14 +86,14 @@ def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 
 
 def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
-    """Records of a CSV file with a header; quoted fields may hold commas and line breaks."""
+    """Read a CSV file with a header; quoted fields may hold commas and line breaks."""
     reader = csv.DictReader(io.StringIO(_read(path), newline=""), strict=True)
     rows = []
     try:
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record or None in record.values():
-                raise DataError(f"{where}: it has not as many fields as the header; quote fields that hold commas.")
+                raise DataError(f"{where}: it has fewer or more fields than the header; quote fields that hold commas.")
             rows.append(Row(where, record))
     except csv.Error as error:
         raise DataError(
@@ -103,7 +103,7 @@ def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 
 
 def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False) -> list[Row]:
-    """Lines of a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
+    """Read a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
 
     Args:
         path: the file.
@@ -124,7 +124,7 @@ def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False) -
 
 
 def _parsed(text: str) -> Any:
-    """The value of a JSON text that is nested no deeper than a record needs."""
+    """Return the value of a JSON text; deeper nesting than a record needs is refused."""
     value = json.loads(text)
     level = [value]
     for _ in range(_MOST_LEVELS):

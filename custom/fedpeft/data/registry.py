@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which data sets there are, and one site's share of one."""
+"""Data sets by name, and `load`, which reads one site's examples."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ register, names = DATASETS.register, DATASETS.names
 
 
 def require_known(name: object) -> None:
-    """Refuse a data set name that is not registered; the error lists the known ones."""
+    """Refuse a data set's name that is not registered; the error lists the known names."""
     if not isinstance(name, str) or name not in names():
         raise DataError(
             f"dataset={name!r} is not a known data set; choose one of {', '.join(names())}.", setting="dataset"
@@ -24,16 +24,16 @@ def require_known(name: object) -> None:
 
 
 def is_procedural(name: str) -> bool:
-    """True where the data set is computed (phantom), false where it was measured on people."""
+    """Return whether a data set is computed (phantom) and not measured on people."""
     require_known(name)
     return DATASETS.get(name).procedural
 
 
 def load(settings: DataSettings) -> SiteData:
-    """One site's train, validation and test examples; image files are checked for existence, not decoded.
+    """Load one site's train, validation and test examples; image files must exist and are not decoded.
 
     Raises:
-        DataError: the data are missing, incomplete or empty; one sentence says which file and what to do.
+        DataError: the data are missing, incomplete or empty; the message names the file and the remedy.
     """
     data = DATASETS.get(settings.dataset).load(settings)
     if settings.exclude:

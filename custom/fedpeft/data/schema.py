@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a data set is to the rest of fedpeft: examples, one site's three splits, and the settings that choose them."""
+"""The interface of data sets: examples, one site's three splits, and the settings that select them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class SiteData:
     Args:
         site: the site's name.
         train, validation, test: the splits; train and test hold at least one example.
-        source: one sentence for tables and pictures: where the data are from, procedural or real.
+        source: one sentence for tables and pictures on the data's origin, procedural or real.
 
     Raises:
         DataError: train or test is empty.
@@ -66,11 +66,11 @@ class SiteData:
                 raise DataError(f"Site {self.site!r} has an empty {split} split; check its data folder and fractions.")
 
     def splits(self) -> dict[str, tuple[Example, ...]]:
-        """The three splits by name."""
+        """Return the three splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
 
     def without_images(self, image_ids: Iterable[str]) -> SiteData:
-        """The same site without some images, for images that another site has as well.
+        """Return the site's data without some images, for images that another site has as well.
 
         Raises:
             DataError: an id is not in the data, or a split becomes empty.
@@ -182,7 +182,7 @@ class DataSet:
 
     Args:
         load: from `DataSettings` to one site's `SiteData`; image files are checked for existence, not decoded.
-        procedural: the data are computed, not measured; every table and picture made from them says so.
+        procedural: the data are computed, not measured; every table and picture of them says so.
     """
 
     load: Callable[[DataSettings], SiteData]

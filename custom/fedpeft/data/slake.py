@@ -24,7 +24,7 @@ _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """The English part of SLAKE.
+    """Load the English part of SLAKE.
 
     Raises:
         DataError: missing folder, file, key or image, or a file without English rows.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the VQA-Med challenges of 2019, 2020 and 2021 share: bar-separated pairs, image ids, reference answers.
+"""Readers that the VQA-Med challenges of 2019, 2020 and 2021 share: bar-separated pairs, ids, reference answers.
 
     synpic41148|what kind of image is this?|cta - ct angiography        a pair (id|question|answer)
     synpic42072|avascular necrosis|second answer                        reference answers (id|answer|answer...)
@@ -21,7 +21,7 @@ from fedpeft.data.schema import Example
 
 
 def pairs(root: Path, text: str, images: str) -> tuple[Example, ...]:
-    """Examples of a file with lines `id|question|answer[|further accepted answer...]`.
+    """Read the examples of a file with lines `id|question|answer[|further accepted answer...]`.
 
     Args:
         root: the data set's folder; text file and image folder may lie anywhere below it.
@@ -37,7 +37,7 @@ def pairs(root: Path, text: str, images: str) -> tuple[Example, ...]:
 
 
 def questions_with_references(root: Path, questions: str, references: str, images: str) -> tuple[Example, ...]:
-    """Examples of a test set whose questions (`id|question`) and answers (`id|answer|...`) lie in two files.
+    """Read the examples of a test set whose questions (`id|question`) and answers (`id|answer|...`) are in two files.
 
     Raises:
         DataError: an id is in one of the two files only, or twice in one.
@@ -66,7 +66,7 @@ def questions_with_references(root: Path, questions: str, references: str, image
 def example(
     row: Row, answers: Sequence[str], *, folder: Path, images: Mapping[str, Path], question_type: str = "abnormality"
 ) -> Example:
-    """One example from a row with `id` and `question`; the first answer is the one to learn, all are accepted."""
+    """Make an example of a row with `id` and `question`; the first answer is the one to learn, all are accepted."""
     image_id = row.text("id").removesuffix(".jpg")
     if image_id not in images:
         raise missing_image(folder / f"{image_id}.jpg", where=row.where)
@@ -87,6 +87,8 @@ def _once(rows: Sequence[Row]) -> dict[str, Row]:
     by_id: dict[str, Row] = {}
     for row in rows:
         if row.text("id") in by_id:
-            raise DataError(f"{row.where}: the image id {row.text('id')} comes a second time; remove one of the lines.")
+            raise DataError(
+                f"{row.where}: the image id {row.text('id')} occurs a second time; remove one of the lines."
+            )
         by_id[row.text("id")] = row
     return by_id

@@ -26,7 +26,7 @@ _PAIR = ("id", "question", "answer")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """VQA-Med 2019 as one site.
+    """Load VQA-Med 2019 as one site.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.

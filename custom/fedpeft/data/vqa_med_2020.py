@@ -21,7 +21,7 @@ FOLDERS = ("vqa_med_2020", "VQA-Med-2020")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """VQA-Med 2020 as one site.
+    """Load VQA-Med 2020 as one site.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.

@@ -21,7 +21,7 @@ FOLDERS = ("vqa_med_2021", "VQA-Med-2021")
 
 
 def load(settings: DataSettings) -> SiteData:
-    """VQA-Med 2021 as one site.
+    """Load VQA-Med 2021 as one site.
 
     Raises:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.

@@ -43,11 +43,11 @@ _OFFICIAL = "VQA_RAD Dataset Public.json"
 _IMAGE_FOLDERS = ("VQA_RAD Image Folder", "images")
 _PHRASES = ("freeform", "para")
 _KEYS = ("image_name", "image_organ", "question", "answer", "answer_type", "phrase_type")
-_MISSPELT = {"PRSE": "PRES", "ATRIB": "ATTRIB"}
+_MISSPELLED = {"PRSE": "PRES", "ATRIB": "ATTRIB"}
 
 
 def load(settings: DataSettings) -> SiteData:
-    """The whole of VQA-RAD or one of its five parts.
+    """Load all of VQA-RAD or one of its five parts.
 
     Raises:
         DataError: unknown site, missing folder, file, key or image, or an empty split.
@@ -115,7 +115,7 @@ def _example(row: Row, folder: Path) -> Example:
         answer=answer,
         closed=closed,
         image_id=_image_id(row),
-        question_type=", ".join(_MISSPELT.get(kind, kind) for kind in kinds),
+        question_type=", ".join(_MISSPELLED.get(kind, kind) for kind in kinds),
     )
 
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tables, pictures and one page from a run's history.json; matplotlib and rich are loaded only when called for."""
+"""Tables, pictures and one page from a run's history.json; matplotlib and rich are imported only when needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
-    """Write a run's tables, pictures and page into a folder, which is made if need be.
+    """Write a run's tables, pictures and page into a folder, which is created if needed.
 
     Args:
         source: the run's folder, or its history.json itself.
@@ -20,10 +20,10 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
-        and ``schedule`` (schedule.png) and ``fronts`` (fronts.png) where some round has a schedule.
+        and ``schedule`` (schedule.png) and ``fronts`` (fronts.png) if any round has a schedule.
 
     Raises:
-        HistoryError: the history is missing, broken or incomplete; nothing is written then.
+        HistoryError: the history is missing, damaged or incomplete; nothing is written then.
         FedpeftError: the folder cannot be written.
     """
     from fedpeft.errors import FedpeftError
@@ -68,7 +68,7 @@ def show(source: str | Path, *, console: Console | None = None, metrics: Sequenc
 
     Args:
         source: the run's folder, or its history.json itself.
-        console: where to print; the terminal when not given.
+        console: where to print; default: the terminal.
         metrics: which of "overall", "open", "closed" to print round by round.
 
     Raises:

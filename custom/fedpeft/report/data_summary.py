@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the sites of a job hold on this machine: sizes, answers, and images that two of them have in common."""
+"""A table of what the sites of a job hold on this machine: examples, images, answers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from rich.table import Table
 from fedpeft.data import AnswerVocabulary, SiteData
 
 
-def census(sites: Sequence[SiteData]) -> Table:
-    """One row a site: examples per split, images, answers, and test questions whose answer training never saw.
+def data_summary(sites: Sequence[SiteData]) -> Table:
+    """Return one row per site: examples per split, images, answers, and test questions with unseen answers.
 
     Args:
-        sites: their data; the table holds counts only.
+        sites: data of each site; the table holds counts only.
     """
     table = Table(box=None, header_style="bold")
     table.add_column("site", no_wrap=True)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The picture of the fronts: what every solver finds for the last scheduled round, beside the exact Pareto front."""
+"""The picture of the fronts: each solver's front for the last scheduled round, with the exact Pareto front."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fronts_figure(history: History, *, dark: bool = False) -> Figure:
 
 
 def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
-    """The front of every solver for a round's scores and budgets; the exact one whole where that is quick."""
+    """Return the front of every solver for a round's scores and budgets; the exact one in full if that is quick."""
     scores = np.array([plan.scores[site] for site in plan.scores])  # (N, L)
     budgets = np.array([len(plan.layers[site]) for site in plan.scores])
     fronts = {name: schedule(scores, budgets, solver=name, seed=seed) for name in names() if name != EXACT}
@@ -80,7 +80,7 @@ def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule, th
 
 
 def _share(front: Front, exact: Front) -> str:
-    """The front's share of the exact hypervolume, from the exact front's own worst values."""
+    """Return the front's share of the exact hypervolume, from the exact front's own worst values."""
     whole = hypervolume(exact, nadir(exact))
     if whole <= 0:
         return "one point" if len(front) == 1 else f"{len(front)} points"
@@ -92,9 +92,9 @@ def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
     limits = []
     for name in ("importance", "variance"):
         values = np.concatenate([getattr(front, name) for front in fronts])
-        chosen = getattr(plan, name)
-        low, high = min(values.min(), *[chosen] * 2) if chosen is not None else values.min(), values.max()
-        high = max(high, chosen) if chosen is not None else high
+        assigned = getattr(plan, name)
+        low, high = min(values.min(), *[assigned] * 2) if assigned is not None else values.min(), values.max()
+        high = max(high, assigned) if assigned is not None else high
         pad = 0.06 * (high - low) or 0.5
         limits.append((low - pad, high + pad))
     return limits

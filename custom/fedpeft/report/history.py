@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""history.json: what a run leaves behind of every round.
+"""The content of history.json: the results of every round of a run.
 
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
      "tiny": true, "settings": {"method": {"gamma": 0.1}},
@@ -15,8 +15,8 @@ loss, ``samples`` the number of training examples, ``alignment`` the transport d
 ``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
 ``numbers``, or where that is left out 0, 1, 2 and so on.
 ``settings``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left out; a round
-may lack any site, and an empty schedule is none. Keys that are not listed here are ignored, so that
-an older plugin reads a newer run.
+may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a newer
+run.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class SiteResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Which layers each site trains in a round, its score of each of the L layers in ``numbers``, and what was weighed:
-    the sum of the chosen scores and the variance of how many sites train a layer."""
+    """Which layers each site trains in a round, its score of each of the L layers in ``numbers``, and the objectives:
+    the sum of the scores of the assigned layers, and the variance of the number of sites per layer."""
 
     numbers: tuple[int, ...]
     layers: Mapping[str, tuple[int, ...]]
@@ -79,7 +79,7 @@ class History:
 
     @property
     def sites(self) -> tuple[str, ...]:
-        """Every site that some round names, in order of appearance."""
+        """Every site that any round names, in order of appearance."""
         return tuple(
             dict.fromkeys(
                 name

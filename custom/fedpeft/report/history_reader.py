@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read history.json: every value is checked, and an error says in one sentence where the wrong one stands."""
+"""Read history.json and check every value; an error says in one sentence which one is wrong, and where."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         fail(where, "the number of 'numbers'", len(numbers), f"{count}, one for each score")
     return Schedule(
         numbers=numbers,
-        layers={site: _chosen(layers[site], f"{where}, site {site!r}", numbers) for site in table},
+        layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table},
         scores=table,
         importance=as_number(entry.get("importance"), where, "'importance'", low=-math.inf),
         variance=as_number(entry.get("variance"), where, "'variance'"),
@@ -179,7 +179,7 @@ def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
     )
 
 
-def _chosen(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
+def _assigned(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, ...]:
     layers = _layers(values, where, "'layers'")
     return layers if set(layers) <= set(numbers) else fail(where, "'layers'", values, "layers that have a score")
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Values of a decoded JSON file, each checked: `where` and `what` go into the error."""
+"""Check values of a decoded JSON file; `where` and `what` go into the error."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from fedpeft.errors import FedpeftError
 
 
 class HistoryError(FedpeftError):
-    """A history.json that is missing, broken or incomplete."""
+    """A history.json is missing, damaged or incomplete."""
 
 
 def need(entry: Mapping[str, Any], key: str, where: str) -> Any:
-    """The value of a key that must be there."""
+    """Return the value of a required key."""
     if key not in entry:
         raise HistoryError(f"{where}: {key!r} is missing; the file is incomplete; copy it from the run again.")
     return entry[key]
 
 
 def as_mapping(value: Any, where: str, what: str) -> Mapping[str, Any]:
-    """A JSON object."""
+    """Return a value that must be a JSON object."""
     return value if isinstance(value, Mapping) else fail(where, what, value, "a JSON object")
 
 
 def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float = math.inf) -> float | None:
-    """A finite number from low to high, or None."""
+    """Return a value that must be a finite number from low to high, or None."""
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -40,22 +40,22 @@ def as_number(value: Any, where: str, what: str, *, low: float = 0, high: float 
 
 
 def as_count(value: Any, where: str, what: str) -> int:
-    """A whole number of at least 0."""
+    """Return a value that must be a whole number of at least 0."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         fail(where, what, value, "a whole number of at least 0")
     return value
 
 
 def as_name(value: Any, where: str, what: str) -> str:
-    """A text that is not empty and has no control characters."""
+    """Return a value that must be a text that is not empty and has no control characters."""
     if not isinstance(value, str) or not value.strip() or _clean(value) != value:
         fail(where, what, value, "a text that is not empty and has no control characters")
     return value
 
 
 def as_sentence(value: Any, where: str, what: str) -> str:
-    """A text on one line, without control characters."""
-    # a reason may carry another program's message: its line breaks and terminal codes go, its words stay
+    """Return a text on one line, without control characters."""
+    # a reason may hold another program's message: line breaks and terminal codes are removed
     return _clean(" ".join(value.split())) if isinstance(value, str) else fail(where, what, value, "a text")
 
 

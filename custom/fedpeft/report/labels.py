@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The labels beside the lines: what they say, how wide they are, and where they go so that none covers another."""
+"""The labels beside the lines: their text, their width, and positions at which none covers another."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Label:
 
 
 def end_labels(history: History, theme: Theme) -> list[Label]:
-    """One label for every site's last accuracy and the mean's; with more sites than styles: best, worst and mean."""
+    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean."""
     lines = series(history, "overall")
     labels = []
     for index, (site, line) in enumerate(lines.items()):
@@ -62,18 +62,18 @@ def _label(history: History, name: str, line: list[float | None], style: dict, w
 
 
 def label_width(labels: Sequence[Label]) -> float:
-    """Inches that the labels take beside the axes, leaders included."""
+    """Return the width of the labels beside the axes in inches, leaders included."""
     return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
 
 
 def text_width(text: str, size: float) -> float:
-    """Inches that a text takes in bold letters of a size in points."""
+    """Return the width of a text in bold letters in inches; `size` is in points."""
     font = FontProperties(family="DejaVu Sans", weight="bold")
     return TextPath((0, 0), text, size=size, prop=font).get_extents().width / 72
 
 
 def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
-    """Write the labels right of the axes, each joined to the end of its line.
+    """Write the labels to the right of the axes, each connected to the end of its line.
 
     Args:
         axes: the accuracy panel, with its size and limits set.
@@ -95,7 +95,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
 
 
 def shorten(name: str, longest: int) -> str:
-    """A name of at most that many letters; a longer one loses its middle, since names often differ at their ends."""
+    """Shorten a name to at most `longest` letters in its middle, since names often differ at their ends."""
     if len(name) <= longest:
         return name
     tail = (longest - 1) // 2

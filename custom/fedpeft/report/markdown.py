@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The tables as GitHub-flavoured Markdown."""
+"""The tables as GitHub-flavored Markdown."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fedpeft.report.wording import caption, rejections
 
 
 def markdown(history: History) -> str:
-    """The last round and the three accuracies round by round, each with its caption; same history, same text."""
+    """Return all tables with captions: the last round, three accuracies by round; same history, same text."""
     parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
     if history.scheduled:
         parts.append("![Layer scores, chosen layers and layer use](schedule.png)")

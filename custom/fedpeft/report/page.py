@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One HTML page of a run that stands alone: picture, tables and settings, nothing loaded from anywhere, no script."""
+"""One self-contained HTML page of a run: pictures, tables and settings; it loads nothing and has no script."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def page(
     schedule: tuple[bytes, bytes] | None = None,
     fronts: tuple[bytes, bytes] | None = None,
 ) -> str:
-    """The page's HTML; the same history and pictures give the same text.
+    """Return the page's HTML; the same history and pictures give the same text.
 
     Args:
         history: the run.
         picture: the convergence picture as PNG, for light pages and print.
         dark_picture: the same for dark pages.
-        schedule: the schedule picture, light and dark, where some round has a schedule.
+        schedule: the schedule picture, light and dark, if any round has a schedule.
         fronts: the picture of the solvers' fronts, light and dark, likewise.
     """
     first, *others = all_tables(history)
@@ -78,7 +78,7 @@ def page(
 
 
 def _figures(history: History) -> str:
-    """The mean accuracies after the last round, large."""
+    """Return the mean accuracies after the last round, in large type."""
     last = {metric: means(history, metric)[-1] for metric in ACCURACIES}
     cells = "".join(
         f"<div><dt>{TITLES[metric]}</dt><dd>{percent(mean.value)}{'' if mean.value is None else '<i>%</i>'}</dd></div>"

@@ -29,11 +29,11 @@ DARK = Theme(paper="#16181c", ink="#f2f2f2", soft="#a8abb2", grid="#30343b", war
 
 
 def line_style(index: int, count: int, theme: Theme) -> dict:
-    """How the line of site number index is drawn: six colors, then the same dashed and dotted, all alike beyond that.
+    """Return the style of a site's line: six colors, then the same dashed and dotted; beyond that all are alike.
 
     Args:
-        index: the site's place, from 0.
-        count: how many sites there are; above ``DISTINCT`` no style tells them apart.
+        index: number of the site, from 0.
+        count: number of sites; above ``DISTINCT`` styles do not distinguish them.
         theme: light or dark.
     """
     if count > DISTINCT:

@@ -53,7 +53,7 @@ def convergence(history: History, *, dark: bool = False) -> Figure:
 
 
 def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
-    """Make a figure under the report's style, whatever the user's own.
+    """Make a figure in the report's style, independent of the user's own.
 
     Args:
         make: draws with a theme.
@@ -70,7 +70,7 @@ def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
 
 
 def png(figure: Figure, history: History) -> bytes:
-    """The picture's bytes; the same history and matplotlib give the same bytes, since no date is written.
+    """Return the picture as PNG; the same history and matplotlib give the same bytes, since no date is written.
 
     Args:
         figure: from ``convergence`` or ``schedule_plot.schedule_figure``.
@@ -134,7 +134,7 @@ def write_frame(figure: Figure, history: History, head: Head, foot: Sequence[str
 
 
 def head_lines(history: History, width: float) -> Head:
-    """Lines under the job's name with their color and weight: the method, and a warning if the data are procedural."""
+    """Return the lines under the job's name with color and weight: the method, and a warning for procedural data."""
     lines = [(line, "soft", "normal") for line in textwrap.wrap(history.method, int(width * 15))]
     if text := note(history):
         lines.append((text[0].upper() + text[1:] + ".", "warning", "bold"))
@@ -142,7 +142,7 @@ def head_lines(history: History, width: float) -> Head:
 
 
 def _foot(history: History, width: float) -> list[str]:
-    """Lines at the bottom: where the data are from, and what dotted bridges and open circles mean if there are any."""
+    """Return the lines at the bottom: the data's origin, and the meaning of dotted bridges and open circles."""
     source = history.source.rstrip(".")
     parts = [source[0].upper() + source[1:] + "." if source else ""]
     lines = series(history, "overall").values()

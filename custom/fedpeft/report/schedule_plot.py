@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The schedule picture: layer scores and chosen layers of every site, and how often each layer was chosen."""
+"""The schedule picture: layer scores and assigned layers of every site, and how often each layer was assigned."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ LONGEST = 22  # letters of a site's name
 def schedule_figure(history: History, *, dark: bool = False) -> Figure:
     """Draw the schedule of a run.
 
-    A heat map, site by layer, of the scores in up to six evenly chosen rounds, first and last included, all on one
-    color scale; a dot marks every layer that was chosen. Below, over all rounds: how often each layer was chosen,
-    stacked by site where the colors suffice.
+    A heat map, site by layer, of the scores in up to six evenly spaced rounds, first and last included, all on one
+    color scale; a dot marks every assigned layer. Below, over all rounds: how often each layer was assigned, stacked by
+    site if there are enough colors.
 
     Args:
         history: a run with at least one scheduled round.
@@ -43,19 +43,19 @@ def schedule_figure(history: History, *, dark: bool = False) -> Figure:
 
 
 def shown_rounds(history: History) -> list[Round]:
-    """At most six scheduled rounds, evenly spread, the first and the last among them."""
+    """Return at most six scheduled rounds, evenly spaced, the first and the last included."""
     rounds = history.scheduled
     places = np.linspace(0, len(rounds) - 1, min(MOST_PANELS, len(rounds))).round().astype(int)
     return [rounds[place] for place in places]
 
 
 def layer_use(history: History) -> dict[str, np.ndarray]:
-    """By site, (L,) in how many rounds it was to train each layer."""
+    """Return, by site, in how many rounds it was assigned each layer, (L,)."""
     plans = [one.schedule for one in history.scheduled]
     use = {site: np.zeros(len(plans[0].numbers), int) for site in history.sites if any(site in p.layers for p in plans)}
     for plan in plans:
-        for site, chosen in plan.layers.items():
-            use[site] += np.isin(plan.numbers, chosen)
+        for site, layers in plan.layers.items():
+            use[site] += np.isin(plan.numbers, layers)
     return use
 
 
@@ -97,7 +97,7 @@ def _figure(history: History, theme: Theme) -> Figure:
 
 
 def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: Theme, *, dot: float) -> AxesImage:
-    """One round: scores as colors, chosen layers as dots; ``dot`` is the smaller side of a cell in points."""
+    """Draw one round: scores as colors, assigned layers as dots; ``dot`` is the smaller side of a cell in points."""
     plan = one.schedule
     table = np.array([plan.scores.get(site, (np.nan,) * len(plan.numbers)) for site in sites])
     colors = matplotlib.colormaps[MAP].with_extremes(bad=theme.grid)
@@ -117,14 +117,14 @@ def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: 
 
 
 def _number_layers(axes: Axes, numbers: tuple[int, ...], width: float) -> None:
-    """Layer numbers under the columns, every n-th where they would touch; ``width`` of the axes in inches."""
+    """Write layer numbers under the columns, every n-th if they would touch; ``width`` of the axes in inches."""
     count = len(numbers)
     step = next(step for step in (1, 2, 4, 8, 16, 32, count) if width * step / count >= 0.17 or step == count)
     axes.set_xticks(range(0, count, step), numbers[::step])
 
 
 def _name_sites(axes: Axes, names: list[str], height: float) -> None:
-    """Names beside the rows; where a row is lower than a letter, only every n-th."""
+    """Write names beside the rows; only every n-th if a row is lower than a letter."""
     step = max(1, round(NAME_SIZE * 1.2 / height + 0.49)) if height < NAME_SIZE else 1
     axes.set_yticks(range(0, len(names), step), names[::step], fontsize=NAME_SIZE)
 
@@ -138,7 +138,7 @@ def _scale(axes: Axes, image: AxesImage) -> None:
 
 
 def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme, history: History) -> None:
-    """How often each layer was chosen, all rounds and sites: stacked by site while there are colors for them."""
+    """Draw how often each layer was assigned over all rounds and sites, stacked by site if there are enough colors."""
     total = sum(use.values())
     layers = np.arange(len(total))
     if len(use) <= len(COLORS):
@@ -155,7 +155,7 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
     look = {"fontsize": NAME_SIZE, "frameon": False, "borderaxespad": 0, "handlelength": 1.2, "labelspacing": 0.35}
     legend = axes.legend(handles, ["site"] * len(handles), loc="upper left", bbox_to_anchor=(1.02, 1), **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_text(label)  # given to legend(), a name that begins with _ would be left out
+        text.set_text(label)  # legend() itself leaves out names that begin with _
     axes.set_xlim(-0.5, len(total) - 0.5)
     axes.set_ylim(0, 1.08 * max(total.max(), 1))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
@@ -170,7 +170,7 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
 
 
 def _foot(history: History, width: float, *, marked: int, shown: list[Round]) -> list[str]:
-    """What the colors and marks mean."""
+    """Return the lines that explain colors and marks."""
     source = history.source.rstrip(".")
     parts = [
         source[0].upper() + source[1:] + "." if source else "",

@@ -21,7 +21,7 @@ class Mean:
 
 
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:
-    """A quantity of every site, round by round; None where the site has no figure in that round.
+    """Return a quantity of every site, round by round; None if the site has no figure in that round.
 
     Args:
         history: the run.
@@ -38,7 +38,7 @@ def series(history: History, quantity: str) -> dict[str, list[float | None]]:
 
 
 def means(history: History, quantity: str) -> list[Mean]:
-    """The mean over the sites of a quantity, round by round: 1/n sum_i x_i over the n sites that have a figure.
+    """Return the mean of a quantity over the sites, round by round: 1/n sum_i x_i over the n sites with a figure.
 
     Raises:
         FedpeftError: an unknown quantity.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What stands in the tables, as text; terminal, markdown and page only set it."""
+"""The content of the tables as text; terminal, Markdown and page lay it out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Table:
 
 
 def last_round(history: History) -> Table:
-    """Every site in the last round: accuracy in percent on all, open and closed questions, training loss, examples."""
+    """Return the last round of every site: accuracies in percent, training loss, number of training examples."""
     last = history.rounds[-1]
     rows = []
     for site in history.sites:
@@ -41,7 +41,7 @@ def last_round(history: History) -> Table:
 
 
 def by_round(history: History, metric: str = "overall") -> Table:
-    """One accuracy in percent: a row for every round, a column for every site, the mean of the sites last.
+    """Return one accuracy in percent: a row for every round, a column for every site, the mean of the sites last.
 
     Args:
         history: the run.
@@ -61,9 +61,9 @@ def by_round(history: History, metric: str = "overall") -> Table:
 
 
 def trained_layers(history: History) -> Table:
-    """What the schedule saved: a row for every scheduled site, the mean of the sites last.
+    """Return what the schedule saved: a row for every scheduled site, the mean of the sites last.
 
-    A site trains and uploads share = (mean over its scheduled rounds of chosen layers) / L of all layers, in percent;
+    A site trains and uploads share = (mean number of its layers over scheduled rounds) / L of all layers, in percent;
     saved is 100 less that.
 
     Args:
@@ -85,7 +85,7 @@ def trained_layers(history: History) -> Table:
 
 
 def all_tables(history: History) -> tuple[Table, ...]:
-    """The last round, the three accuracies round by round, and the layers trained where some round was scheduled."""
+    """Return the last round, the three accuracies by round, and the trained layers if any round was scheduled."""
     scheduled = (trained_layers(history),) if history.scheduled else ()
     return (last_round(history), *(by_round(history, metric) for metric in ACCURACIES), *scheduled)
 

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Finished rounds as TensorBoard event files, while the run goes on.
+"""Write finished rounds as TensorBoard event files while the run goes on.
 
 The server writes them from the replies that it has validated anyway. FLARE's own way, an `AnalyticsSender` at each site
-and a `TBAnalyticsReceiver` on the server, would open a second channel out of the sites, whose values nobody checks.
+and a `TBAnalyticsReceiver` on the server, would open a second channel out of the sites, whose values are not checked.
 
 One folder for each site, so that TensorBoard draws a metric of all sites into one chart, and `server` for the round.
 """
@@ -33,7 +33,7 @@ NAMES = {
 
 
 class Board:
-    """Writes each round once; whatever it is shown again is skipped, so a resumed run shows its earlier rounds too.
+    """Writes each round once and skips rounds that it has written; a resumed run writes its earlier rounds too.
 
     Args:
         folder: of the run; the event files go into `tensorboard/` below it.
@@ -68,7 +68,7 @@ class Board:
 
 
 def scalars(one: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Folder, tag and value of everything that a round of history.json holds; what was not measured is left out."""
+    """Yield folder, tag and value of everything measured in a round of history.json."""
     for site, figures in one["sites"].items():
         for name, tag in NAMES.items():
             if figures.get(name) is not None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The tables on the terminal."""
+"""Print the tables on the terminal."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
 
     Args:
         history: the run.
-        console: where to print; the terminal when not given.
+        console: where to print; default: the terminal.
         metrics: which of "overall", "open", "closed" to print round by round.
 
     Raises:
@@ -48,7 +48,7 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
 
 
 def _printable(text: str, console: Console) -> str:
-    """The text as the terminal's encoding can show it: a run must not fail at its last line because of a dash."""
+    """Replace what the terminal's encoding cannot show: a run must not fail at its last line because of a dash."""
     if console.encoding.lower().startswith("utf"):
         return text
     return text.translate(ASCII).encode(console.encoding, "replace").decode(console.encoding)
@@ -64,13 +64,13 @@ def _printable_table(table: Table, console: Console) -> Table:
 
 
 def _least_width(table: Table, index: int) -> int:
-    """Letters that a column cannot do without: its longest figure or word; longer names are folded."""
+    """Return the least width of a column, that of its longest figure or word; longer names are folded."""
     words = [word for cell in (table.columns[index], *(row[index] for row in table.rows)) for word in cell.split()]
     return min(max(cell_len(word) for word in words), LONGEST)
 
 
 def _blocks(table: Table, width: int) -> list[list[int]]:
-    """Indices of the columns of each block; the first column, which names the rows, stands in every one."""
+    """Return the column indices of each block; the first column, which names the rows, is in every block."""
     blocks = [[0]]
     for index in range(1, len(table.columns)):
         needed = sum(_least_width(table, i) + FRAME for i in [*blocks[-1], index])

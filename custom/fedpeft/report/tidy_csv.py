@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""All figures of a run as CSV, one row for each site and round."""
+"""Write all figures of a run as CSV, one row for each site and round."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ COLUMNS = ("job", "method", "round", "site", "status", *ACCURACIES, "loss", "sam
 
 
 def tidy_csv(history: History) -> str:
-    """One row for each round and site: fractions in full precision, an empty cell for none.
+    """Return one row for each round and site: fractions in full precision, an empty cell for none.
 
     ``status`` is "replied", "rejected" or "absent". ``note`` stands in every row, not in a comment above the head, so
     that it survives any reader and any filter. The same history gives the same text.

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The words that tables, picture and page share: caption, notes, and how a figure is written."""
+"""Texts that tables, pictures and page share: caption, notes, legend, format of figures."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ TITLES = {"overall": "all questions", "open": "open questions", "closed": "close
 
 
 def caption(history: History) -> str:
-    """The line under every table and picture: job, method and, where it applies, that the data are procedural."""
+    """Return the line under every table and picture: job, method and, if it applies, that the data are procedural."""
     return " · ".join(part for part in (history.job, history.method, note(history)) if part)
 
 
 def note(history: History) -> str:
-    """That the data are procedural, the backbone tiny, or both; empty where neither is so."""
+    """Return a note that the data are procedural or the backbone tiny; empty if neither is so."""
     facts = ["procedural data"] * history.procedural + ["tiny backbone"] * history.tiny
     return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
 
 
 def percent(fraction: float | None) -> str:
-    """A fraction in percent with one decimal, a dash for none."""
+    """Format a fraction in percent with one decimal; a dash for none."""
     return DASH if fraction is None else f"{100 * fraction:.1f}"
 
 
 def legend(cells: set[str]) -> str:
-    """What the marks in a table mean, for those marks that it holds.
+    """Return the meaning of the marks that a table holds.
 
     Args:
         cells: the texts of the table's cells.
@@ -45,7 +45,7 @@ def legend(cells: set[str]) -> str:
 
 
 def rejections(history: History) -> list[str]:
-    """One sentence for every site and reason, with the rounds in which its reply was rejected for it."""
+    """Return one sentence for every site and reason of rejection, with the rounds."""
     rounds: dict[tuple[str, str], list[int]] = {}
     for one in history.rounds:
         for site, reason in one.rejected.items():

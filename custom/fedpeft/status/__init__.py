@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How far a run is: read from its folder, or asked of the consortium's server, and shown in the terminal."""
+"""Show a run's progress, read from its folder or requested from the consortium's server."""
 
 from fedpeft.status.follow import follow
 from fedpeft.status.progress import Progress, read_progress

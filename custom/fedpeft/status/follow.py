@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Show a run once, or until it ends."""
+"""Show a run's progress once, or repeatedly until it ends."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ def follow(
     until_end: bool = True,
     pause: Callable[[], None] = lambda: time.sleep(2),
 ) -> Progress:
-    """Read and show, again and again until the run has ended.
+    """Read and show the progress, repeatedly until the run has ended.
 
     Args:
         read: the run's progress at this moment.
         console: where to print; on a terminal the picture stays in place, elsewhere it is printed when a round ends.
-        until_end: False: only once.
-        pause: between two looks.
+        until_end: False shows it only once.
+        pause: called between two reads.
 
     Returns:
-        what was shown last.
+        the progress shown last.
 
     Raises:
         FedpeftError: the run failed; or what `read` raises.

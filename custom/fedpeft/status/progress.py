@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is known of a run while it goes on: history.json and, at its end, manifest.json."""
+"""Read a run's progress from history.json and, once it has ended, manifest.json."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ RECENT = 3  # rounds whose mean duration is expected of the next ones
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is.
+    """The progress of a run.
 
     Args:
         job: its name, empty where it is not known yet.
-        state: "running", "completed" or "failed"; FLARE's own word where a job waits.
+        state: "running", "completed" or "failed"; FLARE's own word for a job that waits.
         round: finished rounds.
         rounds: rounds that the job has; None: not known yet.
         accuracy: mean over the sites in the last round, a fraction.
         seconds: the last round's duration.
-        pace: seconds that a round took of late.
+        pace: mean seconds of the last rounds.
         ago: seconds since the last round ended.
         rejected: by site, the rounds in which its reply was left out, and the last reason.
         reason: why the run failed.
@@ -47,28 +47,28 @@ class Progress:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether the run has ended."""
         return self.state in (COMPLETED, FAILED)
 
     @property
     def left(self) -> float | None:
-        """Seconds until the end at the pace of the last rounds; None where that is not known."""
+        """Seconds until the end at the pace of the last rounds; None if that is not known."""
         if self.ended or None in (self.rounds, self.pace, self.ago):
             return None
         return max(0.0, (self.rounds - self.round) * self.pace - self.ago)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Progress:
-        """From a decoded `asdict`; keys that another version added are left out."""
+        """Build from a decoded `asdict`; keys that another version added are ignored."""
         known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
         return cls(**{**known, "rejected": tuple(known.get("rejected", ()))})
 
 
 def read_progress(folder: Path, *, now: float | None = None) -> Progress:
-    """Read a run's folder, at any time of its life.
+    """Read a run's folder at any time, also before the first round.
 
     Args:
-        folder: of the run on the server; it may lack both files, as before the first round.
+        folder: of the run on the server; it may lack both files.
         now: seconds since 1970; None: this moment.
 
     Raises:
@@ -103,15 +103,15 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
 
 
 def _rejections(done: list[Mapping[str, Any]]) -> list[str]:
-    found: dict[str, list[int]] = {}
+    rounds_of: dict[str, list[int]] = {}
     reasons: dict[str, str] = {}
     for one in done:
         for site, reason in one.get("rejected", {}).items():
-            found.setdefault(site, []).append(one["round"])
+            rounds_of.setdefault(site, []).append(one["round"])
             reasons[site] = reason
     return [
         f"{site}, round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}: {reasons[site]}"
-        for site, rounds in found.items()
+        for site, rounds in rounds_of.items()
     ]
 
 

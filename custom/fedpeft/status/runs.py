@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where a run lies below a folder that somebody names."""
+"""Find a run's folder in the folder that the user names."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
 
 
 def run_folder(named: Path) -> Path:
-    """The run's folder: itself, or in a simulator's workspace, a job's run directory or a downloaded job.
+    """Return the run's folder: the named one, or one in a simulator workspace, run directory or downloaded job.
 
-    A simulator's workspace may hold no run yet.
+    A simulator workspace may hold no run yet.
 
     Raises:
         FedpeftError: there is no such folder, or nothing in it is a run.
     """
     if not named.is_dir():
         raise FedpeftError(
-            f"{named} is no folder: name a run's folder or a workspace, or for a job in a consortium its id "
+            f"{named} is not a folder: name a run's folder or a workspace, or for a job in a consortium its id "
             f"and --startup-kit."
         )
     for place in PLACES:
@@ -42,12 +42,12 @@ def run_folder(named: Path) -> Path:
 def wait_for_run(
     named: Path, *, console: Console | None = None, pause: Callable[[], None] = lambda: time.sleep(1)
 ) -> Path:
-    """The run's folder, once there is one.
+    """Wait until there is a run and return its folder.
 
     Args:
         named: as in `run_folder`.
-        console: where to say that nothing is there yet.
-        pause: between two looks.
+        console: where to print that it waits.
+        pause: called between two checks.
     """
     waiting = False
     while True:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A run's progress in the terminal: one bar, one line of figures, and who was left out."""
+"""Render a run's progress for the terminal: one bar, one line of figures, and rejected replies."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STYLES = {COMPLETED: "green", FAILED: "bold red"}
 
 
 def show(progress: Progress, *, now: float | None = None) -> RenderableType:
-    """What the terminal shows.
+    """Return what the terminal shows.
 
     Args:
         progress: of the run.
@@ -37,7 +37,7 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
 
 
 def figures(progress: Progress, *, now: float | None = None) -> str:
-    """Accuracy, the last round, and the estimated end; empty before the first round."""
+    """Return accuracy, last round and estimated end as text; empty before the first round."""
     parts = []
     if progress.accuracy is not None:
         parts.append(f"mean accuracy {100 * progress.accuracy:.1f} %")
@@ -53,7 +53,7 @@ def figures(progress: Progress, *, now: float | None = None) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A duration as people say it: 8.2 s, 3 min, 4 h 05 min."""
+    """Format a duration: 8.2 s, 3 min, 4 h 05 min."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes = round(seconds / 60)

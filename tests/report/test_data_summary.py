@@ -3,7 +3,7 @@ import numpy as np
 
 from fedpeft.cli import main
 from fedpeft.data import Example, SiteData
-from fedpeft.report.data_summary import census
+from fedpeft.report.data_summary import data_summary
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -20,7 +20,7 @@ def test_it_counts_splits_images_answers_and_unanswerable_questions():
         test=(example(2, "yes"), example(3, "heart"), example(3, "spleen")),
         source="made here",
     )
-    table = census([site])
+    table = data_summary([site])
     assert [next(iter(column.cells)) for column in table.columns] == ["here", "2", "0", "3", "3", "2", "1", "2"]
 
 
