@@ -1,18 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Permutation and integration of adapters (FedPIA): bring neurons into one order, then average what corresponds.
+"""Permutation and integration of adapters (FedPIA): bring neurons into one order, then average matching neurons.
 
-    settings      PIASettings: every choice, its default, and why
-    transport     which neuron corresponds to which: costs and optimal transport plans
-    neurons       where the neurons of each kind of adapter lie in its tensors; Compacter as a plain bottleneck
+    settings      PIASettings: every option, its default, and why
+    transport     which neurons match: costs and optimal transport plans
+    neurons       where the neurons of each kind of adapter lie in its tensors
     permutation   from a plan to aligned weights, and what happens to the function where widths differ
     averaging     the one weighted sum that FedAvg and PIA share, and its weights
-    integration   the server: integrate a round
-    single        the barycenter of a few adapters, by hand
-    client_pia    a site: align the received adapter to the own one, merge the two, finish the round
-    checks        refuse what cannot be averaged, naming site and key
-    report        what alignment did, for JSON
+    integration   the server's part: align and average the adapters of a round
+    single        the barycenter of single adapters, without a federation
+    client_pia    a site's part: align the received adapter to the site's own, merge the two, finish the round
+    checks        refuse adapters that cannot be averaged; errors name site and key
+    report        figures of an alignment, for JSON
 
-Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and the same by hand:
+Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of the server, and single adapters:
 
     state, report = integrate(states, counts, PIASettings(gamma=0.1), sites=names, previous=state)
     plan = transport_plan(client.down, reference.down)          # (r_client, r_reference)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The one weighted sum that FedAvg and PIA share, and the weights that go into it."""
+"""The weighted sum that FedAvg and PIA share, and its weights."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from fedpeft.states import computable
 
 
 def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:
-    """sum_k weights_k W_k: FedAvg and PIA both end here, so that equal weights give equal bytes.
+    """Return sum_k weights_k W_k. FedAvg and PIA both use it, so that equal weights give equal bytes.
 
     Args:
-        tensors: of one shape; taken one after the other, so that a generator keeps one of them alive at a time.
+        tensors: of one shape; read one after the other, so that a generator keeps only one in memory.
         weights: one for each; for a mean they sum to 1.
 
     Returns:
@@ -33,11 +33,11 @@ def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor
 
 
 def cap_share(counts: Sequence[float], most: float) -> list[float]:
-    """Sample counts of which none is more than a share of their sum; unchanged where none was.
+    """Reduce sample counts so that none exceeds a share of their sum; unchanged if none does.
 
     Args:
         counts: above 0, one for each of K sites.
-        most: the largest share, from above 0 to 1; below 1 / K it is 1 / K, where all sites weigh the same.
+        most: the largest share, above 0 and at most 1; below 1 / K it counts as 1 / K, where all sites weigh the same.
     """
     most = max(most, 1 / len(counts))
     falling = sorted(map(float, counts), reverse=True)
@@ -49,12 +49,12 @@ def cap_share(counts: Sequence[float], most: float) -> list[float]:
 
 
 def fedavg_weights(counts: Sequence[float], settings: PIASettings) -> list[float]:
-    """n_k / n, or 1 / K under `weighting="uniform"`."""
+    """Return n_k / n, or 1 / K with `weighting="uniform"`."""
     return _normalized([float(count) if settings.weighting == "samples" else 1.0 for count in counts])
 
 
 def pia_weights(counts: Sequence[float], distances: Sequence[float], settings: PIASettings) -> list[float]:
-    """What each aligned adapter is multiplied by.
+    """Return the weight of each aligned adapter.
 
         normalize=True:  n_k exp(-gamma D_k) / sum_j n_j exp(-gamma D_j)      (n_k = 1 under weighting="uniform")
         normalize=False: exp(-gamma D_k) / K

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Refuse adapters that cannot be averaged, in one sentence that names site and key, before anything is computed."""
+"""Refuse adapters that cannot be averaged before anything is computed; errors name site and key."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ GLOBAL = "the global adapter"
 def check_round(
     states: Sequence[State], counts: Sequence[float], owners: Sequence[str], previous: State | None
 ) -> dict[str, Tensor]:
-    """Refuse a round of the server whose adapters do not fit together.
+    """Refuse a round whose adapters do not fit together.
 
     Args:
-        states: one adapter in wire form for each site.
+        states: one adapter state for each site.
         counts: training samples of each site.
-        owners: whose they are, as errors call them, e.g. `site slake`.
+        owners: their names in errors, e.g. `site slake`.
         previous: the global adapter so far, or None.
 
     Returns:
         Every key of the federation with an example of its tensor, in the order of `previous`.
 
     Raises:
-        FedpeftError: naming the site, and the key where one is at fault.
+        FedpeftError: names the site, and the key if one is wrong.
     """
     if not states or not len(states) == len(counts) == len(owners) == len(set(owners)):
         raise FedpeftError(
@@ -52,21 +52,21 @@ def check_round(
     return model
 
 
-def check_tensors(state: State, owner: str, *, wire: bool = True) -> None:
-    """Refuse what is not a finite floating-point tensor under a wire key.
+def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
+    """Refuse values that are not finite floating-point tensors, and wrong keys.
 
     Args:
-        state: wire form.
-        owner: whose it is, as the error calls it, e.g. `site slake`.
-        wire: whether keys must be in wire form.
+        state: key -> tensor.
+        owner: its name in errors, e.g. `site slake`.
+        check_keys: whether keys must follow the grammar of `fedpeft.keys`.
 
     Raises:
-        FedpeftError: naming owner and key.
+        FedpeftError: names owner and key.
     """
     for key, tensor in state.items():
-        if wire and not is_key(key):
+        if check_keys and not is_key(key):
             raise FedpeftError(
-                f"{owner} has {key!r}, which is not a wire key: make states with "
+                f"{owner} has {key!r}, which is not a key such as layer.0.output.down.weight: make states with "
                 f"fedpeft.adapters.adapter_state(model), not with PEFT's get_peft_model_state_dict."
             )
         if not isinstance(tensor, Tensor):
@@ -75,7 +75,7 @@ def check_tensors(state: State, owner: str, *, wire: bool = True) -> None:
             )
         if not tensor.is_floating_point():
             raise FedpeftError(f"{owner} has {key} as {tensor.dtype}: only floating-point tensors can be averaged.")
-        # A finite sum proves finite elements, ten times faster than looking at each; another may be mere overflow.
+        # A finite sum proves finite elements, ten times faster than checking each; an infinite one may be an overflow.
         total = tensor.sum(dtype=torch.promote_types(tensor.dtype, torch.float32))
         if not torch.isfinite(total) and not torch.isfinite(tensor).all():
             raise FedpeftError(f"{owner} has NaN or infinity in {key}: its training diverged, leave out this round.")
@@ -85,14 +85,14 @@ def check_alike(state: State, owner: str, model: State, model_owner: str, *, com
     """Refuse an adapter that differs from another in more than the number of its hidden neurons.
 
     Args:
-        state: wire form; may lack whole places (layers that were not trained), but no tensor of a place that it has.
-        owner: whose it is, as the error calls it.
-        model: what it must be like.
-        model_owner: whose that is.
-        complete: whether the model has every place there is; otherwise only common places are compared.
+        state: may lack whole places (layers that were not trained), but no tensor of a place that it has.
+        owner: its name in errors.
+        model: the state that it must match.
+        model_owner: the name of that in errors.
+        complete: whether the model has all places; otherwise only common places are compared.
 
     Raises:
-        FedpeftError: a tensor is missing, unknown or of another shape; naming owner and key.
+        FedpeftError: a tensor is missing, unknown or of another shape; names owner and key.
     """
     expected = by_place(model)
     for place, names in by_place(state).items():
@@ -121,7 +121,7 @@ def _type_name(value: object) -> str:
 
 
 def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Neurons, owner: str) -> None:
-    """Refuse a place whose tensors disagree about its number of neurons, or which lacks what its kind shares."""
+    """Refuse a place whose tensors differ in the number of neurons, or which lacks a shared tensor of its kind."""
     for key in neurons.shared:
         if key not in state:
             raise FedpeftError(f"{owner} has {place} without {key}, which an adapter of kind {neurons.kind} needs.")
@@ -144,6 +144,6 @@ def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Ne
 
 
 def _free_shape(tensor: Tensor, name: str, neurons: Neurons | None) -> tuple[int | None, ...]:
-    """The shape with None at the axis of the hidden neurons."""
+    """Return the shape with None at the axis of the hidden neurons."""
     axis = (neurons.incoming | neurons.outgoing).get(name) if neurons else None
     return tuple(None if i == axis else size for i, size in enumerate(tensor.shape))

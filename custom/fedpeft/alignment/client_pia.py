@@ -1,11 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Client-level PIA: align the received global adapter to the site's own, and integrate the two.
+"""Client-level PIA: align the received global adapter to the site's own adapter, and integrate the two.
 
-    first round, or client=False   the received adapter replaces the own one: nothing to align
+    first round, or client=False   the received adapter replaces the site's own: nothing to align
     integration="frozen_global"    align_global; train the own adapter with the aligned one frozen beside it, the output
                                    being the mean of both branches; finish_round
-    integration="merge"            align_global; start_merged; train that; it is sent and kept as it comes out
-    aligned_at="site"              align_upload: what is sent, not what is kept, takes the order of the received adapter
+    integration="merge"            align_global; start_merged; train the result, which is sent and kept
+    aligned_at="site"              align_upload: only what is sent takes the order of the received adapter
 
 Source: Saha et al., FedPIA, "Client-level PIA" and Figure 2.
 """
@@ -34,7 +34,7 @@ Supports = Callable[[str, tuple[Tensors, Tensors], Neurons], tuple[Tensor, Tenso
 
 
 class RoundEnd(NamedTuple):
-    """What a site sends, and what it keeps as its own adapter for the next round."""
+    """The adapter that a site sends, and the one that it keeps for the next round."""
 
     upload: dict[str, Tensor]
     own: dict[str, Tensor]
@@ -48,15 +48,15 @@ def align_global(
     *,
     site: str = "here",
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The received global adapter with its neurons in the order of the site's own.
+    """Return the received global adapter with its neurons in the order of the site's own adapter.
 
-    Its function stays, unless widths differ, neurons are blurred (`sinkhorn`) or outputs are `matched`.
+    Its function is unchanged unless widths differ, neurons are blurred (`sinkhorn`) or outputs are `matched`.
 
     Args:
-        global_state: the received adapter in wire form.
-        own_state: what the site kept from its last round. May have another width, which the result then has; may lack
-            layers, which then stay as received.
-        activations: of the global and of the own adapter on the same inputs: `layer.<l>.<site>` -> (m, r), the
+        global_state: the received adapter.
+        own_state: the adapter that the site kept. May have another width, which the result then has; may lack
+            layers, which then remain as received.
+        activations: of the global and of the site's own adapter on the same inputs: `layer.<l>.<slot>` -> (m, r), the
             token-averaged activations of the hidden neurons for m samples, as `adapters.hidden_activations` returns
             them. Needed unless `support="weights"`.
         settings: `support`, `solver`, `regularization`, `output_axis` and `mass` are used.
@@ -66,7 +66,7 @@ def align_global(
         The aligned adapter, sharing no memory with the arguments, and a report.
 
     Raises:
-        FedpeftError: adapters or activations that do not fit together, NaN; naming the key.
+        FedpeftError: adapters or activations that do not fit together, or NaN; names the key.
     """
     settings = settings or PIASettings()
     owner = f"site {site}"
@@ -82,19 +82,19 @@ def align_global(
 def align_upload(
     trained: State, received: State, settings: PIASettings | None = None, *, site: str = "here"
 ) -> dict[str, Tensor]:
-    """The trained adapter with its neurons in the order of the received global one, so that the server only averages.
+    """Return the trained adapter in the neuron order of the received global one, so that the server only averages.
 
     Neurons are compared by their incoming weights, as on the server: the result depends on the two adapters alone, and
     not on the order in which the site keeps its neurons.
 
     Args:
-        trained: the adapter about to be sent, wire form; may lack whole places.
+        trained: the adapter to be sent; may lack whole places.
         received: the global adapter that the round started from, of the same width.
         settings: `solver`, `regularization` and `output_axis` are used.
         site: name for errors.
 
     Raises:
-        FedpeftError: adapters that do not fit together, another width, NaN; naming the key.
+        FedpeftError: adapters that do not fit together, another width, or NaN; names the key.
     """
     settings = settings or PIASettings()
     owner = f"site {site}"
@@ -116,10 +116,10 @@ def align_upload(
 
 @torch.no_grad()
 def start_merged(own: State, aligned: State) -> dict[str, Tensor]:
-    """The mean of the own and the aligned global weights; what only one of them has stays as it is.
+    """Return the mean of the site's own and the aligned global weights; tensors of only one of them are unchanged.
 
     Args:
-        own: the site's adapter in wire form.
+        own: the site's adapter.
         aligned: the global adapter, aligned to it.
     """
     merged = copied({**aligned, **own})
@@ -129,14 +129,14 @@ def start_merged(own: State, aligned: State) -> dict[str, Tensor]:
 
 
 def finish_round(trained: State, frozen: State, settings: PIASettings | None = None) -> RoundEnd:
-    """What becomes of an adapter that was trained with the aligned global adapter frozen beside it.
+    """Return what to send and to keep after training with the aligned global adapter frozen beside the site's own.
 
     With `upload="integrated"` the mean of both weight sets is uploaded and kept (the paper), with `upload="local"` the
     trained adapter alone.
 
     Args:
-        trained: the own adapter after training, wire form.
-        frozen: the aligned global adapter that stood beside it.
+        trained: the site's own adapter after training.
+        frozen: the aligned global adapter.
         settings: `upload` is used.
     """
     settings = settings or PIASettings()
@@ -151,14 +151,14 @@ def _align(
     settings: PIASettings,
     supports: Supports | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Figures]]:
-    """One adapter with its neurons in the order of another's, and how far they went, by place.
+    """Return one adapter with its neurons in the order of another's, and the figures of the alignment by place.
 
     Args:
         moving: the adapter to align.
         fixed: the adapter whose order it takes.
-        where: the places to align: place -> tensor name -> key; the others stay as they are.
+        where: the places to align, place -> tensor name -> key; the others are unchanged.
         settings: as in `align_adapter`.
-        supports: from a place, both adapters there and their neurons to what these are compared by; None: weights.
+        supports: from a place, both adapters and their neurons to the neurons' supports; None: weights.
     """
     aligned, figures = copied(moving), {}
     for place, names in where.items():
@@ -166,8 +166,8 @@ def _align(
         if neurons is None:
             continue
         pair = neurons.gather(moving, names), neurons.gather(fixed, names)
-        seen = supports(place, pair, neurons) if supports else None
-        moved = align_adapter(*pair, neurons, settings, activations=seen)
+        pair_supports = supports(place, pair, neurons) if supports else None
+        moved = align_adapter(*pair, neurons, settings, activations=pair_supports)
         aligned |= {names[name]: moved.tensors[name].to(moving[names[name]].dtype) for name in moved.changed}
         figures[place] = Figures(before=moved.before, after=moved.after, moved=moved.moved)
     return aligned, figures
@@ -180,7 +180,7 @@ def _activations(
     adapters: tuple[Tensors, Tensors],
     neurons: Neurons,
 ) -> tuple[Tensor, Tensor]:
-    """Both adapters' activations at one place, (m, r) and (m, r'), once they have been checked."""
+    """Check both adapters' activations at one place and return them, (m, r) and (m, r')."""
     checked = []
     for supports, tensors, owner in zip(activations or ({}, {}), adapters, owners, strict=True):
         if place not in supports:

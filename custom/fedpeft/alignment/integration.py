@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Server-level PIA: align every site's adapter to a reference, then average what now corresponds."""
+"""Server-level PIA: align every site's adapter to a reference, then average matching neurons."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from fedpeft.keys import by_place
 from fedpeft.states import State, common_dtype, computable
 
 TIE_BREAK = 1e-6
-LEAST_SHARE = 0.01  # of an adapter that the paper's weights must leave
+LEAST_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
 def integrate(
@@ -35,7 +35,7 @@ def integrate(
     previous: State | None = None,
     robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """One round of the server: reference, alignment, integration, one adapter (place) after the other.
+    """Integrate the adapters of a round: reference, alignment, average, one place after the other.
 
         W_G = sum_k n_k W_k / sum_k n_k                                 FedAvg, the reference
         W = sum_k w_k W~_k / sum_k w_k,  w_k = n_k exp(-gamma D_k)      normalize=True
@@ -49,24 +49,24 @@ def integrate(
     where none has. Sites may differ in width (number of neurons): the result is as wide as `previous`, without it as
     the widest site; W_G is then the FedAvg of the sites of this width, or `previous` where there is none.
 
-    With a robust average, it takes the place of both means, in W_G and in W: a site that sends noise would otherwise
-    already be in the reference that the others are aligned to.
+    A robust average replaces both means, in W_G and in W: a site that sends noise would otherwise already be in the
+    reference that the others are aligned to.
 
     Args:
-        states: one adapter in wire form for each site.
+        states: one adapter state for each site.
         counts: training samples n_k of each site, above 0.
         settings: all but `client`, `support`, `integration` and `upload` are used.
-        sites: names for errors and report; `states[0]`, `states[1]`, ... when not given.
-        previous: the global adapter so far; says which keys there are and how wide each adapter is.
-        robust: its `average` and `attackers` are used; the mean when not given.
+        sites: names for errors and report; default `states[0]`, `states[1]`, ...
+        previous: the global adapter so far, which determines the keys and the width of each adapter.
+        robust: its `average` and `attackers` are used; default: the mean.
 
     Returns:
-        The global adapter in wire form, in the sites' dtype and sharing no memory with them, and a report that JSON can
+        The global adapter, in the sites' dtype and sharing no memory with them, and a report that JSON can
         hold (see `report.py`).
 
     Raises:
-        FedpeftError: NaN, infinity, a key that is not in wire form, unknown or missing, another shape; naming
-            site and key. With normalize=False, also weights that leave less than a hundredth of an adapter.
+        FedpeftError: NaN, infinity, a key that is wrong, unknown or missing, another shape; names
+            site and key. With normalize=False, also weights whose sum is below 0.01.
 
     Source: Saha et al., FedPIA, "Server-level PIA".
     """
@@ -86,11 +86,11 @@ def integrate_owned(
     previous: State | None = None,
     robust: RobustSettings | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, dict[str, Figures]]]:
-    """`integrate`, with the figures by place and owner.
+    """Integrate as `integrate` does, and return the figures by place and owner.
 
     Args:
         states, counts, settings, previous, robust: as in `integrate`.
-        owners: what errors call the states, e.g. `site slake`.
+        owners: names of the states in errors, e.g. `site slake`.
     """
     robust = robust or RobustSettings()
     if settings.reference == "largest" and settings.aligns_on_server and not robust.weighs:
@@ -140,15 +140,15 @@ def _integrate_adapter(
     previous: Tensors | None,
     shared: Tensors,
 ) -> tuple[dict[str, Tensor], dict[str, Figures]]:
-    """`integrate` for one place: tensor name -> tensor, and owner -> figures.
+    """Integrate one place; return tensor name -> tensor, and owner -> figures.
 
     Args:
         place: for errors.
-        clients: owner -> its tensors here and those that its kind shares over the model.
+        clients: owner -> its tensors at this place and those that its kind shares over the model.
         counts: training samples of each of these.
         settings, robust: as in `integrate`.
         neurons: where the neurons lie.
-        previous: the global adapter here so far, or None.
+        previous: the global adapter at this place so far, or None.
         shared: the new global value of what the kind shares over the model.
     """
     names = [name for name in next(iter(clients.values())) if name not in shared]
@@ -208,11 +208,11 @@ def _figures(
 
 
 def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str, Tensor]:
-    """What neurons are compared with: the average, or the largest site's adapter.
+    """Return the adapter that the sites are aligned to: the average, or the largest site's adapter.
 
-    The average of two copies in different orders is equally far from both, so that each may keep its own order: exact
-    ties, which a small step towards one site breaks for all sites alike: the largest, or under a robust average, where
-    no site's own count is believed, the one nearest to it. In float64, where it is visible.
+    The average of two copies in different orders is equally far from both, an exact tie in which each would keep its
+    own order. A small step toward one site breaks the tie: the largest site, or with a robust average, where no site's
+    count is trusted, the site nearest to the average. In float64, so that the step is not lost to rounding.
     """
     if settings.reference == "largest":
         return dict(leading)
@@ -220,6 +220,6 @@ def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str
 
 
 def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
-    """D_k = || W~_k - W_G ||_F over the named tensors."""
+    """Return D_k = || W~_k - W_G ||_F over the named tensors."""
     gaps = (tensors[name] - reference[name] for name in names)
     return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What may be permuted: where the neurons of each kind of adapter lie in its tensors.
+"""Where the neurons of each kind of adapter lie in its tensors, and so what may be permuted.
 
-Every adapter here is a two-layer network, `h -> up(act(down(h)))`, and reordering its hidden neurons leaves its
-function as it is. A new kind of adapter is one more `Neurons`, which its method declares. Tensors of no registered kind
-(LayerNorm, biases, prompts, Compacter's shared rule) have no neurons to reorder and are averaged as they stand.
+Every adapter here is a two-layer network, `h -> up(act(down(h)))`, and reordering its hidden neurons does not change
+its function. A new kind of adapter is one more `Neurons`, which its method declares. Tensors of no registered kind
+(LayerNorm, biases, prompts, Compacter's shared rule) have no neurons to reorder and are averaged as in FedAvg.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Neurons:
     Args:
         kind: its name.
         needs: tensors by which the kind is recognized.
-        incoming: axes of the hidden neurons in what they read with (`down` and its bias).
-        outgoing: axes of the hidden neurons in what they write with (`up`).
-        outputs: axes of the d output neurons, permuted only under `output_axis="matched"`.
-        dense: the same adapter as a plain bottleneck; supports are read off this.
-        blocked: tensors whose neuron axis is a stack of blocks, of which all are reordered alike.
+        incoming: axes of the hidden neurons in their incoming weights (`down` and its bias).
+        outgoing: axes of the hidden neurons in their outgoing weights (`up`).
+        outputs: axes of the d output neurons, permuted only with `output_axis="matched"`.
+        dense: converts the adapter to a plain bottleneck, from which supports are computed.
+        blocked: tensors whose neuron axis is a stack of blocks that are all reordered alike.
         counts_blocks: tensor whose first axis counts these blocks; "" if there is one.
-        shared: keys of the whole model that `dense` needs beside the tensors of its place.
+        shared: keys of the whole model that `dense` needs besides the tensors of its place.
     """
 
     kind: str
@@ -60,38 +60,38 @@ class Neurons:
     shared: tuple[str, ...] = ()
 
     def blocks(self, tensors: Tensors) -> int:
-        """Number of blocks that are reordered alike; 1 where every neuron is free."""
+        """Return the number of blocks that are reordered alike; 1 if every neuron can move alone."""
         return tensors[self.counts_blocks].shape[0] if self.counts_blocks else 1
 
     def width(self, tensors: Tensors) -> int:
-        """Number of hidden neurons that can be reordered (Compacter: in each block)."""
+        """Return the number of hidden neurons that can be reordered (Compacter: in each block)."""
         name, axis = next((name, axis) for name, axis in self.incoming.items() if name in tensors)
         return tensors[name].shape[axis] // (self.blocks(tensors) if name in self.blocked else 1)
 
     def gather(self, state: State, names: Mapping[str, str]) -> dict[str, Tensor]:
-        """One place's tensors and what its kind shares over the model, by name and ready to compute with."""
+        """Return one place's tensors and its kind's shared ones, by name and in a dtype to compute in."""
         return {name: computable(state[key]) for name, key in [*names.items(), *((k, k) for k in self.shared)]}
 
     def network(self, names: Iterable[str]) -> list[str]:
-        """A place's tensors that make up the two-layer network; the others (LayerNorm) are averaged as they are."""
+        """Return the names of a place's tensors that form the two-layer network; LayerNorm, for instance, does not."""
         return [name for name in names if name in self.incoming or name in self.outgoing or name in self.outputs]
 
     def hidden_support(self, tensors: Tensors) -> Tensor:
-        """Incoming weights of each hidden neuron, its bias as one more coordinate: (r, d + 1)."""
+        """Return the incoming weights of each hidden neuron, its bias as one more coordinate: (r, d + 1)."""
         adapter = self.dense(tensors)
         return self._by_neuron(_with_bias(adapter.down, adapter.down_bias), tensors)
 
     def output_support(self, tensors: Tensors) -> Tensor:
-        """Incoming weights of each output neuron, its bias as one more coordinate: (d, r + 1)."""
+        """Return the incoming weights of each output neuron, its bias as one more coordinate: (d, r + 1)."""
         adapter = self.dense(tensors)
         return self._by_neuron(_with_bias(adapter.up, adapter.up_bias), tensors)
 
     def hidden_activations(self, tensors: Tensors, hidden: Tensor) -> Tensor:
-        """Activations (m, r) of m samples as supports, one row for each hidden neuron: (r, m)."""
+        """Return activations (m, r) of m samples as supports, one row for each hidden neuron: (r, m)."""
         return self._by_neuron(hidden.T, tensors)
 
     def output_activations(self, tensors: Tensors, hidden: Tensor) -> Tensor:
-        """Outputs that activations (m, r) lead to, one row for each output neuron: (d, m).
+        """Return the outputs for activations (m, r), one row for each output neuron: (d, m).
 
         Exact also for token means, because `up` is linear.
         """
@@ -100,15 +100,15 @@ class Neurons:
         return self._by_neuron(outputs if adapter.up_bias is None else outputs + adapter.up_bias[:, None], tensors)
 
     def _by_neuron(self, rows: Tensor, tensors: Tensors) -> Tensor:
-        """Rows of neurons that can only move together, one from each block, become one: (n r, f) -> (r, n f)."""
+        """Join the rows of neurons that move together, one from each block: (n r, f) -> (r, n f)."""
         blocks = self.blocks(tensors)
         return rows if blocks == 1 else rows.unflatten(0, (blocks, -1)).transpose(0, 1).flatten(1)
 
 
 def register(neurons: Neurons) -> None:
-    """Make a kind of adapter known to alignment; a name can be taken once.
+    """Register a kind of adapter for alignment; each name can be used once.
 
-    A method that declares its `neurons` is known without it.
+    The kinds of methods that declare their `neurons` need no registration.
     """
     if neurons.kind in KINDS:
         raise FedpeftError(f"the adapter kind {neurons.kind!r} is registered already: give the new one another name.")
@@ -116,14 +116,14 @@ def register(neurons: Neurons) -> None:
 
 
 def neurons_of(names: Collection[str]) -> Neurons | None:
-    """The kind of adapter that has these tensors; None if it has no neurons to reorder."""
+    """Return the kind of adapter that has these tensors; None if it has no neurons to reorder."""
     present = set(names)
     return next((neurons for neurons in (*KINDS.values(), *_of_plugins()) if neurons.needs <= present), None)
 
 
 @cache
 def _of_plugins() -> tuple[Neurons, ...]:
-    """Kinds that installed methods declare beside the ones of this file."""
+    """Return the kinds that methods of installed plugins declare."""
     declared = (METHODS.get(name).neuron_layout() for name in METHODS.names() if METHODS.is_plugin(name))
     return tuple(neurons for neurons in declared if neurons is not None and neurons.kind not in KINDS)
 
@@ -132,10 +132,10 @@ def materialize(state: State) -> State:
     """Replace every adapter in a factored form (Compacter) by the plain bottleneck that computes the same.
 
     Args:
-        state: wire form.
+        state: an adapter state.
 
     Returns:
-        Wire form with `down.weight (r, d)`, `down.bias`, `up.weight (d, r)`, `up.bias`, whose neurons can be reordered
+        A state with `down.weight (r, d)`, `down.bias`, `up.weight (d, r)`, `up.bias`, whose neurons can be reordered
         one by one instead of alike in every block; what only the factored form needed (`shared.rule`) is gone.
     """
     plain: dict[str, Tensor] = {}

@@ -1,16 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""From a plan to aligned weights: the neurons of one adapter, moved to the index of their match in the reference.
+"""Align weights by a transport plan: move each neuron of an adapter to the index of its match in the reference.
 
     down~ = diag(1/beta) P^T down      b_down~ = diag(1/beta) P^T b_down      b_up~ = b_up
     up~ = up diag(1/alpha) P           mass="preserved"
     up~ = up P diag(1/beta)            mass="paper"
 
-With equal widths and uniform masses P is a permutation, both lines for `up` are equal, and the adapter's function
-stays. With unequal widths they differ by the ratio of the widths. Take a client with 2 neurons and a reference with 4:
-each neuron is split in two, and both parts read with its whole incoming row. The paper's form also lets both write
-with its whole column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the
-column among the parts, which add up to the neuron again, and adds up the columns of neurons that fall together. The
-function stays whenever those that fall together are duplicates; `preserved` is therefore the default.
+With equal widths and uniform masses P is a permutation, both lines for `up` are equal, and the adapter's function is
+unchanged. With unequal widths they differ by the ratio of the widths. Take a client with 2 neurons and a reference with
+4: each neuron is split in two, and both parts have its whole incoming row. In the paper's form both also have its whole
+outgoing column, so the adapter's effect doubles; with 4 neurons and 2, it is halved. `preserved` divides the column
+among the parts, which add up to the neuron again, and adds up the columns of neurons that are merged. The function is
+unchanged whenever the merged neurons are duplicates; `preserved` is therefore the default.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ def align_adapter(
     """Put the neurons of one adapter in the order of another's.
 
     Args:
-        client: the adapter to align: tensor name -> tensor, with the keys that its kind shares over the model.
+        client: the adapter to align: tensor name -> tensor, with the tensors that its kind shares over the model.
         reference: the adapter to align it to; may have another width.
         neurons: where the neurons lie in both.
         settings: `solver`, `regularization`, `output_axis` and `mass` are used; `support` with activations.
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
-            neurons by; incoming weights when not given.
+            neurons by; default: incoming weights.
 
     Returns:
         The client's adapter as wide as the reference, in the client's dtype.
@@ -102,15 +102,15 @@ def _match_neurons(
     *,
     outputs: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Plan and cost between the hidden (or the output) neurons of two adapters."""
+    """Return plan and cost between the hidden (or the output) neurons of two adapters."""
     if activations is None:
         support = neurons.output_support if outputs else neurons.hidden_support
         rows = [support(client), support(reference)]
     else:
-        seen = neurons.output_activations if outputs else neurons.hidden_activations
-        rows = [seen(client, activations[0]), seen(reference, activations[1])]
+        support_of = neurons.output_activations if outputs else neurons.hidden_activations
+        rows = [support_of(client, activations[0]), support_of(reference, activations[1])]
         if settings.support == "mean":
-            # One scalar for each neuron; a neuron of Compacter stands for one in each block, with a scalar for each.
+            # One scalar for each neuron; a row of Compacter holds one neuron of each block, with a scalar for each.
             rows = [row.unflatten(1, (-1, len(activations[0]))).mean(dim=2) for row in rows]
     return match(rows[0], rows[1], solver=settings.solver, regularization=settings.regularization)
 
@@ -118,7 +118,7 @@ def _match_neurons(
 def _carry(
     tensors: dict[str, Tensor], axes: Mapping[str, int], neurons: Neurons, order: Tensor | None, mixing: Tensor
 ) -> None:
-    """Along each neuron axis: new neuron j = old neuron order[j], or sum_i mixing[i,j] * old neuron i."""
+    """Reorder or mix along each neuron axis: new neuron j = old neuron order[j], or sum_i mixing[i,j] * neuron i."""
     for name, axis in axes.items():
         if name not in tensors:
             continue
@@ -136,7 +136,7 @@ def _carry(
 
 
 def _moved(plan: Tensor, order: Tensor | None) -> float:
-    """Fraction of the mass that leaves its index."""
+    """Return the fraction of the mass that leaves its index."""
     if order is None:
         return 1.0 - float(plan.diagonal().sum())
     return int(torch.count_nonzero(order != torch.arange(len(order), device=order.device))) / len(order)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What alignment did, as dictionaries that JSON can hold."""
+"""Figures of an alignment, as dictionaries that JSON can hold."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """One site's adapter at one place, or the mean over places.
+    """Figures of one site's adapter at one place, or their mean over places.
 
     Args:
         before: mean distance between its neurons and the reference's of equal index, <C, I/n>; None for unequal widths.
-        after: the transport distance <C, P>: the same once neurons correspond.
+        after: the transport distance <C, P>: the same between matching neurons.
         moved: fraction of the neurons that changed their index; None for unequal widths.
         distance: D_k, Frobenius distance of the aligned adapter from the reference.
-        weight: what it was multiplied by in the sum over the sites; the paper's form does not sum to 1.
+        weight: its weight in the sum over the sites; the paper's weights do not sum to 1.
     """
 
     before: float | None = None
@@ -28,14 +28,14 @@ class Figures:
 
 
 def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
-    """The report of a round.
+    """Return the report of a round.
 
     Args:
-        places: `layer.<l>.<site>` -> name of the participant -> figures.
+        places: `layer.<l>.<slot>` -> name of the site -> figures.
 
     Returns:
-        `transport`: participant -> transport distance, mean over its places; `sites`: participant -> means of all its
-        figures; `places`: the figures themselves. None stands for a figure that does not exist.
+        `transport`: site -> transport distance, mean over its places; `sites`: site -> means of all its figures;
+        `places`: the figures themselves. None stands for a figure that does not exist.
     """
     by_site: dict[str, list[Figures]] = {}
     for sites in places.values():

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Averages that a few arbitrary members cannot move far: median, trimmed mean, Krum, multi-Krum, geometric median.
+"""Averages that a few attackers cannot move far: median, trimmed mean, Krum, multi-Krum, geometric median.
 
-Written here because what is published does not fit: Flower's versions come with its whole framework, ByzFL's with
-torchvision, plotting libraries and a simulator, both for flat vectors of one process; scipy has the trimmed mean alone.
-The tests compare with numpy, scipy and brute force.
+No library is used because none fits: Flower's versions need its whole framework, ByzFL's need torchvision, plotting
+libraries and a simulator, and scipy has the trimmed mean only. The tests compare with numpy, scipy and brute force.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def average(
     weights: Sequence[float],
     settings: RobustSettings,
 ) -> dict[str, Tensor]:
-    """The weighted mean of several tables of tensors, or their robust average, which takes no weights."""
+    """Return the weighted mean of several tables of tensors, or their robust average, which uses no weights."""
     if settings.weighs:
         return {name: weighted_mean((table[name] for table in tables), weights) for name in names}
     return robust_mean(tables, names, settings)
@@ -35,7 +34,7 @@ def average(
 def robust_mean(
     tables: Sequence[Mapping[str, Tensor]], names: Iterable[str], settings: RobustSettings
 ) -> dict[str, Tensor]:
-    """One table of tensors from those of several sites, all tensors together as one vector of each site.
+    """Return the robust average of several sites' tensors; all tensors of a site are treated as one vector.
 
     Args:
         tables: K >= 1, with equal shapes.
@@ -43,7 +42,7 @@ def robust_mean(
         settings: `average` and `attackers` are used.
 
     Returns:
-        By name, in float32 (float64 for float64 tensors).
+        name -> tensor, in float32 (float64 for float64 tensors).
     """
     names = list(names)
     rows = torch.stack([torch.cat([computable(table[name]).flatten() for name in names]) for table in tables])  # (K, D)
@@ -52,7 +51,7 @@ def robust_mean(
 
 
 def robust_row(rows: Tensor, settings: RobustSettings) -> Tensor:
-    """The robust average (D,) of rows (K, D); their median where K is too small for the rule."""
+    """Return the robust average (D,) of rows (K, D); their median if K is too small for the rule."""
     count, attackers = len(rows), settings.attackers
     rule, least = RULES[settings.average]
     return (rule if count >= least(attackers) else _median)(rows, attackers)
@@ -61,7 +60,7 @@ def robust_row(rows: Tensor, settings: RobustSettings) -> Tensor:
 def nearest(
     tables: Sequence[Mapping[str, Tensor]], center: Mapping[str, Tensor], names: Iterable[str]
 ) -> Mapping[str, Tensor]:
-    """The table that is nearest to another in the named tensors, in the Frobenius norm; the first of several."""
+    """Return the table nearest to another in the named tensors, in the Frobenius norm; the first of several."""
     names = list(names)
 
     def gap(table: Mapping[str, Tensor]) -> float:
@@ -71,25 +70,25 @@ def nearest(
 
 
 def _median(rows: Tensor, _: int) -> Tensor:
-    """Coordinate by coordinate; of an even number the mean of the middle two."""
+    """Return the median of each coordinate; of an even number the mean of the middle two."""
     ordered, middle = rows.sort(dim=0).values, len(rows) // 2
     return ordered[middle].clone() if len(rows) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
 
 
 def _trimmed_mean(rows: Tensor, attackers: int) -> Tensor:
-    """Coordinate by coordinate the mean without the f largest and the f smallest."""
+    """Return the mean of each coordinate without the f largest and the f smallest."""
     return rows.sort(dim=0).values[attackers : len(rows) - attackers].mean(dim=0)
 
 
 def _krum(rows: Tensor, attackers: int) -> Tensor:
-    """The row with the smallest sum of squared distances to its K - f - 2 nearest others."""
+    """Return the row with the smallest sum of squared distances to its K - f - 2 nearest others."""
     return rows[_krum_order(rows, attackers)[0]].clone()
 
 
 def _multi_krum(rows: Tensor, attackers: int) -> Tensor:
-    """The mean of the K - f rows that Krum likes best."""
-    chosen = sorted(_krum_order(rows, attackers)[: len(rows) - attackers])
-    return rows[chosen].mean(dim=0)
+    """Return the mean of the K - f rows that Krum ranks first."""
+    kept = sorted(_krum_order(rows, attackers)[: len(rows) - attackers])
+    return rows[kept].mean(dim=0)
 
 
 def _krum_order(rows: Tensor, attackers: int) -> list[int]:
@@ -100,7 +99,7 @@ def _krum_order(rows: Tensor, attackers: int) -> list[int]:
 
 
 def _geometric_median(rows: Tensor, _: int) -> Tensor:
-    """The point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median."""
+    """Return the point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median."""
     exact = rows.double()
     point = _median(exact, 0)
     smallest = TOLERANCE * (1 + float(torch.linalg.vector_norm(exact, dim=1).median()))
@@ -115,7 +114,7 @@ def _geometric_median(rows: Tensor, _: int) -> Tensor:
     return point.to(rows.dtype)
 
 
-# by name: from rows and number of attackers to the average, and from that number to the rows that it takes
+# name -> (function of rows and number of attackers, least number of rows for that number of attackers)
 RULES = {
     MEDIAN: (_median, lambda attackers: 1),
     "trimmed_mean": (_trimmed_mean, lambda attackers: 2 * attackers + 1),

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How much a single site can move the global adapter: settings and their defaults."""
+"""Settings that limit how far a single site can move the global adapter, and their defaults."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ AVERAGES = (MEAN, MEDIAN, "trimmed_mean", "krum", "multi_krum", "geometric_media
 
 @dataclass(frozen=True, kw_only=True)
 class RobustSettings:
-    """What the server does against sites that send wrong updates, by mistake or on purpose.
+    """Settings against sites that send wrong updates, by mistake or on purpose.
 
     Args:
         average: how the (aligned) adapters of a round become one. `mean` weighs by samples and, under PIA, by distance.
-            The others count every site equally, since a weight is what a site could lie about: coordinate by coordinate
+            The others weigh all sites equally, since a site could give a wrong weight: coordinate by coordinate
             the `median` or the `trimmed_mean` without the `attackers` largest and smallest values; `krum`, the adapter
             nearest to its neighbors; `multi_krum`, the mean of the K - `attackers` such adapters; `geometric_median`.
         attackers: how many sites of a round may send anything; below half of them. Where a layer has too few sites for
@@ -27,7 +27,7 @@ class RobustSettings:
             site outweighs all others together, whatever number of samples it announces, and two sites of any sizes
             weigh the same. 1: no cap.
         update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
-            its numbers, from the adapter that it was sent) is refused in this round; 0: nobody is. In this project's
+            its numbers, from the adapter that it was sent) is refused in this round; 0: no site is. In this project's
             embedded jobs, whose sites hold equally much data, the largest is 1.13 times the median; the default leaves
             room for sites that take ten times as many steps.
 
@@ -56,5 +56,5 @@ class RobustSettings:
 
     @property
     def weighs(self) -> bool:
-        """Whether the adapters are averaged by weights."""
+        """Whether the average uses weights."""
         return self.average == MEAN

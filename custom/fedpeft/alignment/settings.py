@@ -48,7 +48,7 @@ class PIASettings:
         solver: `exact` optimal transport, entropic `sinkhorn`, or `identity` (nothing moves: the control experiment
             that separates integrating from permuting).
         regularization: Sinkhorn's entropy as a share of the mean cost, hence free of scale; above 0.
-        support: what a site compares neurons by: activations on all `samples` of a batch, their `mean` (the paper: one
+        support: what a site compares neurons by, activations on all `samples` of a batch, their `mean` (the paper: one
             scalar for each neuron), or incoming `weights` (ablation). The server, which has no data, uses weights.
         integration: at a site, keep the aligned global adapter as a `frozen_global` second branch (the paper), or
             `merge` it into the trained one before training.
@@ -61,7 +61,7 @@ class PIASettings:
             `merge`, where the trained adapter is the integrated one.
 
     Raises:
-        FedpeftError: a value is not allowed; the sentence names argument, value and what is.
+        FedpeftError: a value is not allowed; the message names argument, value and what is allowed.
 
     Source: Saha et al., FedPIA, equations of the method section and Table 5.
     """
@@ -96,16 +96,16 @@ class PIASettings:
                 "regularization is 0, it must be above 0; for transport without entropy: solver='exact'."
             )
         if self.aligned_at == "site" and not self.server:
-            raise FedpeftError("aligned_at is 'site', but server=False asks for no alignment: leave one of them out.")
+            raise FedpeftError("aligned_at is 'site', but server=False means no alignment: leave out one of them.")
 
     @property
     def aligns_on_server(self) -> bool:
-        """Whether the server moves neurons, for which it must see every site's adapter."""
+        """Whether the server aligns, for which it must see every site's adapter."""
         return self.server and self.aligned_at == "server"
 
     @property
     def aligns_before_upload(self) -> bool:
-        """Whether a site puts its trained adapter in the order of the global one before it is sent."""
+        """Whether a site aligns its trained adapter to the global one before it is sent."""
         return self.server and self.aligned_at == "site"
 
     @property
@@ -115,5 +115,5 @@ class PIASettings:
 
     @property
     def compares_activations(self) -> bool:
-        """Whether aligning at a site, where it is done at all, compares activations."""
+        """Whether alignment at a site, if there is any, compares activations."""
         return self.support != "weights" and self.solver != "identity"

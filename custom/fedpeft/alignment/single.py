@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The barycenter of single adapters: `integrate` without sites, layers and rounds."""
+"""The barycenter of single adapters: `integrate` without sites, layers or rounds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import suggestion
 
 BOTTLENECK_NAMES = ("down.weight", "down.bias", "up.weight", "up.bias")
-PLACE = "layer.0.adapter"  # `integrate` takes wire keys; errors do not show this one
+PLACE = "layer.0.adapter"  # `integrate` needs keys with a place; errors do not show this one
 
 
 def barycenter(
@@ -26,20 +26,20 @@ def barycenter(
     weights: Sequence[float] | None = None,
     **settings: Any,
 ) -> Bottleneck | dict[str, Tensor]:
-    """The Wasserstein barycenter of single adapters, of any width.
+    """Return the Wasserstein barycenter of single adapters, of any width.
 
     Args:
         adapters: each a `Bottleneck`, a tuple (down (r, d), down_bias (r), up (d, r), up_bias (d)) with None for a bias
             that does not exist, or a dictionary of one adapter's tensors (`A` and `B` for LoRA; `down.left`, ... and
             `shared.rule` for Compacter).
-        weights: relative weights n_k; equal when not given.
+        weights: relative weights n_k; default: equal.
         **settings: of `PIASettings`, e.g. gamma=0.1.
 
     Returns:
         The barycenter, in the form of the first adapter, as wide as the widest.
 
     Raises:
-        FedpeftError: an adapter in another form, adapters that do not fit together, an unknown setting; naming the
+        FedpeftError: an adapter in another form, adapters that do not fit together, an unknown setting; names the
             adapter as `adapters[k]`.
 
     Example:
@@ -53,18 +53,18 @@ def barycenter(
     if not owners:
         raise FedpeftError("barycenter got no adapters: pass at least one Bottleneck(down, down_bias, up, up_bias).")
     tables = [_table(adapter, owner) for adapter, owner in zip(adapters, owners, strict=True)]
-    states = [{_wire_key(name): tensor for name, tensor in table.items()} for table in tables]
+    states = [{_key(name): tensor for name, tensor in table.items()} for table in tables]
     try:
         merged, _ = integrate_owned(states, _weights(weights, owners), PIASettings(**settings), owners)
     except FedpeftError as error:
         raise FedpeftError(str(error).replace(f" in {PLACE},", ",").replace(f"{PLACE}.", "")) from error
     if isinstance(adapters[0], Mapping):
-        return {name: merged[_wire_key(name)] for name in tables[0]}
-    return Bottleneck(*(merged.get(_wire_key(name)) for name in BOTTLENECK_NAMES))
+        return {name: merged[_key(name)] for name in tables[0]}
+    return Bottleneck(*(merged.get(_key(name)) for name in BOTTLENECK_NAMES))
 
 
 def _table(adapter: Any, owner: str) -> dict[str, Tensor]:
-    """Tensor name -> tensor of one adapter."""
+    """Return tensor name -> tensor of one adapter."""
     if isinstance(adapter, Mapping):
         table = {name: tensor for name, tensor in adapter.items() if tensor is not None}
         if neurons_of(table) is None:
@@ -80,7 +80,7 @@ def _table(adapter: Any, owner: str) -> dict[str, Tensor]:
             f"{owner} is {form}: pass Bottleneck(down, down_bias, up, up_bias), with None for a bias that does not "
             f"exist, or a dictionary of tensors."
         )
-    check_tensors(table, owner, wire=False)
+    check_tensors(table, owner, check_keys=False)
     return table
 
 
@@ -95,5 +95,5 @@ def _weights(weights: Sequence[float] | None, owners: Sequence[str]) -> list[flo
     return list(weights)
 
 
-def _wire_key(name: str) -> str:
+def _key(name: str) -> str:
     return name if name.startswith("shared.") else f"{PLACE}.{name}"

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Optimal transport between the neurons of two adapters: which neuron of one corresponds to which of the other."""
+"""Optimal transport between the neurons of two adapters, which says which neurons match."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def transport_plan(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> Tensor:
-    """The plan that maps a client's neurons to the reference's at the least cost.
+    """Return the plan that maps a client's neurons to the reference's at the least cost.
 
         C[i,j] = || x_i - y_j ||_2        P = argmin <P, C>   subject to   P 1 = alpha,  P^T 1 = beta
 
     Args:
         client: supports x, one row for each neuron, (n, f).
         reference: supports y, (m, f).
-        client_mass: alpha (n), positive; uniform when not given. Only proportions matter.
+        client_mass: alpha (n), positive; default: uniform. Only proportions matter.
         reference_mass: beta (m), likewise.
         solver: `exact`: an assignment for equal widths and uniform masses (for scalar supports a sort), the network
-            simplex (POT's `emd`) otherwise; `sinkhorn`: entropic, every neuron is blurred; `identity`: neuron i to i.
+            simplex (POT's `emd`) otherwise; `sinkhorn`: entropic, blurs every neuron; `identity`: neuron i to i.
         regularization: Sinkhorn's entropy as a share of the mean cost.
 
     Returns:
@@ -77,7 +77,7 @@ def match(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
-    """The plan (n, m) together with the cost (n, m) that it minimizes; arguments as in `transport_plan`."""
+    """Return the plan (n, m) and the cost (n, m) that it minimizes; arguments as in `transport_plan`."""
     cost = cost_matrix(client, reference)
     if not torch.isfinite(cost).all():
         raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
@@ -88,7 +88,7 @@ def match(
 
 
 def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
-    """Euclidean distances C[i,j] = || x_i - y_j ||_2 between supports (n, f) and (m, f): (n, m), float64.
+    """Return distances C[i,j] = || x_i - y_j ||_2 between supports (n, f) and (m, f): (n, m), float64.
 
     One matrix product, ||x||^2 - 2 x y + ||y||^2. It cancels where x and y are close and both are far from 0; float64,
     and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
@@ -108,7 +108,7 @@ def solve(
     solver: str = "exact",
     regularization: float = 0.05,
 ) -> Tensor:
-    """The plan (n, m) of a given cost (n, m), float64; arguments as in `transport_plan`."""
+    """Return the plan (n, m) for a cost (n, m), float64; arguments as in `transport_plan`."""
     n, m = cost.shape
     permutes = n == m and client_mass is None and reference_mass is None
     if solver == "identity":
@@ -125,7 +125,7 @@ def solve(
 
 
 def permutation_of(plan: Tensor) -> Tensor | None:
-    """For a plan that is a permutation, the client neuron (m) at each reference neuron; None if any neuron is split.
+    """Return the client neuron (m) at each reference neuron if the plan is a permutation; None if a neuron is split.
 
     Moving tensors by such an index is exact to the bit, which multiplying them by 48 * (1/48) is not.
     """
@@ -137,7 +137,7 @@ def permutation_of(plan: Tensor) -> Tensor | None:
 
 
 def _plan_of(image: Tensor) -> Tensor:
-    """The plan (n, n) that sends client neuron i to reference neuron image[i]."""
+    """Return the plan (n, n) that maps client neuron i to reference neuron image[i]."""
     n = len(image)
     plan = torch.zeros(n, n, dtype=torch.float64, device=image.device)
     plan[torch.arange(n, device=image.device), image] = 1 / n
@@ -145,7 +145,7 @@ def _plan_of(image: Tensor) -> Tensor:
 
 
 def _sorted_plan(client: Tensor, reference: Tensor) -> Tensor:
-    """On a line, the k-th smallest goes to the k-th smallest."""
+    """Return the plan for scalar supports, which maps the k-th smallest to the k-th smallest."""
     image = torch.empty(len(client), dtype=torch.int64, device=client.device)
     image[client.argsort(stable=True)] = reference.argsort(stable=True)
     return _plan_of(image)
@@ -192,7 +192,7 @@ def _sinkhorn(alpha: Tensor, beta: Tensor, cost: Tensor, regularization: float) 
 
 
 def _pot() -> ModuleType:
-    """POT, imported when first needed, and without JAX, TensorFlow and CuPy, which it loads wherever they exist."""
+    """Import POT without JAX, TensorFlow and CuPy, which it would load if they are installed."""
     switches = [f"POT_BACKEND_DISABLE_{name}" for name in ("JAX", "TENSORFLOW", "CUPY")]
     ours = [name for name in switches if name not in os.environ]
     os.environ.update(dict.fromkeys(ours, "1"))

@@ -1,16 +1,19 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How much a site would gain from training each layer, and how many layers it can afford.
+"""How much a site would gain from training each layer, and how many layers fit into its memory.
 
-registry        the methods by name, and `score`, the one call for all of them
-task         model, layers, batches and loss, checked once
-settings        what a job may set for each method
+registry        the scores by name, and `score`, which computes any of them
+scoring_task    model, layers, batches and loss, checked once
+settings        the settings of each score
 layers          the trainable parameters of a model with adapters, by layer
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)
 lntk_squared    the supplement's Algorithm 1 as it is printed
 saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
-rgn, grasp, synflow, fedselect, spt, blind      the other peers; blind: fd and last_k, which use neither model nor data
-jacobian        a Jacobian row for every sample, without a loop over samples; capture is how, eigen what follows
-memory_budget   how many layers fit into a device (Algorithm 46)
+rgn, grasp, synflow, fedselect, spt     the other peers
+baselines       fd and last_k, which use neither model nor data
+jacobian        a Jacobian row for every sample without a loop over samples, by `capture` and `operations`
+
+eigen           the largest eigenvalue of a Gram matrix
+memory_budget   how many layers fit into a device's memory (Algorithm 46)
 
 scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float64, sums to 1
 """

@@ -11,7 +11,7 @@ from fedpeft.importance.scoring_task import ScoringTask
 
 
 def fd(task: ScoringTask) -> Tensor:
-    """Federated dropout: uniform random scores, so that the chosen layers are a random subset; (L,) float64.
+    """Return uniform random scores, so that the best layers are a random subset (federated dropout); (L,) float64.
 
     Raises:
         FedpeftError: `generator` is missing.
@@ -25,5 +25,5 @@ def fd(task: ScoringTask) -> Tensor:
 
 
 def last_k(task: ScoringTask) -> Tensor:
-    """`S^l = l + 1`: the K best layers are the last K; (L,) float64."""
+    """Return `S^l = l + 1`, so that the K best layers are the last K; (L,) float64."""
     return torch.arange(1, len(task.layers) + 1, dtype=torch.float64)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Watch a model's forward pass for the operations that read scored parameters, and note what they need backwards.
+"""Record the operations of a forward pass that read scored parameters, for per-sample gradients in one backward pass.
 
 Samples do not see each other, so the gradient of the sum of their outputs holds every sample's own in its rows: one
 backward pass through the activations yields all per-sample gradients (`operations` says how). A weight may itself be
@@ -23,13 +23,13 @@ from torch.overrides import TorchFunctionMode
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.operations import CAPTURES, wide
 
-LONGEST_DERIVATION = 64  # autograd nodes between a weight and its parameters; beyond, it is taken for an activation
+LONGEST_DERIVATION = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation
 
 RowsOf = Callable[[Tensor, Tensor], Tensor]
 
 
 class Use(NamedTuple):
-    """A weight as an operation read it, the parameters it comes from, and its rows from (x, g)."""
+    """A weight as an operation reads it, the parameters it comes from, and the function (x, g) -> its rows."""
 
     weight: Tensor
     sources: tuple[Tensor, ...]
@@ -63,7 +63,7 @@ class Tape(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def capture(self, kind: type, x: Tensor, weights: Sequence[tuple[Tensor | None, RowsOf]]) -> Any:
-        """Run an operation with its weights detached, noting their uses; NotImplemented where it must stay as it is."""
+        """Run an operation with detached weights and record their uses; NotImplemented if it cannot be captured."""
         if x.ndim < 2 or (self.samples is not None and len(x) != self.samples):
             return NotImplemented
         uses = []
@@ -83,16 +83,16 @@ class Tape(TorchFunctionMode):
         return y
 
     def check_independence(self, output: Tensor) -> None:
-        """Refuse a model whose samples see each other, or are not the first dimension of what its layers read.
+        """Refuse a model whose samples depend on each other, or are not the first dimension of its layers' inputs.
 
-        Looks at the last operation of each kind and shape, which costs next to nothing: transformers' layers are alike.
-        Called once after the forward pass; it also lets go of the outputs that the tape held for it.
+        Checks the last operation of each kind and shape, which is cheap and enough because transformers' layers are
+        alike. Called once after the forward pass; it also frees the outputs that the tape holds for it.
 
         Args:
             output: one number of sample 0.
 
         Raises:
-            FedpeftError: it depends on other rows than the first of a captured operation.
+            FedpeftError: it depends on rows of a captured operation other than the first.
         """
         watched, self.latest = list(self.latest.values()), {}
         for gradient in torch.autograd.grad(output, watched, retain_graph=True, allow_unused=True):
@@ -108,7 +108,7 @@ class Tape(TorchFunctionMode):
                 self.take(use, use.rows(wide(x), wide(g)))
 
     def sources(self, tensor: Tensor | None) -> tuple[Tensor, ...] | None:
-        """Scored parameters that a tensor is computed from; None where it may depend on captured operations."""
+        """Return the scored parameters that a tensor is computed from; None if it may depend on captured operations."""
         if tensor is None or not tensor.requires_grad:
             return ()
         if tensor.is_leaf:

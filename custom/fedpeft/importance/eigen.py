@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The largest eigenvalue of a Gram matrix, and nothing else of its spectrum."""
+"""The largest eigenvalue of a Gram matrix."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from torch import Tensor
 
 
 def principal_eigenvalue(gram: Tensor) -> float:
-    """Largest eigenvalue of a symmetric positive semidefinite matrix (n, n), by Lanczos iteration.
+    """Return the largest eigenvalue of a symmetric positive semidefinite matrix (n, n), by Lanczos iteration.
 
-    NaN where the matrix is not finite.
+    NaN if the matrix is not finite.
 
     Source: F3OCUS, supplement, section E.4 (`scipy.sparse.linalg.eigsh`).
     """
@@ -25,12 +25,12 @@ def principal_eigenvalue(gram: Tensor) -> float:
 
 
 def principal_eigenvalue_of_rows(rows: Tensor) -> float:
-    """Largest eigenvalue of `rows rows^T`, (m, p), through the smaller of its two Gram matrices."""
+    """Return the largest eigenvalue of `rows rows^T`, rows (m, p), from the smaller of its two Gram matrices."""
     rows = rows.double()
     return principal_eigenvalue(rows @ rows.T if len(rows) <= rows.shape[1] else rows.T @ rows)
 
 
 def gram(rows: Tensor) -> Tensor:
-    """`rows rows^T` of (n, ...) as (n, n) float64 on the CPU."""
+    """Return `rows rows^T` of (n, ...) as (n, n) float64 on the CPU."""
     flat = rows.flatten(1)
     return (flat @ flat.T).to("cpu", torch.float64)

@@ -17,10 +17,10 @@ from fedpeft.importance.settings import LayerMean
 
 
 def fedselect(task: ScoringTask, settings: LayerMean) -> Tensor:
-    """Mean change of every layer's parameters, (L,) float64; looks at no data.
+    """Return the mean change of every layer's parameters, (L,) float64; uses no data.
 
     Raises:
-        FedpeftError: the previous parameters are missing or not those of the same layers.
+        FedpeftError: the previous parameters are missing or of other layers.
     """
     if task.previous is None:
         raise FedpeftError("fedselect compares with the parameters before the last training: pass previous=.")

@@ -21,7 +21,7 @@ from fedpeft.importance.settings import LayerSum
 
 
 def grasp(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """`sum theta * (H g)` by double backward, (L,) float64."""
+    """Return `sum theta * (H g)` by double backward, (L,) float64."""
     batches = task.needs_batches()
     total = {id(p): torch.zeros_like(p) for p in task.parameters}
     samples = 0

@@ -18,7 +18,7 @@ Receive = Callable[[Tensor, int, Tensor], None]
 def jacobian_rows(
     outputs: Callable[[], Tensor], parameters: Sequence[Tensor], receive: Receive, *, gradients: str = "captured"
 ) -> tuple[int, int]:
-    """Hand over `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time.
+    """Compute `d outputs[b, k] / d theta` for all b at once, one column k and one parameter at a time.
 
     With `captured`, a column costs one backward pass through the activations and what the rows themselves cost;
     parameters in operations that `capture` does not know are differentiated row by row and added. Nothing is kept.
@@ -61,7 +61,7 @@ def jacobian_rows(
 
 
 def _watched(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tuple[Tape, Tensor]:
-    """Run the model under a tape; again if something was captured whose first dimension proves not to be B."""
+    """Run the model under a tape; again if an operation was captured whose first dimension is not B."""
     samples = None
     while True:
         tape = Tape(parameters, samples)
@@ -74,7 +74,7 @@ def _watched(outputs: Callable[[], Tensor], parameters: Sequence[Tensor]) -> tup
 
 
 def _reached(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Parameters that autograd's graph still leads to: those that some operation reads uncaptured."""
+    """Return the parameters that autograd's graph still reaches: those of operations that are not captured."""
     scored, reached = {id(p) for p in parameters}, set()
     visited, queue = set(), [values.grad_fn]
     while queue:
@@ -88,7 +88,7 @@ def _reached(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
-    """Rows (B, *shape) of each parameter, one backward pass for each."""
+    """Return rows (B, *shape) of each parameter, with one backward pass per row."""
     rows = [p.new_zeros((len(values), *p.shape)) for p in parameters]
     if parameters:
         for number, value in enumerate(values):
@@ -100,7 +100,7 @@ def _row_by_row(values: Tensor, parameters: Sequence[Tensor]) -> list[Tensor]:
 
 
 class _Sums:
-    """Adds up what the several uses of a parameter yield, and hands it on as soon as it is complete."""
+    """Sums the rows of all uses of a parameter, and passes them on when they are complete."""
 
     def __init__(self, uses: Sequence[Use], uncaptured: Sequence[Tensor], receive: Callable[[Tensor, Tensor], None]):
         self.receive = receive
@@ -111,14 +111,14 @@ class _Sums:
             self.missing[id(parameter)] = self.missing.get(id(parameter), 0) + 1
 
     def take(self, use: Use, rows: Tensor) -> None:
-        """Rows of one captured use."""
+        """Take the rows of one captured use."""
         if use.weight.is_leaf:
             self.add(use.weight, rows)
         else:
             self.derived.append((use, rows))
 
     def add(self, parameter: Tensor, rows: Tensor) -> None:
-        """Rows of a parameter from one of its uses."""
+        """Add the rows of a parameter from one of its uses."""
         key, rows = id(parameter), wide(rows)
         if key in self.partial:
             rows = self.partial.pop(key)[1] + rows
@@ -129,7 +129,7 @@ class _Sums:
             self.receive(parameter, rows)
 
     def finish(self) -> None:
-        """Carry rows of computed weights back to their parameters, and hand on what was waiting for nothing more."""
+        """Carry rows of computed weights back to their parameters, and pass on all remaining rows."""
         for use, rows in self.derived:
             pulled = torch.autograd.grad(
                 use.weight,

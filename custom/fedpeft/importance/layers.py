@@ -10,9 +10,9 @@ from fedpeft.methods.adapter_state import adapter_parameters
 
 
 def adapter_layers(model: nn.Module, adapter_name: str = "default") -> dict[int, list[nn.Parameter]]:
-    """Layer number -> parameters of its adapters, frozen ones too, in the order of the layers.
+    """Return layer number -> parameters of its adapters, including frozen ones, in the order of the layers.
 
-    What an adapter shares between layers (Compacter's rule) belongs to none of them: it trains as soon as any does.
+    Parameters shared between layers (Compacter's rule) belong to none of them: they train as soon as any layer does.
 
     Args:
         model: PEFT model with one of `fedpeft.adapters.names()`.

@@ -26,7 +26,7 @@ HELD_BYTES = 2**30
 
 
 def lntk(task: ScoringTask, settings: LNTKSettings) -> Tensor:
-    """lambda_1 of every layer's kernel, (L,) float64."""
+    """Return lambda_1 of every layer's kernel, (L,) float64."""
     batches = task.needs_batches()
     if settings.target == "loss" and len(batches) == 1:
         kernels = _kernels_of_one_pass(task)
@@ -36,7 +36,7 @@ def lntk(task: ScoringTask, settings: LNTKSettings) -> Tensor:
 
 
 def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:
-    """The (n, n) kernels, each the sum of those of the layer's tensors, whose rows are dropped at once."""
+    """Return the (n, n) kernels, each the sum over the layer's tensors, whose rows are dropped at once."""
     kernels: list[Tensor] = [torch.zeros(1, 1, dtype=torch.float64) for _ in task.layers]
 
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:
@@ -54,7 +54,7 @@ def _kernels_of_one_pass(task: ScoringTask) -> list[Tensor]:
 
 
 def _kernels(task: ScoringTask, settings: LNTKSettings, layers: Sequence[int]) -> list[Tensor]:
-    """The kernels over all batches and outputs of a few layers, from rows that are held."""
+    """Return the kernels of a few layers over all batches and outputs, from rows held in memory."""
     groups = list(task.layers.values())
     parameters = list({id(p): p for layer in layers for p in groups[layer]}.values())
     held: dict[int, dict[int, Tensor]] = {id(p): {} for p in parameters}
@@ -74,7 +74,7 @@ def _kernels(task: ScoringTask, settings: LNTKSettings, layers: Sequence[int]) -
 
 
 def _groups(task: ScoringTask, settings: LNTKSettings) -> list[list[int]]:
-    """Layers in runs whose rows fit into memory together: all of them for losses, whose rows are few."""
+    """Group layers whose rows fit into memory together; for losses, which have few rows, all layers."""
     if settings.target == "loss":
         return [list(range(len(task.layers)))]
     with torch.no_grad():
@@ -96,7 +96,7 @@ def _outputs(task: ScoringTask, settings: LNTKSettings, batch: object) -> Tensor
 
 
 def _stacked(parts: dict[int, Tensor], sizes: Sequence[int]) -> Tensor:
-    """All passes' rows (n, p), zero where a pass does not depend on the parameter."""
+    """Return the rows of all passes (n, p), zero if a pass does not depend on the parameter."""
     some = next(iter(parts.values()))
     return torch.cat([parts.get(k, some.new_zeros(size, some.shape[1])) for k, size in enumerate(sizes)])
 

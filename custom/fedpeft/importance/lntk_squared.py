@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""F3OCUS's Algorithm 1 as it is printed: squared gradients of all logits, and the spectrum of what they add up to.
+"""F3OCUS's Algorithm 1 as printed: the largest eigenvalue of the sum of squared gradients of all logits.
 
     G = sum_b sum_i (d logit[b, i] / d W)^2, viewed as (out, -1)        lambda_1(G G^T)        for every tensor W
 
@@ -21,7 +21,7 @@ from fedpeft.importance.settings import LayerSum
 
 
 def lntk_squared(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """Sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64."""
+    """Return the sum (or mean) over the layer's tensors of lambda_1(G G^T), (L,) float64."""
     squares, _ = squared_gradients(task, target="logits")
     values = {
         id(p): principal_eigenvalue_of_rows(squares[id(p)].reshape(len(p) if p.ndim else 1, -1))

@@ -4,7 +4,7 @@
     available = free memory * (1 - margin)
     for each layer: stop if its memory exceeds what is available, else subtract it and count the layer
 
-A layer's memory is measured, as what a training step needs more once the layer trains too: its weights, gradients and
+A layer's memory is measured as the increase when the layer is trained as well: its weights, gradients and
 optimizer state, and the activations that backpropagation has to keep. On CUDA from the allocator's peak over a step;
 elsewhere from the tensors that autograd saves during a forward pass.
 
@@ -40,13 +40,13 @@ def layer_budget(
     model: nn.Module,
     settings: MemorySettings | None = None,
 ) -> int:
-    """L_max, the number of layers that fit, between 0 and L.
+    """Return L_max, the number of layers that fit, between 0 and L.
 
     Args:
         model_fn, layers, loss: as for `fedpeft.importance.score`.
-        batch: one batch of the size that will be trained with, on the device that will train.
-        model: the whole module, head included, in training mode (dropout keeps its masks); what of it requires
-            gradients and is in no layer (the head) always trains and is paid for first.
+        batch: one batch of the training's batch size, on the training device.
+        model: the whole module, head included, in training mode (dropout keeps its masks); parameters that require
+            gradients and are in no layer (the head) always train and are subtracted first.
         settings: margin, optimizer and free memory.
 
     Raises:
@@ -62,7 +62,7 @@ def layer_budget(
 
 
 def count_layers(costs: Sequence[float], available: float) -> int:
-    """Algorithm 46's walk: how many layers, in order, fit into `available` (same unit as `costs`)."""
+    """Count the layers that, in order, fit into `available` (same unit as `costs`), by Algorithm 46."""
     count = 0
     for cost in costs:
         if cost > available:
@@ -81,7 +81,7 @@ def layer_memory(
     model: nn.Module,
     settings: MemorySettings | None = None,
 ) -> tuple[float, Tensor]:
-    """Bytes of a training step without any layer, and what every layer adds, (L,) float64; see `layer_budget`."""
+    """Return the bytes of a training step without any layer, and what each layer adds, (L,) float64."""
     settings = settings or MemorySettings()
     check_layers(layers)
     groups = [list(group) for group in layers.values()]
@@ -114,7 +114,7 @@ def layer_memory(
 
 
 def available_memory(device: torch.device) -> float:
-    """Bytes that can still be allocated on a device: what CUDA's driver calls free, and torch's own cache of it.
+    """Return the bytes that can still be allocated on a device: free in CUDA's driver, or in torch's cache.
 
     Raises:
         FedpeftError: the device is neither CUDA nor CPU.
@@ -130,7 +130,7 @@ def available_memory(device: torch.device) -> float:
 
 
 def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
-    """Bytes by which a forward and backward pass raises the device's peak, gradients included."""
+    """Return the bytes by which a forward and backward pass raises the device's peak, gradients included."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     device = next(model.parameters()).device
     peak = 0
@@ -148,7 +148,7 @@ def _cuda_peak(step: Callable[[], Tensor], model: nn.Module) -> int:
 
 
 def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
-    """Bytes that autograd keeps between a forward pass and its backward pass, and those of the gradients."""
+    """Return the bytes that autograd keeps between a forward and its backward pass, and those of the gradients."""
     resident = {tensor.untyped_storage().data_ptr() for tensor in model.state_dict().values()}
     kept: dict[int, int] = {}
 

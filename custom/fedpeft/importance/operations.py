@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The operations that `capture` supports: what they compute, what their backward pass notes, and the rows from it.
+"""The operations that `capture` supports: what they compute, what their backward pass records, and the rows.
 
     y = x W^T + c     rows of W: sum_t g[b, t] x[b, t]^T    rows of c: sum_t g[b, t]
     y = x * s + c     rows of s: sum_t g[b, t] * x[b, t]    rows of c: sum_t g[b, t]
@@ -122,18 +122,18 @@ def _tokens(tensor: Tensor) -> Tensor:
 
 
 def wide(tensor: Tensor) -> Tensor:
-    """At least single precision: products of half-precision gradients underflow."""
+    """Return the tensor in single precision or wider: products of half-precision gradients underflow."""
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 def _repeats(weight: Tensor, x: Tensor) -> bool:
-    """Whether a weight is the same for every sample of x (B, ...), and broadcasts to it without making it larger."""
+    """Return whether a weight is the same for every sample of x (B, ...), and broadcasts to it without enlarging it."""
     if weight.ndim > x.ndim or (weight.ndim == x.ndim and len(weight) != 1):
         return False
     return all(own in (1, size) for own, size in zip(reversed(weight.shape), reversed(x.shape), strict=False))
 
 
 def _sum_to(values: Tensor, shape: torch.Size) -> Tensor:
-    """(B, ...) summed to (B, *shape), where shape broadcasts to one sample."""
+    """Sum (B, ...) to (B, *shape), where shape broadcasts to one sample."""
     padded = (1,) * (values.ndim - len(shape)) + tuple(shape)
     return values.sum_to_size(len(values), *padded[1:]).reshape(len(values), *shape)

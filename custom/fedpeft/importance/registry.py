@@ -21,7 +21,7 @@ register, names = SCORES.register, SCORES.names
 
 
 def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any:
-    """A method's settings from a job's values, checked; None where it has none.
+    """Return a score's settings from a job's values, checked; None if it has none.
 
     Raises:
         FedpeftError: unknown method, unknown setting, or a value that is not allowed.
@@ -47,20 +47,20 @@ def score(
     previous: Mapping[Hashable, Sequence[Tensor]] | None = None,
     **settings: Any,
 ) -> Tensor:
-    """Importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
+    """Return the importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
 
     Parameters may be frozen: their flags are put back, their values and `.grad` are never touched. Switch dropout off
     first (`model.eval()`).
 
     Args:
-        model_fn: a batch to logits (B, C); samples must not see each other (no batch statistics).
+        model_fn: from a batch to logits (B, C); samples must not depend on each other (no batch statistics).
         layers: layer -> its L groups of parameters, those that could be trained; their order is the result's.
-        batches: whatever `model_fn` and `loss` take. One batch of n samples needs the least time and memory.
-        loss: logits and batch to one loss for each sample (B,).
+        batches: arguments of `model_fn` and `loss`. One batch of n samples needs the least time and memory.
+        loss: from logits and batch to one loss for each sample (B,).
         method: one of `names()`.
         normalize: divide by the sum; scores that can be negative (`grasp`) are shifted first, the smallest to 0.
             False: the method's own numbers.
-        gradients: how per-sample gradients are found: `captured` in one backward pass, or one backward pass for each
+        gradients: how per-sample gradients are computed: `captured` in one backward pass, or one backward pass for each
             of the `rows` of the Jacobian: slow, for any model, and what `captured` is tested against.
         generator: source of randomness; `fd` needs it.
         model: the whole module, whose weights `synflow` takes in absolute value for one pass.
@@ -68,11 +68,11 @@ def score(
         settings: the method's own, see `fedpeft.importance.settings`.
 
     Raises:
-        FedpeftError: bad input, a NaN (naming the layer), or all scores 0 where they should sum to 1.
+        FedpeftError: wrong input, a NaN (names the layer), or all scores 0 although they should sum to 1.
     """
     from fedpeft.importance.scoring_task import ScoringTask, trainable
 
-    function, chosen = SCORES.get(method), method_settings(method, settings)
+    function, own_settings = SCORES.get(method), method_settings(method, settings)
     task = ScoringTask(
         model_fn=model_fn,
         layers=layers,
@@ -84,13 +84,13 @@ def score(
         previous=previous,
     )
     with trainable(task.parameters):
-        scores = (function(task) if chosen is None else function(task, chosen)).double().cpu()
+        scores = (function(task) if own_settings is None else function(task, own_settings)).double().cpu()
     task.check_finite(scores)
     return _normalized(scores, method) if normalize else scores
 
 
 def _normalized(scores: Tensor, method: str) -> Tensor:
-    """`(s - min(0, min s)) / sum`: the order stays, nothing is negative, the sum is 1."""
+    """Return `(s - min(0, min s)) / sum`: the same order, nothing negative, the sum 1."""
     lowest = scores.min().clamp(max=0)
     shifted = scores - lowest
     total = shifted.sum()

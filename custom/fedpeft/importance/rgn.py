@@ -21,7 +21,7 @@ from fedpeft.importance.settings import RGNSettings
 
 
 def rgn(task: ScoringTask, settings: RGNSettings) -> Tensor:
-    """Relative gradient norm of every layer, (L,) float64.
+    """Return the relative gradient norm of every layer, (L,) float64.
 
     Raises:
         FedpeftError: a layer's parameters are all zero.

@@ -23,23 +23,23 @@ Values = Mapping[int, Tensor]  # id of a parameter -> a tensor of its shape
 
 
 def magnitude(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """`sum |theta|`, (L,) float64; looks at no data."""
+    """Return `sum |theta|`, (L,) float64; uses no data."""
     return over_layers(task, {id(p): p.detach().abs() for p in task.parameters}, settings.reduce)
 
 
 def fishmask(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """`sum E_b[g_b^2]`, the diagonal of the empirical Fisher information, from per-sample gradients; (L,) float64."""
+    """Return `sum E_b[g_b^2]`, the empirical Fisher diagonal, from per-sample gradients; (L,) float64."""
     squares, samples = squared_gradients(task, target="loss")
     return over_layers(task, {key: square / samples for key, square in squares.items()}, settings.reduce)
 
 
 def gradflow(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """`||g||^2`, (L,) float64."""
+    """Return `||g||^2`, (L,) float64."""
     return over_layers(task, {key: g.square() for key, g in mean_gradients(task).items()}, settings.reduce)
 
 
 def snip(task: ScoringTask, settings: LayerSum) -> Tensor:
-    """`sum |theta g| / sum over all layers`, (L,) float64."""
+    """Return `sum |theta g| / sum over all layers`, (L,) float64."""
     gradients = mean_gradients(task)
     values = {id(p): (p.detach() * gradients[id(p)]).abs() for p in task.parameters}
     total = sum(value.sum(dtype=torch.float64) for value in values.values())
@@ -48,7 +48,7 @@ def snip(task: ScoringTask, settings: LayerSum) -> Tensor:
 
 
 def over_layers(task: ScoringTask, values: Values, reduce: str) -> Tensor:
-    """Sum or mean of the values of each layer's parameters, (L,) float64."""
+    """Return the sum or mean of the values of each layer's parameters, (L,) float64."""
     sums = {key: float(value.sum(dtype=torch.float64)) for key, value in values.items()}
     scores = torch.tensor([sum(sums[id(p)] for p in group) for group in task.layers.values()], dtype=torch.float64)
     if reduce == "mean":
@@ -57,7 +57,7 @@ def over_layers(task: ScoringTask, values: Values, reduce: str) -> Tensor:
 
 
 def mean_gradients(task: ScoringTask) -> dict[int, Tensor]:
-    """g of every parameter, zero where it does not influence the loss."""
+    """Return g of every parameter, zero if it does not influence the loss."""
     total = {id(p): torch.zeros_like(p) for p in task.parameters}
     samples = 0
     for batch in task.needs_batches():
@@ -69,7 +69,7 @@ def mean_gradients(task: ScoringTask) -> dict[int, Tensor]:
 
 
 def gradients(value: Tensor, task: ScoringTask, *, create_graph: bool = False) -> list[Tensor]:
-    """Gradients of one number with respect to every scored parameter, zero where there is none."""
+    """Return the gradients of one number with respect to every scored parameter, zero if there is none."""
     if not value.requires_grad:
         return [torch.zeros_like(p) for p in task.parameters]
     slopes = torch.autograd.grad(value, task.parameters, create_graph=create_graph, allow_unused=True)
@@ -77,7 +77,7 @@ def gradients(value: Tensor, task: ScoringTask, *, create_graph: bool = False) -
 
 
 def squared_gradients(task: ScoringTask, *, target: str) -> tuple[dict[int, Tensor], int]:
-    """Per-sample gradients, squared and added up over samples (and, for `logits`, classes); and how many samples."""
+    """Return the sum of squared gradients over samples (and, for `logits`, classes), and the number of samples."""
     total = {id(p): p.new_zeros(p.shape, dtype=torch.promote_types(p.dtype, torch.float32)) for p in task.parameters}
 
     def receive(parameter: Tensor, column: int, rows: Tensor) -> None:

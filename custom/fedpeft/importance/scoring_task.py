@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is scored: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
+"""The task of scoring: a model as a function, its layers as lists of parameters, batches and a loss; checked once."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class ScoringTask:
 
     @cached_property
     def owners(self) -> dict[int, list[int]]:
-        """Id of a parameter -> numbers of the layers that have it."""
+        """Id of a parameter -> numbers of the layers that contain it."""
         owners: dict[int, list[int]] = {id(p): [] for p in self.parameters}
         for number, group in enumerate(self.layers.values()):
             for key in {id(p) for p in group}:
@@ -54,7 +54,7 @@ class ScoringTask:
         return owners
 
     def logits(self, batch: Any) -> Tensor:
-        """The model's outputs (B, C).
+        """Return the model's outputs (B, C).
 
         Raises:
             FedpeftError: they have another shape.
@@ -65,7 +65,7 @@ class ScoringTask:
         return logits
 
     def losses(self, batch: Any) -> Tensor:
-        """One loss for each sample, (B,).
+        """Return one loss for each sample, (B,).
 
         Raises:
             FedpeftError: the loss is not such a vector, or not finite.
@@ -87,7 +87,7 @@ class ScoringTask:
         return losses
 
     def needs_batches(self) -> Sequence[Any]:
-        """The batches.
+        """Return the batches, at least one.
 
         Raises:
             FedpeftError: there is none.
@@ -97,14 +97,14 @@ class ScoringTask:
         return self.batches
 
     def name(self, layer: int) -> str:
-        """A layer's name, as errors call it."""
+        """Return a layer's name for errors."""
         return f"layer {list(self.layers)[layer]}"
 
     def check_finite(self, values: Tensor) -> None:
-        """Refuse scores (L,) that a NaN or an overflow spoilt.
+        """Refuse scores (L,) that are not finite.
 
         Raises:
-            FedpeftError: naming the first such layer.
+            FedpeftError: names the first such layer.
         """
         bad = (~torch.isfinite(values)).nonzero()
         if len(bad):
@@ -116,7 +116,7 @@ class ScoringTask:
 
 @contextmanager
 def trainable(parameters: Sequence[Tensor]) -> Iterator[None]:
-    """Let gradients flow to these parameters, frozen ones too, and put their flags back."""
+    """Let gradients flow to these parameters, including frozen ones, and restore their flags afterwards."""
     flags = [parameter.requires_grad for parameter in parameters]
     try:
         for parameter in parameters:
@@ -132,7 +132,7 @@ def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
     """Refuse layers that cannot be scored.
 
     Raises:
-        FedpeftError: naming the layer.
+        FedpeftError: names the layer.
     """
     if not isinstance(layers, Mapping) or not layers:
         raise FedpeftError("there are no layers to score: give a mapping from layer to its trainable parameters.")

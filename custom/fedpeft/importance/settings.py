@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a job may set for each way of scoring layers, and for the memory budget."""
+"""Settings of each layer score, and of the memory budget."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from fedpeft.settings import at_least, one_of
 
 @dataclass(frozen=True, kw_only=True)
 class LayerSum:
-    """Settings of a method that values every parameter.
+    """Settings of a score that gives every parameter a value.
 
     Args:
-        reduce: `sum` of a layer's values, or their `mean` (layers of different size then compete on equal terms).
+        reduce: `sum` of a layer's values, or their `mean` (so that a layer's size does not count).
     """
 
     reduce: str = "sum"
@@ -25,7 +25,7 @@ class LayerSum:
 
 @dataclass(frozen=True, kw_only=True)
 class LayerMean(LayerSum):
-    """The same for a method whose own definition is the mean."""
+    """The same for a score that is defined as a mean."""
 
     reduce: str = "mean"
 
@@ -81,7 +81,7 @@ class MemorySettings:
     Args:
         margin: share of the device's free memory that stays unused, at least 0 and below 1.
         optimizer_tensors: numbers that the optimizer keeps per trained number: 2 for Adam, 1 for momentum, 0 for SGD.
-        choice: the count that fits whichever layers are chosen (`any`), or only if the `last` ones are.
+        choice: the count that fits for any layers (`any`), or only for the last ones (`last`).
         available_mib: free memory in MiB, instead of asking the device.
     """
 

@@ -17,13 +17,13 @@ from fedpeft.importance.settings import SPTSettings
 
 
 def spt(task: ScoringTask, settings: SPTSettings) -> Tensor:
-    """Count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
+    """Return the count (or, for the mean, share) of sensitive parameters in every layer, (L,) float64."""
     squares, _ = squared_gradients(task, target="loss")
     sensitivities = torch.cat([squares[id(p)].flatten() for p in task.parameters])
     count = max(1, round(settings.tau * len(sensitivities)))
-    chosen = torch.zeros_like(sensitivities)
-    chosen[sensitivities.topk(count).indices] = 1
-    # topk takes a NaN for the largest value: keep it visible instead
-    chosen = torch.where(torch.isfinite(sensitivities), chosen, torch.nan)
-    parts = chosen.split([p.numel() for p in task.parameters])
+    sensitive = torch.zeros_like(sensitivities)
+    sensitive[sensitivities.topk(count).indices] = 1
+    # topk treats a NaN as the largest value: keep it visible instead
+    sensitive = torch.where(torch.isfinite(sensitivities), sensitive, torch.nan)
+    parts = sensitive.split([p.numel() for p in task.parameters])
     return over_layers(task, dict(zip(map(id, task.parameters), parts, strict=True)), settings.reduce)

@@ -25,7 +25,7 @@ from fedpeft.importance.settings import LayerMean
 
 
 def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
-    """`|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
+    """Return `|theta dR/dtheta|` over the layer, (L,) float64; the first batch gives the inputs' shapes.
 
     Raises:
         FedpeftError: `model` is missing.
@@ -40,7 +40,7 @@ def synflow(task: ScoringTask, settings: LayerMean) -> Tensor:
 
 
 def all_ones(batch: Any) -> Any:
-    """A batch with ones for every floating-point tensor; token numbers, masks and targets stay."""
+    """Return a batch with ones in every floating-point tensor; token numbers, masks and targets are unchanged."""
     if isinstance(batch, Tensor):
         return torch.ones_like(batch) if batch.is_floating_point() else batch
     if isinstance(batch, Mapping):
@@ -56,7 +56,7 @@ def all_ones(batch: Any) -> Any:
 
 @contextmanager
 def absolute(model: nn.Module) -> Iterator[None]:
-    """Every weight and buffer in absolute value; afterwards the same bits as before."""
+    """Take every weight and buffer in absolute value in this block; afterwards restore the same bits."""
     tensors = list({t.data_ptr(): t for t in model.state_dict().values() if t.is_floating_point()}.values())
     negative = [tensor.signbit() for tensor in tensors]
     with torch.no_grad():

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Which layers each client trains: importance against an even use of the layers (F3OCUS, the server's half).
 
-    problem           the problem, checked; the assignments that every solver can start from
-    front             the Pareto front: what it keeps, its hypervolume, how to choose from it
+    problem           scores and budgets, checked; the assignments that every solver can start from
+    front             the Pareto front: its assignments, its hypervolume, how to choose from it
     solvers           the solvers by name, and ``schedule``
     nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorized over the population
     exact             the exact front, by shortest paths (paths) or HiGHS (linear_program)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Simulated annealing: many chains at once, each with its own weights of the two objectives."""
+"""Simulated annealing: many chains in parallel, each with its own weights of the two objectives."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class AnnealingSettings(PopulationSettings):
 
     Args:
         initial_temperature: in basis points (1/10,000) of the span of each objective over the first front; above 0.
-        final_temperature: at and below it nothing worse is accepted; at least 0.
+        final_temperature: at or below it only better neighbors are accepted; at least 0.
         cooling: factor of the temperature after each iteration; above 0, at most 1.
 
     Source: F3OCUS supplement, implementation details; the unit is ours, see ``search``.
@@ -47,9 +47,9 @@ def search(task: Problem, rng: np.random.Generator, settings: AnnealingSettings)
         exp(gain / T),      gain = 2 w_p (importance gained) + 2 (1 - w_p) (variance lost)
 
     both as shares of their spans over the first front, w_p from 1 for the first chain to 0 for the last. Algorithm 25
-    has the opposite sign, so that it prefers what is worse, and no unit: sums of scores differ by about 1, and at
-    temperatures from 100 to 36, where 20 iterations end, all would be accepted. A neighbor differs in one layer of
-    one client (Algorithm 41); Algorithm 21 draws all layers of that client anew.
+    has the opposite sign, so that it prefers worse neighbors, and does not scale: sums of scores differ by about 1, so
+    at temperatures from 100 to 36, where 20 iterations end, all would be accepted. A neighbor differs in one layer of
+    one client (Algorithm 41); Algorithm 21 redraws all layers of that client.
 
     Source: F3OCUS, Algorithms 19-26, where a single chain walks 20 steps.
     """

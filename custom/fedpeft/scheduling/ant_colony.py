@@ -44,13 +44,13 @@ class AntColonySettings(PopulationSettings):
             require_number(name, getattr(self, name), low=0)
         require_number("colonies", self.colonies, low=1, high=self.population, whole=True)
         if self.evaporation == 1:
-            raise FedpeftError("evaporation is 1, it must be below 1: no trail would be left.")
+            raise FedpeftError("evaporation is 1, it must be below 1, or no trail remains.")
         if self.initial_pheromone == 0:
-            raise FedpeftError("initial_pheromone is 0, it must be above 0: no layer could be drawn.")
+            raise FedpeftError("initial_pheromone is 0, it must be above 0, or no layer can be drawn.")
 
 
 def search(task: Problem, rng: np.random.Generator, settings: AntColonySettings) -> Front:
-    """Draw assignments; a client's layers are drawn one by one in proportion to
+    """Draw assignments, the layers of each client one by one in proportion to
 
         pheromone[colony, i, l]^alpha * score[i, l]^beta
 

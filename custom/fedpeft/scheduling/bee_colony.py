@@ -33,9 +33,9 @@ class BeeColonySettings(PopulationSettings):
 def search(task: Problem, rng: np.random.Generator, settings: BeeColonySettings) -> Front:
     """Search around the sources of the bees and around the archive.
 
-    Employed bees try a neighbor of their source and keep it where it dominates (Algorithm 39); a bee whose source is
-    exhausted flies as a scout to a random one instead (Algorithm 38). Onlookers try neighbors of the archive's
-    assignments, which are all equally fit. (Algorithm 37 flies from a source with a probability in proportion to
+    Employed bees try a neighbor of their source and keep it if it dominates (Algorithm 39); a bee whose source is
+    exhausted becomes a scout and draws a random one instead (Algorithm 38). Onlookers try neighbors of the archive's
+    assignments, which are all equally fit. (Algorithm 37 selects a source with a probability in proportion to
     importance minus deviation, which prefers one end of the front and may be negative.)
 
     Source: Karaboga and Basturk, Artificial bee colony (2007); F3OCUS, Algorithms 35-45.

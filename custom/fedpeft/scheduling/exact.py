@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The exact front: supported assignments by shortest paths or linear programs, the others by integer programs."""
+"""Compute the exact front: supported assignments by shortest paths or linear programs, others by integer programs."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class ExactSettings:
     """Settings of ``exact``.
 
     Args:
-        full: add the unsupported assignments: those that no weighting of the two objectives makes the best. Each costs
+        full: add the unsupported assignments, which are not optimal for any weights of the two objectives. Each costs
             an integer program: seconds for 10 clients, out of reach for 100 clients and 32 layers.
-        method: how the supported ones are found, with one and the same result: ``paths``, or ``linear_program``
-            (HiGHS), which is slower and checks the first.
+        method: how the supported ones are computed, with the same result: ``paths``, or ``linear_program``
+            (HiGHS), which is slower and serves as a check.
     """
 
     full: bool = False
@@ -38,7 +38,7 @@ class ExactSettings:
 
 
 def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = False) -> Front:
-    """The exact front: vertices of its convex hull, with ``full`` every point.
+    """Return the exact front: the vertices of its convex hull, or with ``full`` every point.
 
     Args:
         scores: (N, L) importance of layer l at client i.
@@ -46,7 +46,7 @@ def exact_front(scores: np.ndarray, budgets: np.ndarray | int, full: bool = Fals
         full: add the points inside the hull.
 
     Raises:
-        FedpeftError: as ``schedule``.
+        FedpeftError: as for ``schedule``.
     """
     return search(problem(scores, budgets), np.random.default_rng(0), ExactSettings(full=full))
 
@@ -66,12 +66,12 @@ def search(task: Problem, rng: np.random.Generator, settings: ExactSettings) -> 
 
 
 def _dichotomy(task: Problem) -> Iterator[np.ndarray]:
-    """Supported assignments by linear programs: between two known ones, the best for the slope that joins them."""
+    """Yield supported assignments by linear programs: between two known ones, the best for the slope between them."""
     program = LinearProgram(task)
     gap = task.resolution
     heaviest = 2 * float(np.abs(task.scores).sum()) or 1.0  # one square less outweighs all importance
     ends = [_point(task, program.weighted(price)) for price in (0.0, heaviest)]
-    yield from (chosen for chosen, _, _ in ends)
+    yield from (mask for mask, _, _ in ends)
     open_pairs = [tuple(ends)]
     while open_pairs:
         upper, lower = open_pairs.pop()
@@ -85,7 +85,7 @@ def _dichotomy(task: Problem) -> Iterator[np.ndarray]:
 
 
 def _unsupported(task: Problem, hull: Front) -> Iterator[np.ndarray]:
-    """Between each two neighbors on the hull, every assignment that gains importance on the lower one."""
+    """Yield, between each two neighbors on the hull, every assignment of higher importance than the lower one."""
     program = LinearProgram(task)
     points = [_point(task, mask) for mask in hull.masks]
     for lower, upper in pairwise(points):
@@ -102,14 +102,14 @@ def _unsupported(task: Problem, hull: Front) -> Iterator[np.ndarray]:
             squares = between[2] - 2
 
 
-def _point(task: Problem, chosen: np.ndarray) -> tuple[np.ndarray, float, int]:
-    """An assignment with its importance and its sum of squared counts."""
-    counts = chosen.sum(axis=0)
-    return chosen, float(task.scores[chosen].sum()), int((counts * counts).sum())
+def _point(task: Problem, mask: np.ndarray) -> tuple[np.ndarray, float, int]:
+    """Return an assignment with its importance and its sum of squared counts."""
+    counts = mask.sum(axis=0)
+    return mask, float(task.scores[mask].sum()), int((counts * counts).sum())
 
 
 def _vertices(front: Front, resolution: float) -> Front:
-    """Without the points on or below the line between two others."""
+    """Return the front without the points on or below the line between two others."""
     kept: list[int] = []
     for index in range(len(front)):
         while len(kept) > 1 and _rises(front, kept[-2], kept[-1], index, resolution):
@@ -124,7 +124,7 @@ def _vertices(front: Front, resolution: float) -> Front:
 
 
 def _rises(front: Front, first: int, middle: int, last: int, resolution: float) -> bool:
-    """Whether the middle one of three points is on or below the line between the outer two."""
+    """Return whether the middle one of three points is on or below the line between the outer two."""
     share = (front.variance[middle] - front.variance[first]) / (front.variance[last] - front.variance[first])
     line = front.importance[first] + share * (front.importance[last] - front.importance[first])
     return front.importance[middle] <= line + resolution

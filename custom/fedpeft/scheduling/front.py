@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The Pareto front: assignments that no other beats in both importance and variance; how to choose from it."""
+"""The Pareto front: assignments that no other beats in both importance and variance; choosing from it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Front:
         masks: (F, N, L) bool, whether client i trains layer l.
         importance: (F,) rising.
         variance: (F,) of the number of clients per layer, rising.
-        evaluations: assignments whose importance and variance the solver looked at.
+        evaluations: number of assignments whose importance and variance the solver computed.
     """
 
     masks: np.ndarray
@@ -47,7 +47,7 @@ class Front:
         """Draw the front, importance against variance; every point is one assignment.
 
         Args:
-            axes: where to draw; a new figure of pyplot's when not given.
+            axes: where to draw; default: a new figure of pyplot.
             style: of matplotlib's `Axes.plot`, for instance `label="nsga2"`.
 
         Returns:
@@ -63,7 +63,7 @@ class Front:
 
 
 class Archive:
-    """Keeps what nothing evaluated so far dominates; every solver evaluates through one, so that all count alike."""
+    """Evaluates assignments, counts them, and keeps those that none dominates; every solver uses one."""
 
     def __init__(self, task: Problem) -> None:
         self.task = task
@@ -73,10 +73,10 @@ class Archive:
         self.variance = np.empty(0)
 
     def evaluate(self, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Importance and variance (P,) of assignments (P, N, L); those that nothing dominates enter the archive."""
+        """Return importance and variance (P,) of assignments (P, N, L); those that none dominates enter the archive."""
         importance, variance = evaluate(self.task, masks)
         self.evaluations += len(masks)
-        # what the archive's most important assignment of no more variance already reaches cannot enter
+        # an assignment enters only if it has more importance than the archive's best of no more variance
         reached = np.append(-math.inf, self.importance)[np.searchsorted(self.variance, variance, side="right")]
         new = importance > reached + self.task.resolution
         if new.any():
@@ -88,12 +88,12 @@ class Archive:
         return importance, variance
 
     def front(self) -> Front:
-        """What the archive holds."""
+        """Return the archive's assignments as a front."""
         return Front(masks=self.masks, importance=self.importance, variance=self.variance, evaluations=self.evaluations)
 
 
 def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: float = 0.0) -> np.ndarray:
-    """Indices of the points that none dominates, from low to high variance; of equal points the first.
+    """Return the indices of the points that none dominates, from low to high variance; of equal points the first.
 
     Args:
         importance: (P,), larger is better.
@@ -113,12 +113,12 @@ def non_dominated(importance: np.ndarray, variance: np.ndarray, *, resolution: f
 
 
 def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float = 1.0) -> np.ndarray:
-    """The assignment (N, L) bool with the largest weight_importance * importance - weight_diversity * variance.
+    """Return the assignment (N, L) bool of the largest weight_importance * importance - weight_diversity * variance.
 
-    Both objectives are first scaled to [0, 1] over the front; of equally good assignments the most balanced is chosen.
+    Both objectives are first scaled to [0, 1] over the front; of equally good assignments the most balanced is taken.
 
     Args:
-        front: of a solver.
+        front: a solver's result.
         weight_importance: at least 0.
         weight_diversity: at least 0; (1, 0) is every client's best layers, (0, 1) the most even use of the layers.
 
@@ -137,15 +137,15 @@ def choose(front: Front, weight_importance: float = 1.0, weight_diversity: float
 
 
 def nadir(front: Front) -> tuple[float, float]:
-    """The lowest importance and the highest variance on the front: the strictest reference for ``hypervolume``."""
+    """Return the lowest importance and highest variance on the front, the strictest reference for ``hypervolume``."""
     return float(front.importance[0]), float(front.variance[-1])
 
 
 def hypervolume(front: Front, reference: tuple[float, float]) -> float:
-    """Area that the front dominates, up to a reference point.
+    """Return the area that the front dominates, up to a reference point.
 
     Args:
-        front: of a solver.
+        front: a solver's result.
         reference: (importance, variance); what does not surpass it in both counts nothing.
     """
     gain = np.maximum(front.importance - reference[0], 0)

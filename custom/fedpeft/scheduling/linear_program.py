@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The same front by HiGHS: a linear program for supported assignments, an integer program for all others.
+"""The exact front by HiGHS: a linear program for supported assignments, an integer program for all others.
 
     maximize  sum_il m_il S_il - lambda sum_l sum_k (2k - 1) y_lk
     where     sum_l m_il = b_i,    sum_i m_il = sum_k y_lk,    0 <= m, y <= 1
@@ -36,7 +36,7 @@ class LinearProgram:
 
     @cached_property
     def matrix(self) -> sparse.csc_array:
-        """(N + L, 2 N L): what each client trains, and that layers count whom they have."""
+        """(N + L, 2 N L): the budgets of the clients, and the counts of the layers."""
         n, layers = self.clients, self.layers
         per_client = sparse.kron(sparse.eye_array(n), np.ones((1, layers)))
         per_layer = sparse.kron(np.ones((1, n)), sparse.eye_array(layers))
@@ -48,11 +48,11 @@ class LinearProgram:
         return np.concatenate([self.task.budgets, np.zeros(self.layers)])
 
     def weighted(self, price: float) -> np.ndarray:
-        """The assignment (N, L) of the largest importance - price * sum_l n_l^2."""
+        """Return the assignment (N, L) of the largest importance - price * sum_l n_l^2."""
         return self._assignment(self._relaxed(price))
 
     def undecided(self, price: float, slack: float) -> Bounds:
-        """Bounds that leave out what is worse than the optimum of ``weighted(price)`` by more than ``slack``.
+        """Return bounds that exclude what is worse than the optimum of ``weighted(price)`` by more than ``slack``.
 
         The marginal of a variable at its bound says how much the optimum worsens at least when the variable leaves it.
         """
@@ -63,7 +63,7 @@ class LinearProgram:
         )
 
     def within(self, squares: int, bounds: Bounds) -> np.ndarray:
-        """The most important assignment (N, L) with sum_l n_l^2 <= squares, between bounds from ``undecided``."""
+        """Return the most important assignment (N, L) with sum_l n_l^2 <= squares, within bounds from ``undecided``."""
         solution = milp(
             self.loss,
             constraints=[

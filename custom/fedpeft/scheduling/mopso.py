@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""MOPSO: particle swarm over memberships, pulled to each particle's own best and to the front."""
+"""MOPSO: particle swarm over memberships, attracted by each particle's own best and by the front."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class MOPSOSettings(PopulationSettings):
 
     Args:
         inertia: share of its velocity that a particle keeps; from 0 to 1.
-        cognitive: pull of the best assignment that the particle itself has met; at least 0.
-        social: pull of an assignment of the front; at least 0.
+        cognitive: weight of the best assignment that the particle itself has had; at least 0.
+        social: weight of an assignment of the front; at least 0.
 
     Source: F3OCUS supplement, implementation details.
     """
@@ -36,13 +36,13 @@ class MOPSOSettings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: MOPSOSettings) -> Front:
-    """Move the particles.
+    """Search by moving the particles.
 
         v <- inertia v + cognitive r1 (own best - x) + social r2 (leader - x)
         x <- for every client the b_i largest of x + v
 
     x has one entry for each client and layer, 1 where the client trains the layer. (Algorithm 14 moves along layer
-    numbers, as if layer 5 were between 4 and 6.) Every particle has a leader of its own, drawn from the archive; in
+    numbers, as if layer 5 were between 4 and 6.) Every particle has its own leader, drawn from the archive; in
     Algorithm 12 all follow one.
 
     Source: Coello Coello and Lechuga, MOPSO (2002); F3OCUS, Algorithms 12-18.

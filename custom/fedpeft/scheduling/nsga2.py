@@ -24,7 +24,7 @@ class NSGA2Settings(PopulationSettings):
     """Settings of ``nsga2``; its iterations are generations.
 
     Args:
-        mutation: probability that a child draws the layers of one client anew; from 0 to 1.
+        mutation: probability that a child redraws the layers of one client; from 0 to 1.
 
     Source: F3OCUS supplement, implementation details.
     """
@@ -37,7 +37,7 @@ class NSGA2Settings(PopulationSettings):
 
 
 def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> Front:
-    """Cross and mutate assignments; keep those that dominate and those far from others.
+    """Search by crossover and mutation; assignments that dominate, or are far from others, survive.
 
     Source: Deb et al., A fast and elitist multiobjective genetic algorithm (2002); F3OCUS, Algorithms 2-11.
     """
@@ -56,7 +56,7 @@ def search(task: Problem, rng: np.random.Generator, settings: NSGA2Settings) -> 
 
 
 class _Assignments(Objectives):
-    """What pymoo minimizes: -importance and variance of assignments, each one row of N * L booleans."""
+    """The objectives that pymoo minimizes: -importance and variance; an assignment is a row of N * L booleans."""
 
     def __init__(self, archive: Archive) -> None:
         super().__init__(n_var=archive.task.scores.size, n_obj=2, xl=0, xu=1, vtype=bool)
@@ -77,9 +77,9 @@ class _FirstPopulation(Sampling):
 
 
 class _UnionCrossover(Crossover):
-    """For every client a child takes the layers that both parents train, and draws the rest from those of either.
+    """A child keeps, for every client, the layers that both parents train, and draws the rest from those of either.
 
-    Algorithm 10 draws all of them from the union, so that two like parents have unlike children.
+    Algorithm 10 draws all of them from the union, so that two equal parents have different children.
     """
 
     def __init__(self, task: Problem) -> None:
@@ -94,7 +94,7 @@ class _UnionCrossover(Crossover):
 
 
 class _RedrawClient(Mutation):
-    """Some children draw the layers of one client anew (Algorithm 11)."""
+    """Some children redraw the layers of one client (Algorithm 11)."""
 
     def __init__(self, task: Problem, probability: float) -> None:
         super().__init__(prob=probability)

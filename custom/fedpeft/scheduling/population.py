@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the five heuristics share: settings, first population, and small moves."""
+"""What the five heuristics share: settings, first population, and moves."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class PopulationSettings:
     Args:
         population: assignments evaluated together; from 2 to 10,000.
         iterations: from 1 to 10,000.
-        start: ``random`` draws the first population by the scores (the paper); ``ends`` puts the importance-greedy and
-            the balanced assignment into it; ``path`` fills it with assignments on the way from the one to the other.
+        start: ``random`` draws the first population by the scores (the paper); ``ends`` adds the importance-greedy and
+            the balanced assignment; ``path`` fills it with assignments on the path from the one to the other.
 
     Source: F3OCUS supplement, implementation details (population 50, 20 iterations).
     """
@@ -41,7 +41,7 @@ class PopulationSettings:
 
 
 def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:
-    """Refuse what is not a finite (whole) number from low to high."""
+    """Refuse a value that is not a finite (whole) number from low to high."""
     kind = int if whole else int | float
     if isinstance(value, bool) or not isinstance(value, kind) or not math.isfinite(value) or not low <= value <= high:
         limits = f"at least {low:g}" if high == math.inf else f"from {low:g} to {high:g}"
@@ -49,7 +49,7 @@ def require_number(name: str, value: Any, *, low: float, high: float = math.inf,
 
 
 def first_population(task: Problem, settings: PopulationSettings, rng: np.random.Generator) -> np.ndarray:
-    """The assignments (P, N, L) that a heuristic starts from."""
+    """Return the assignments (P, N, L) that a heuristic starts from."""
     if settings.start == "path":
         return path(task, settings.population, rng)
     masks = draw(task, settings.population, rng)
@@ -59,13 +59,13 @@ def first_population(task: Problem, settings: PopulationSettings, rng: np.random
 
 
 def draw(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random assignments (count, N, L), layers drawn one by one in proportion to the scores (Algorithms 3 and 36)."""
+    """Draw assignments (count, N, L), layers one by one in proportion to the scores (Algorithms 3 and 36)."""
     noise = rng.gumbel(size=(count, *task.scores.shape))
     return take_top(np.log(task.inclination) + noise, task.budgets)
 
 
 def path(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Assignments (count, N, L) from greedy to balanced: client by client the best response to what the others train.
+    """Return assignments (count, N, L) from greedy to balanced, client by client the best response to the others.
 
     Assignment p maximizes ``importance - price_p * sum_l n_l^2``, one client at a time in random order. The prices
     rise from 0 (greedy) over those at which one client of the greedy assignment would exchange one layer for another,
@@ -86,7 +86,7 @@ def path(task: Problem, count: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def redraw_client(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Copies (P, N, L) in which one random client has random layers (Algorithms 11 and 21)."""
+    """Return copies (P, N, L) in which one random client has random layers (Algorithms 11 and 21)."""
     everyone = np.arange(len(masks))
     client = rng.integers(masks.shape[1], size=len(masks))
     moved = masks.copy()
@@ -95,9 +95,9 @@ def redraw_client(task: Problem, masks: np.ndarray, rng: np.random.Generator) ->
 
 
 def swap_layer(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Copies (P, N, L) in which one random client trains another layer in place of one of its own (Algorithm 41).
+    """Return copies (P, N, L) in which one random client exchanges one of its layers for another (Algorithm 41).
 
-    Clients that train every layer or none have nothing to swap; where all are such, the copies are equal.
+    Clients that train all layers or none cannot exchange; if all are such, the copies are unchanged.
     """
     moved = masks.copy()
     free = np.flatnonzero((task.budgets > 0) & (task.budgets < masks.shape[2]))
@@ -112,10 +112,10 @@ def swap_layer(task: Problem, masks: np.ndarray, rng: np.random.Generator) -> np
 
 
 def _exchange_prices(task: Problem, count: int) -> np.ndarray:
-    """Evenly spaced quantiles (count,) of importance lost per square saved, over all single exchanges from greedy."""
-    chosen = greedy(task)
-    counts = chosen.sum(axis=0)
+    """Return even quantiles (count,) of importance lost per square saved, over single exchanges from greedy."""
+    mask = greedy(task)
+    counts = mask.sum(axis=0)
     relief = 2 * (counts[:, None] - counts[None, :] - 1)
-    client, dropped, added = np.nonzero(chosen[:, :, None] & ~chosen[:, None, :] & (relief > 0))
+    client, dropped, added = np.nonzero(mask[:, :, None] & ~mask[:, None, :] & (relief > 0))
     prices = (task.scores[client, dropped] - task.scores[client, added]) / relief[dropped, added]
     return np.quantile(prices, np.linspace(0, 1, count)) if len(prices) else np.zeros(count)

@@ -33,12 +33,12 @@ class Problem:
 
     @cached_property
     def resolution(self) -> float:
-        """Differences in importance up to this are rounding: no assignment counts as better for them."""
+        """Differences in importance up to this are rounding and do not make an assignment better."""
         return 1e-10 * float(np.abs(self.scores).sum())
 
     @property
     def inclination(self) -> np.ndarray:
-        """(N, L) probabilities in proportion to the scores, by which solvers draw layers; none is 0."""
+        """(N, L) probabilities in proportion to the scores, with which solvers draw layers; none is 0."""
         shifted = self.scores - np.minimum(self.scores.min(axis=1, keepdims=True), 0)
         total = shifted.sum(axis=1, keepdims=True)
         share = np.divide(shifted, total, out=np.full_like(shifted, 1 / shifted.shape[1]), where=total > 0)
@@ -47,12 +47,12 @@ class Problem:
 
 
 def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[str] | None = None) -> Problem:
-    """Check scores and budgets.
+    """Check scores and budgets and return the problem.
 
     Args:
         scores: (N, L) importance of layer l at client i; any finite numbers.
         budgets: (N,) whole numbers from 0 to L, or one for all clients.
-        clients: (N,) names, by which errors call the clients.
+        clients: (N,) names for errors.
 
     Raises:
         FedpeftError: wrong shapes, a score that is not finite, a budget that is not a whole number from 0 to L.
@@ -89,10 +89,10 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
 
 
 def evaluate(task: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Importance and variance of assignments (P, N, L) bool: two arrays (P,).
+    """Return importance and variance of assignments (P, N, L) bool: two arrays (P,).
 
-    Variances come from whole numbers and importances from one fixed order of summation: the same assignment has the
-    same bits in any company, and equal spreads are equal.
+    Variances are computed from whole numbers and importances in a fixed order of summation: an assignment gives the
+    same bits in any batch, and equal spreads compare as equal.
     """
     layers = task.scores.shape[1]
     counts = masks.sum(axis=1)  # (P, L)
@@ -102,29 +102,29 @@ def evaluate(task: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def take_top(keys: np.ndarray, budgets: np.ndarray) -> np.ndarray:
-    """For every client the layers with its b_i largest keys: (…, N, L) -> (…, N, L) bool; ties go to the lower layer.
+    """Select for every client the b_i layers of largest keys, (…, N, L) -> (…, N, L) bool; ties go to the lower layer.
 
     With random keys this samples without replacement: uniform keys uniformly, log-weights plus Gumbel noise by weight.
     """
     order = np.argsort(-keys, axis=-1, kind="stable")
-    chosen = np.empty(keys.shape, dtype=bool)
-    np.put_along_axis(chosen, order, np.arange(keys.shape[-1]) < budgets[:, None], axis=-1)
-    return chosen
+    mask = np.empty(keys.shape, dtype=bool)
+    np.put_along_axis(mask, order, np.arange(keys.shape[-1]) < budgets[:, None], axis=-1)
+    return mask
 
 
 def greedy(task: Problem) -> np.ndarray:
-    """The assignment (N, L) of the highest importance: every client's best layers."""
+    """Return the assignment (N, L) of the highest importance: every client's best layers."""
     return take_top(task.scores, task.budgets)
 
 
 def balanced(task: Problem) -> np.ndarray:
-    """An assignment (N, L) of the least variance: client by client the least used layers, among those its best."""
-    chosen = np.zeros(task.scores.shape, dtype=bool)
+    """Return an assignment (N, L) of the least variance: client by client the least used layers, of these its best."""
+    mask = np.zeros(task.scores.shape, dtype=bool)
     counts = np.zeros(task.scores.shape[1], dtype=np.int64)
     for i, budget in enumerate(task.budgets):
-        chosen[i, np.lexsort((-task.scores[i], counts))[:budget]] = True
-        counts += chosen[i]
-    return chosen
+        mask[i, np.lexsort((-task.scores[i], counts))[:budget]] = True
+        counts += mask[i]
+    return mask
 
 
 def _numbers(name: str, values: np.ndarray) -> np.ndarray:

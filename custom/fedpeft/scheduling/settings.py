@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Who takes part in a round, and which layers each site may train: the `schedule` section of a job."""
+"""The `schedule` section of a job: which sites take part in a round, and which layers each may train."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ class ScheduleSettings:
         solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
             view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
         solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)).
-        score: layer importance, one of `fedpeft.importance.names()`.
+        score: the layer score, one of `fedpeft.importance.names()`.
         score_settings: settings of that score.
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
             just-trained model travel with its reply, for the next round).
-        every: a fresh score task in every n-th round; in between the last scores hold.
+        every: a fresh score task in every n-th round; the rounds between use the last scores.
         score_samples: training samples that a site scores on.
         budget: layers a site may train; 0: what its memory holds, measured at the site.
-        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head.
+        budget_range: lowest and highest budget, drawn for each site from the seed; replaces `budget`; 0: the head only.
         site_budgets: by site, a budget that replaces the others; 0: that site trains its head alone.
-        weight_importance: of the importance when one point of the front is chosen.
-        weight_diversity: of the spread over layers (minus the variance of their use).
-        clients_per_round: m sites drawn for each round; 0: all.
+        weight_importance: weight of the importance when one point of the front is chosen.
+        weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
+        clients_per_round: number of sites drawn for each round; 0: all.
     """
 
     solver: str = ALL
@@ -78,7 +78,7 @@ class ScheduleSettings:
         return self.solver != ALL
 
     def budget_of(self, site: str, *, seed: int) -> int | None:
-        """The layers a site may train; None where its memory decides."""
+        """Return the number of layers that a site may train; None if its memory decides."""
         if site in self.site_budgets:
             return self.site_budgets[site]
         if self.budget_range:
@@ -87,13 +87,13 @@ class ScheduleSettings:
         return self.budget or None
 
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
-        """The m sites of a round, drawn from the seed; all of them where none is set."""
+        """Return the sites of a round, drawn from the seed; all sites if no number is set."""
         if not self.clients_per_round or self.clients_per_round >= len(sites):
             return list(sites)
         generator = np.random.default_rng(derive(seed, "participants", round))
-        chosen = set(generator.choice(len(sites), self.clients_per_round, replace=False).tolist())
-        return [site for number, site in enumerate(sites) if number in chosen]
+        drawn = set(generator.choice(len(sites), self.clients_per_round, replace=False).tolist())
+        return [site for number, site in enumerate(sites) if number in drawn]
 
     def scores_in(self, round: int) -> bool:
-        """Whether the sites are asked for fresh scores in this round (with `with_reply` only before the first)."""
+        """Return whether sites compute fresh scores in this round (for `with_reply` only in the first)."""
         return self.active and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))

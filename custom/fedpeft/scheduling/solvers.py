@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The solvers by name, and ``schedule``, which runs one."""
+"""Solvers by name, and ``schedule``, which runs one."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ register, names = SOLVERS.register, SOLVERS.names
 
 
 def solver_settings(solver: str, **settings: Any) -> Any:
-    """The checked settings of a solver, with the paper's values as defaults.
+    """Return the checked settings of a solver, with the paper's values as defaults.
 
     Raises:
         FedpeftError: unknown solver or setting, or a value that is not allowed.
@@ -40,24 +40,24 @@ def schedule(
     clients: Sequence[str] | None = None,
     **settings: Any,
 ) -> Front:
-    """Assignments of layers to clients that trade importance against an even use of the layers.
+    """Compute a front of assignments of layers to clients that trade importance against an even use of the layers.
 
     Args:
         scores: (N, L) importance of layer l at client i; ``fedpeft.importance`` gives rows that sum to 1.
         budgets: (N,) layers that each client trains, from 0 to L, or one number for all; every budget is used up.
         solver: one of ``names()``.
-        seed: of all randomness; the same seed gives the same front.
-        clients: (N,) names, by which errors call the clients.
+        seed: source of all randomness; the same seed gives the same front.
+        clients: (N,) names for errors.
         settings: of the solver, for instance ``population=100``; see its settings dataclass.
 
     Raises:
         FedpeftError: wrong shapes, a score that is not finite, a budget out of range, unknown solver or setting.
     """
-    chosen = solver_settings(solver, **settings)
+    own_settings = solver_settings(solver, **settings)
     if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
         raise FedpeftError(f"seed is {seed!r}, it must be a whole number of at least 0.")
     task = problem(scores, budgets, clients=clients)
-    return SOLVERS.get(solver)(task, np.random.default_rng(seed), chosen)
+    return SOLVERS.get(solver)(task, np.random.default_rng(seed), own_settings)
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")
