@@ -160,7 +160,7 @@ def test_crossover_keeps_what_both_parents_train_and_adds_only_what_one_does():
 @pytest.mark.parametrize(
     ("solver", "settings", "message"),
     [
-        ("nsga2", {"population": 1}, "population is 1, it must be a whole number, at least 2"),
+        ("nsga2", {"population": 1}, "population is 1, it must be a whole number, from 2 to"),
         ("nsga2", {"iterations": 0}, "iterations is 0"),
         ("nsga2", {"mutation": 1.5}, "mutation is 1.5, it must be a finite number, from 0 to 1"),
         ("mopso", {"inertia": -0.1}, "inertia is -0.1"),
