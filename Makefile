@@ -8,6 +8,7 @@ check: lint test-fast
 lint:
 	ruff check .
 	ruff format --check .
+	mypy
 
 format:
 	ruff check --fix .

@@ -66,7 +66,7 @@ def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
         FedpeftError: it is neither `latest` nor a plain name, which is required because it becomes a path.
     """
     if match := _CHECKPOINT.fullmatch(resume_from):
-        return match[1], match[2] and int(match[2])
+        return match[1], int(match[2]) if match[2] else None
     raise FedpeftError(
         f"resume_from is {resume_from!r:.80}, it must be 'latest', the lineage that a manifest names, or "
         f"<lineage>/round-<number>."

@@ -9,11 +9,14 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedpeft.errors import FedpeftError
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
 
 
@@ -74,7 +77,7 @@ def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
     Raises:
         FedpeftError: as `build`.
     """
-    return value if isinstance(value, cls) else build(cls, value, section=section)
+    return value if isinstance(value, cls) else build(cls, cast(Mapping[str, Any], value), section=section)
 
 
 @contextmanager

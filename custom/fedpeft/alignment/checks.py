@@ -126,7 +126,7 @@ def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Ne
         if key not in state:
             raise FedpeftError(f"{owner} has {place} without {key}, which an adapter of kind {neurons.kind} needs.")
     first, width = "", 0
-    for name, axis in (neurons.incoming | neurons.outgoing).items():
+    for name, axis in {**neurons.incoming, **neurons.outgoing}.items():
         if name not in names:
             continue
         key, shape = names[name], tuple(state[names[name]].shape)
@@ -145,5 +145,5 @@ def _check_width(state: State, place: str, names: Mapping[str, str], neurons: Ne
 
 def _free_shape(tensor: Tensor, name: str, neurons: Neurons | None) -> tuple[int | None, ...]:
     """Return the shape with None at the axis of the hidden neurons."""
-    axis = (neurons.incoming | neurons.outgoing).get(name) if neurons else None
+    axis = {**neurons.incoming, **neurons.outgoing}.get(name) if neurons else None
     return tuple(None if i == axis else size for i, size in enumerate(tensor.shape))

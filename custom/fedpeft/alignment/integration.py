@@ -165,7 +165,7 @@ def _integrate_adapter(
     center = previous
     if peers:
         shares = fedavg_weights(list(peers.values()), settings)
-        center = average([clients[owner] for owner in peers], names, shares, robust) | shared
+        center = {**average([clients[owner] for owner in peers], names, shares, robust), **shared}
     if not settings.aligns_on_server:
         weights = shares if robust.weighs else [None] * len(shares)
         figures = {owner: Figures(weight=weight) for owner, weight in zip(peers, weights, strict=True)}

@@ -19,7 +19,7 @@ def build_head(kind: str, hidden_size: int, classes: int, generator: torch.Gener
         generator: for the initial weights.
     """
     if kind == "linear":
-        head: nn.Module = nn.Sequential(nn.Linear(hidden_size, classes))
+        head = nn.Sequential(nn.Linear(hidden_size, classes))
     else:
         wide = 2 * hidden_size
         head = nn.Sequential(nn.Linear(hidden_size, wide), nn.LayerNorm(wide), nn.GELU(), nn.Linear(wide, classes))

@@ -40,7 +40,8 @@ def arrange(
 def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
     """Split one pool of examples by image into train, validation and test, with the settings' fractions and seed."""
     fractions = (settings.validation_fraction, settings.test_fraction)
-    return by_image(examples, fractions, np.random.default_rng(settings.seed))
+    train, validation, test = by_image(examples, fractions, np.random.default_rng(settings.seed))
+    return train, validation, test
 
 
 def by_image(

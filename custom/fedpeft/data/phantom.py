@@ -80,6 +80,7 @@ def load(settings: DataSettings) -> SiteData:
 def site_profile(site: str) -> Profile:
     """Return the profile of a named site; any other name gets one derived from its letters."""
     rng = np.random.default_rng([zlib.crc32(site.encode()), len(site)])
+    weights: tuple[int, ...]
     if site in _MIXES:
         modality, weights = _MIXES[site]
         style = SITES.index(site)

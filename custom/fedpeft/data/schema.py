@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import require_known
@@ -79,7 +79,7 @@ class SiteData:
         unknown = dropped - {example.image_id for examples in self.splits().values() for example in examples}
         if unknown:
             raise DataError(f"Site {self.site!r} has no image {min(unknown)!r}; remove it from exclude.")
-        kept = {
+        kept: dict[str, Any] = {
             name: tuple(e for e in examples if e.image_id not in dropped) for name, examples in self.splits().items()
         }
         return replace(self, **kept)

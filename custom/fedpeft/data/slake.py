@@ -32,13 +32,13 @@ def load(settings: DataSettings) -> SiteData:
     root = dataset_folder(settings, FOLDERS)
     if (root / "Slake1.0").is_dir():
         root = root / "Slake1.0"
-    validation = next((root / n for n in ("validate.json", "validation.json") if (root / n).is_file()), None)
-    if validation is None:
+    held_out = next((root / n for n in ("validate.json", "validation.json") if (root / n).is_file()), None)
+    if held_out is None:
         raise DataError(f"{root} holds neither 'validate.json' nor 'validation.json'; unpack Slake1.0 there.")
     train, validation, test = arrange(
         settings,
         train=_english(root / "train.json"),
-        validation=_english(validation),
+        validation=_english(held_out),
         test=_english(root / "test.json"),
     )
     split = "split by image" if settings.split == "image_disjoint" else "published split"

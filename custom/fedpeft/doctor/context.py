@@ -83,6 +83,7 @@ def open_context(
         raise FedpeftError(f"--site {site} and --startup-kit exclude each other: the kit says who it is for.")
     if site and not read:
         raise FedpeftError(f"--site {site} names a site of a job: name the job's folder too.")
+    names: tuple[str, ...]
     if kit:
         names = (kit.name,) if kit.role == SITE and read and kit.name in read.sites else ()
     elif site:

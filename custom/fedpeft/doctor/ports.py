@@ -47,7 +47,8 @@ def free(port: int) -> Finding:
 
 def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
     """A connection to the server, a sign that it accepts the kit's certificate, and its time."""
-    place, told = f"{kit.host}:{kit.port}", None
+    place = f"{kit.host}:{kit.port}"
+    server_time: datetime | None = None
     try:
         if kit.secured:
             context = ssl.create_default_context(cafile=str(kit.root))
@@ -62,8 +63,11 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
                 yield warned(f"{place} answers, without encryption: provision the consortium with mTLS.")
                 return
             with context.wrap_socket(plain, server_hostname=kit.host) as secured:
-                ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(secured.getpeercert()["notAfter"]), UTC)
-                told = _time(secured, kit) if kit.scheme in HTTP else _listen(secured)
+                ends = datetime.fromtimestamp(ssl.cert_time_to_seconds(str(secured.getpeercert()["notAfter"])), UTC)
+                if kit.scheme in HTTP:
+                    server_time = _time(secured, kit)
+                else:
+                    _listen(secured)
     except ssl.SSLCertVerificationError as error:
         yield failed(
             f"the server at {place} is not trusted ({error.verify_message}): compare kit and clock with the server's."
@@ -77,8 +81,8 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
         yield failed(f"{place} does not answer ({error}): start the server, or let the port through the firewall.")
     else:
         yield passed(f"the server answers at {place}; its certificate is valid until {ends:%Y-%m-%d}.")
-        if told:
-            yield skew((datetime.now(UTC) - told).total_seconds())
+        if server_time:
+            yield skew((datetime.now(UTC) - server_time).total_seconds())
 
 
 def skew(seconds: float) -> Finding:

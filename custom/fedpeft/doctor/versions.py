@@ -30,7 +30,7 @@ def check(context: Context) -> Iterator[Finding]:
             f"{DISTRIBUTION} is not installed in this environment: pip install -c constraints.txt -e . in a clone."
         )
         return
-    installed = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
+    installed: dict[str, str] = {canonicalize_name(d.name): d.version for d in metadata.distributions() if d.name}
     yield python(package["Requires-Python"] or "", platform.python_version())
     yield required(package.get_all("Requires-Dist") or [], installed)
     if CONSTRAINTS.is_file():

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from nvflare.app_common.abstract.fl_model import FLModel
 
@@ -39,7 +39,7 @@ class Inbox(Generic[R]):
         else:
             self._note(self._accepted, site, reply)
 
-    def _note(self, replies: dict[str, R] | dict[str, str], site: str, value: R | str) -> None:
+    def _note(self, replies: dict[str, Any], site: str, value: Any) -> None:
         with self._lock:
             replies[site] = value
 

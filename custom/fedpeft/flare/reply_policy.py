@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import torch
 from nvflare.apis.dxo import DataKind
@@ -117,7 +118,7 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: 
 
 def refusal(kind: type[Reply], round: int, problem: str, setting: str = "") -> FLModel:
     """The reply that tells the server of a problem and of nothing else."""
-    why = {"problem": problem, "setting": setting}
+    why: dict[str, Any] = {"problem": problem, "setting": setting}
     if kind is Introduction:
         return Introduction(version=fedpeft.__version__, **why).to_model(round=round)
     if kind is ScoreReply:

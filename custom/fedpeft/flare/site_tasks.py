@@ -7,6 +7,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -169,7 +170,7 @@ def _no_training(round: int, failed: RequestFailed) -> TrainReply:
     )
 
 
-def _problem(failed: RequestFailed) -> dict[str, str]:
+def _problem(failed: RequestFailed) -> dict[str, Any]:
     return {"problem": failed.failure.code, "setting": failed.failure.setting}
 
 

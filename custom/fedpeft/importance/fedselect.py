@@ -24,7 +24,7 @@ def fedselect(task: ScoringTask, settings: LayerMean) -> Tensor:
     """
     if task.previous is None:
         raise FedpeftError("fedselect compares with the parameters before the last training: pass previous=.")
-    values = {}
+    values: dict[int, Tensor] = {}
     for number, (layer, group) in enumerate(task.layers.items()):
         before = task.previous.get(layer, ())
         if [tuple(t.shape) for t in before] != [tuple(p.shape) for p in group]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fedpeft.errors import FedpeftError
 from fedpeft.methods import METHODS
@@ -11,6 +11,8 @@ from fedpeft.methods.method import adapter_names
 
 if TYPE_CHECKING:
     from peft import PeftConfig
+
+    from fedpeft.methods.slot_tuning import SlotTuning
 
 
 def names() -> tuple[str, ...]:
@@ -34,4 +36,4 @@ def config(name: str, **settings: Any) -> PeftConfig:
     """
     if name not in names():
         raise FedpeftError(f"adapter {name!r} is unknown: choose one of {', '.join(names())}.")
-    return METHODS.get(name).tuning().config(settings)
+    return cast("SlotTuning", METHODS.get(name).tuning()).config(settings)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from fedpeft.errors import FedpeftError
 from fedpeft.methods import METHODS
@@ -27,4 +27,4 @@ def tuning_of(config: PeftConfig) -> SlotTuning:
             f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
             f"{', '.join(adapter_names())}."
         )
-    return METHODS.get(name).tuning()
+    return cast("SlotTuning", METHODS.get(name).tuning())

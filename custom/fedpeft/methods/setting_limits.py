@@ -76,7 +76,7 @@ def modules(value: Any) -> bool:
     return list_of(name)(value) or mapping_to(name)(value)
 
 
-BOTTLENECK: Limits = {
+BOTTLENECK: dict[str, Check] = {
     "target_modules": modules,
     "layers": LAYERS,
     "reduction_factor": number(1, MOST_WIDTH),

@@ -60,7 +60,7 @@ def release_reply(
         FedpeftError: the reply must not leave; the message says why.
     """
     trained = isinstance(reply, TrainReply)
-    if trained and reply.sum_key:
+    if isinstance(reply, TrainReply) and reply.sum_key:
         raise FedpeftError(
             "an adapter under the masks of a secure sum cannot be clipped or noised: switch off method.secure_sum, or "
             "privacy in the site's privacy.json."

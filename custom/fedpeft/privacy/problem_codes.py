@@ -54,4 +54,4 @@ def sentence(code: object, setting: object = "") -> str:
     """
     if not is_known(code, setting):
         return "it sent an unknown problem code: install the same fedpeft version everywhere."
-    return CODES[code].replace(SETTING, setting or "a setting")
+    return CODES[str(code)].replace(SETTING, str(setting) or "a setting")

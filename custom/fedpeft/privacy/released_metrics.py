@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
@@ -52,7 +53,7 @@ def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
     """
     file = folder / FILE
     try:
-        before = json.loads(file.read_text()) if file.exists() else {"round": 0}
+        before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"round": 0}
         if before["round"] == round:
             return {name: before["metrics"][name] for name in metrics}
     except (OSError, ValueError, KeyError, TypeError) as error:

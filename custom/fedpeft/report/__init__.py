@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.figure import Figure
     from rich.console import Console
 
 
@@ -36,13 +37,14 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
     from fedpeft.report.tidy_csv import tidy_csv
 
     history = read(source)
-    picture, dark_picture = (png(convergence(history, dark=dark), history) for dark in (False, True))
+
+    def both(draw: Callable[..., Figure]) -> tuple[bytes, bytes]:
+        return png(draw(history, dark=False), history), png(draw(history, dark=True), history)
+
+    picture, dark_picture = both(convergence)
     schedule = fronts = None
     if history.scheduled:
-        schedule, fronts = (
-            tuple(png(draw(history, dark=dark), history) for dark in (False, True))
-            for draw in (schedule_figure, fronts_figure)
-        )
+        schedule, fronts = both(schedule_figure), both(fronts_figure)
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),

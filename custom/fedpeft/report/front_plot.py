@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -67,9 +68,14 @@ def _panel(axes: Axes, name: str, front: Front, exact: Front, plan: Schedule, th
     share = _share(front, exact)
     axes.set_title(f"{name}: {share}", loc="left", fontsize=8, fontweight="bold", pad=5)
     axes.step(exact.importance, exact.variance, where="pre", color=theme.soft, linewidth=0.8, zorder=2)
-    hollow = {"markerfacecolor": theme.paper, "markeredgecolor": theme.soft, "markersize": 4.2, "markeredgewidth": 0.8}
+    hollow: dict[str, Any] = {
+        "markerfacecolor": theme.paper,
+        "markeredgecolor": theme.soft,
+        "markersize": 4.2,
+        "markeredgewidth": 0.8,
+    }
     axes.plot(exact.importance, exact.variance, "o", label="exact front", zorder=3, **hollow)
-    look = {"color": COLORS[0], "markersize": 2.6, "markeredgewidth": 0, "zorder": 4}
+    look: dict[str, Any] = {"color": COLORS[0], "markersize": 2.6, "markeredgewidth": 0, "zorder": 4}
     axes.plot(front.importance, front.variance, "o", label="found by the solver", **look)
     if plan.importance is not None and plan.variance is not None:
         look = {"color": COLORS[1], "markersize": 5.5, "markeredgewidth": 1.4, "zorder": 5}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -90,7 +91,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
         leader |= {"linestyle": BRIDGE} if label.late else {}
         bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
         axes.plot([label.round, bend, end], [label.value, label.value, place], **leader)
-        look = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
+        look: dict[str, Any] = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
         axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -38,7 +39,12 @@ def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, 
         values = scale * np.array([mean.value for mean in average], dtype=float)
         _line(axes, rounds, values, {"color": theme.ink, "linewidth": 2.2, "zorder": 4}, 4.4 if sparse else 0)
         fewer = np.array([not mean.complete for mean in average])
-        hollow = {"markerfacecolor": theme.paper, "markeredgecolor": theme.ink, "markeredgewidth": 1.1, "zorder": 5}
+        hollow: dict[str, Any] = {
+            "markerfacecolor": theme.paper,
+            "markeredgecolor": theme.ink,
+            "markeredgewidth": 1.1,
+            "zorder": 5,
+        }
         axes.plot(rounds[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
     axes.set_title(title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
     axes.grid(axis="y", color=theme.grid, linewidth=0.6)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import textwrap
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -107,7 +108,7 @@ def _heat_map(axes: Axes, one: Round, sites: list[str], norm: Normalize, theme: 
     axes.grid(which="minor", color=theme.paper, linewidth=0.07 * dot)
     axes.set_axisbelow(False)
     y, x = np.nonzero([np.isin(plan.numbers, plan.layers.get(site, ())) for site in sites])
-    look = {"facecolor": "#ffffff", "edgecolor": "#1a1a1a", "linewidth": 0.05 * dot, "zorder": 5}
+    look: dict[str, Any] = {"facecolor": "#ffffff", "edgecolor": "#1a1a1a", "linewidth": 0.05 * dot, "zorder": 5}
     axes.scatter(x, y, s=(0.42 * dot) ** 2, label="chosen", **look)
     axes.spines[:].set_visible(False)
     axes.tick_params(which="both", length=0, labelsize=TICK_SIZE, pad=2)
@@ -120,7 +121,7 @@ def _number_layers(axes: Axes, numbers: tuple[int, ...], width: float) -> None:
     """Write layer numbers under the columns, every n-th if they would touch; ``width`` of the axes in inches."""
     count = len(numbers)
     step = next(step for step in (1, 2, 4, 8, 16, 32, count) if width * step / count >= 0.17 or step == count)
-    axes.set_xticks(range(0, count, step), numbers[::step])
+    axes.set_xticks(range(0, count, step), [str(number) for number in numbers[::step]])
 
 
 def _name_sites(axes: Axes, names: list[str], height: float) -> None:
@@ -139,20 +140,26 @@ def _scale(axes: Axes, image: AxesImage) -> None:
 
 def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme, history: History) -> None:
     """Draw how often each layer was assigned over all rounds and sites, stacked by site if there are enough colors."""
-    total = sum(use.values())
+    total = np.sum(list(use.values()), axis=0)
     layers = np.arange(len(total))
     if len(use) <= len(COLORS):
         low = np.zeros(len(total))
         for counts, color in zip(use.values(), COLORS, strict=False):
-            look = {"color": color, "edgecolor": theme.paper, "linewidth": 0.5}
-            axes.bar(layers, counts, bottom=low, width=0.8, **look)
+            edge: dict[str, Any] = {"color": color, "edgecolor": theme.paper, "linewidth": 0.5}
+            axes.bar(layers, counts, bottom=low, width=0.8, **edge)
             low = low + counts
     else:
         axes.bar(layers, total, width=0.8, color=COLORS[0])
     even = axes.axhline(total.mean(), color=theme.ink, linewidth=0.9, linestyle=(0, (4, 2)))
-    handles = [*axes.containers[::-1], even] if len(use) <= len(COLORS) else [even]
+    handles: list[Any] = [*axes.containers[::-1], even] if len(use) <= len(COLORS) else [even]
     labels = [*names[::-1], "even use"] if len(use) <= len(COLORS) else ["even use"]
-    look = {"fontsize": NAME_SIZE, "frameon": False, "borderaxespad": 0, "handlelength": 1.2, "labelspacing": 0.35}
+    look: dict[str, Any] = {
+        "fontsize": NAME_SIZE,
+        "frameon": False,
+        "borderaxespad": 0,
+        "handlelength": 1.2,
+        "labelspacing": 0.35,
+    }
     legend = axes.legend(handles, ["site"] * len(handles), loc="upper left", bbox_to_anchor=(1.02, 1), **look)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_text(label)  # legend() itself leaves out names that begin with _

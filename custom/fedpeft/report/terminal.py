@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rich import box
 from rich.cells import cell_len
@@ -83,7 +84,7 @@ def _blocks(table: Table, width: int) -> list[list[int]]:
 def _grid(table: Table, block: list[int]) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD)
     for index in block:
-        look = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
+        look: dict[str, Any] = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
         # names come from outside: as Text they are printed, never read as rich markup
         grid.add_column(Text(table.columns[index]), **look)
     for row in table.rows:

@@ -57,7 +57,8 @@ class Front:
             from matplotlib import pyplot
 
             axes = pyplot.subplots()[1]
-        axes.plot(self.importance, self.variance, **{"marker": "o", "drawstyle": "steps-pre", "linewidth": 0.8} | style)
+        look: dict[str, Any] = {"marker": "o", "drawstyle": "steps-pre", "linewidth": 0.8} | style
+        axes.plot(self.importance, self.variance, **look)
         axes.set(xlabel="importance", ylabel="variance")
         return axes
 

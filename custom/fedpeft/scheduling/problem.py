@@ -127,7 +127,7 @@ def balanced(task: Problem) -> np.ndarray:
     return mask
 
 
-def _numbers(name: str, values: np.ndarray) -> np.ndarray:
+def _numbers(name: str, values: np.ndarray | int) -> np.ndarray:
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError):

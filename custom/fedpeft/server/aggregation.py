@@ -42,8 +42,8 @@ def aggregate(
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     averaged = replace(method.pia, server=False, aligned_at="server")
     settings = averaged if method.aggregation == "fedavg" else method.pia
-    counts = cap_share(counts, method.robust.max_share)
-    merged, report = integrate(states, counts, settings, sites=sites, previous=previous, robust=method.robust)
+    capped = cap_share(counts, method.robust.max_share)
+    merged, report = integrate(states, capped, settings, sites=sites, previous=previous, robust=method.robust)
     check_global(merged)
     return merged, report
 

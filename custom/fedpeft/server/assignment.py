@@ -60,7 +60,7 @@ def assign(
         mask = choose(front, settings.weight_importance, settings.weight_diversity)
     return Assignment(
         numbers=list(layers),
-        layers={site: [layers[i] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
+        layers={site: [layers[int(i)] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
         scores={site: [float(value) for value in scores[site]] for site in sites},
         importance=float((table * mask).sum()),
         variance=float(mask.sum(axis=0).var()),

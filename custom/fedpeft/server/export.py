@@ -4,11 +4,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import cast
 
 import torch
 
 from fedpeft import adapters
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.slot_tuning import SlotTuning
 
 
 def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodSettings, *, family: str) -> Path:
@@ -20,7 +22,7 @@ def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodS
         method: the adapter's name and settings.
         family: the backbone's kind (`fedpeft.backbones.slots`).
     """
-    settings, tuning = dict(method.settings.get(method.name, {})), method.method.tuning()
+    settings, tuning = dict(method.settings.get(method.name, {})), cast(SlotTuning, method.method.tuning())
     if method.site_settings:  # sites differ in width: the global adapter's widths are those of its tensors
         settings |= tuning.state_settings(state)
     return adapters.save_adapter(folder, state, tuning.config(settings), family)
