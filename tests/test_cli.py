@@ -42,8 +42,8 @@ def test_a_file_where_a_folder_should_be_is_one_sentence(arguments, tmp_path, ca
     (tmp_path / "file").touch()
     places = {"file": tmp_path / "file", "configs": request.config.rootpath / "app_configs"}
     assert cli.main([argument.format(**places) for argument in arguments]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("fedpeft: ")
-    assert said.endswith(".\n")
-    assert str(tmp_path / "file") in said
-    assert said.count("\n") == 1
+    error_text = capsys.readouterr().err
+    assert error_text.startswith("fedpeft: ")
+    assert error_text.endswith(".\n")
+    assert str(tmp_path / "file") in error_text
+    assert error_text.count("\n") == 1

@@ -62,8 +62,8 @@ def test_shuffled_copies_integrate_back_at_the_size_of_vilt():
     merged = barycenter([Bottleneck(down[order], torch.zeros(48), up[:, order], torch.zeros(768)) for order in orders])
     h = torch.randn(32, 768, generator=rng)
     expected = torch.nn.functional.silu(h @ down.T) @ up.T
-    found = torch.nn.functional.silu(h @ merged.down.T + merged.down_bias) @ merged.up.T + merged.up_bias
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+    outputs = torch.nn.functional.silu(h @ merged.down.T + merged.down_bias) @ merged.up.T + merged.up_bias
+    torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

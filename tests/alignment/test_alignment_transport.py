@@ -134,7 +134,7 @@ def test_pot_is_imported_without_leaving_traces_in_the_environment():
 
 
 @pytest.mark.parametrize(
-    ("client", "reference", "options", "told"),
+    ("client", "reference", "options", "message"),
     [
         (torch.ones(3), torch.ones(3, 1), {}, r"shapes \(3,\) and \(3, 1\)"),
         (torch.ones(3, 2), torch.ones(3, 4), {}, r"shapes \(3, 2\) and \(3, 4\)"),
@@ -147,6 +147,6 @@ def test_pot_is_imported_without_leaving_traces_in_the_environment():
         (torch.ones(2, 2), torch.ones(2, 2), {"solver": "greedy"}, "solver is 'greedy', allowed are exact"),
     ],
 )
-def test_what_has_no_plan_is_refused_in_words(client, reference, options, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_what_has_no_plan_is_refused_in_words(client, reference, options, message):
+    with pytest.raises(FedpeftError, match=message):
         transport_plan(client, reference, **options)

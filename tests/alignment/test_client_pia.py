@@ -184,7 +184,7 @@ PLACE = PLACES[0]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "expected_parts"),
     [
         (lambda mine, theirs: None, ["global adapter", PLACE, "support='weights'"]),
         (lambda mine, theirs: (theirs, {}), ["site rad", PLACE, "support='weights'"]),
@@ -194,16 +194,16 @@ PLACE = PLACES[0]
         (lambda mine, theirs: (theirs, mine | {PLACE: mine[PLACE] * float("nan")}), ["site rad", PLACE, "NaN"]),
     ],
 )
-def test_activations_that_do_not_fit_are_refused_by_place(spoil, told):
+def test_activations_that_do_not_fit_are_refused_by_place(spoil, expected_parts):
     received, own = state("houlsby", generator(28)), state("houlsby", generator(29))
     theirs, mine = activations("houlsby", received, own)
     with pytest.raises(FedpeftError) as caught:
         align_global(received, own, spoil(mine, theirs), site="rad")
-    assert all(part in str(caught.value) for part in told), str(caught.value)
+    assert all(part in str(caught.value) for part in expected_parts), str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "expected_parts"),
     [
         (
             lambda own: own | {f"{PLACE}.up.bias": torch.full((D,), float("nan"))},
@@ -213,8 +213,8 @@ def test_activations_that_do_not_fit_are_refused_by_place(spoil, told):
         (lambda own: own | {"layer.7.output.up.bias": torch.ones(D)}, ["site rad", "layer.7.output.up.bias"]),
     ],
 )
-def test_an_own_adapter_that_does_not_fit_is_refused_by_key(spoil, told):
+def test_an_own_adapter_that_does_not_fit_is_refused_by_key(spoil, expected_parts):
     received, own = state("houlsby", generator(30)), state("houlsby", generator(31))
     with pytest.raises(FedpeftError) as caught:
         align_global(received, spoil(own), settings=PIASettings(support="weights"), site="rad")
-    assert all(part in str(caught.value) for part in told), str(caught.value)
+    assert all(part in str(caught.value) for part in expected_parts), str(caught.value)

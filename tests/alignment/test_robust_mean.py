@@ -107,9 +107,9 @@ def test_with_a_robust_average_pia_and_fedavg_stay_near_the_honest_sites(rule, a
     rng = generator(3)
     base = state(kind, rng)
     honest = [noisy(base, rng) for _ in range(4)]
-    spoilt = {key: ATTACKS[attack](tensor, rng) for key, tensor in base.items()}
+    attacked = {key: ATTACKS[attack](tensor, rng) for key, tensor in base.items()}
     settings = PIASettings(server=aligned)
-    sent, counts = [*honest, spoilt], [5, 5, 5, 5, 1000]
+    sent, counts = [*honest, attacked], [5, 5, 5, 5, 1000]
     robust, report = integrate(sent, counts, settings, robust=RobustSettings(average=rule))
     plain, _ = integrate(sent, counts, settings)
     spread = max(distance(a, base) for a in honest)
@@ -153,7 +153,7 @@ def test_no_site_has_more_than_its_share(counts, most, expected):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"average": "mode"}, "average is 'mode', allowed are mean, median"),
         ({"attackers": -1}, "attackers is -1"),
@@ -163,6 +163,6 @@ def test_no_site_has_more_than_its_share(counts, most, expected):
         ({"update_factor": float("nan")}, "update_factor is nan"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(changes, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_settings_that_make_no_sense_are_refused(changes, message):
+    with pytest.raises(FedpeftError, match=message):
         RobustSettings(**changes)

@@ -124,8 +124,8 @@ def test_gradients_reach_the_patch_and_position_embeddings(tiny):
 
 
 def test_tiny_squeezes_any_image_and_takes_pil_and_arrays(tiny):
-    grey = Image.new("L", (100, 31), 128)
-    batch = tiny.collate([grey, *pictures((31, 90), (48, 48))], questions(3))
+    gray = Image.new("L", (100, 31), 128)
+    batch = tiny.collate([gray, *pictures((31, 90), (48, 48))], questions(3))
     assert batch["pixel_values"].shape == (3, 3, 48, 48)
     assert batch["pixel_values"][0].unique().tolist() == pytest.approx([128 / 127.5 - 1], abs=1e-6)
     assert batch["pixel_values"].abs().max() <= 1
@@ -228,7 +228,7 @@ def pickled_by_configuration(folder):
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "expected_text"),
     [
         (pickled, "a pickle, pytorch_model.bin, which can run code and is never read (use_safetensors=True)"),
         (pickled_shards, "its model.safetensors.index.json names 'shard.bin'"),
@@ -243,7 +243,7 @@ def pickled_by_configuration(folder):
         (longer_vocabulary, "tokens"),
     ],
 )
-def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, monkeypatch):
+def test_damaged_sources_are_refused_in_one_sentence(damage, expected_text, tmp_path, monkeypatch):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "backbone"
@@ -251,7 +251,7 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, mon
     with pytest.raises(FedpeftError) as caught:
         build(BackboneSettings(source=str(folder)))
     sentence = str(caught.value)
-    assert told in sentence
+    assert expected_text in sentence
     assert str(folder) in sentence
     assert "\n" not in sentence
     assert "give" in sentence
@@ -260,7 +260,7 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, mon
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "expected_text"),
     [
         ({"name": "tiny-vit"}, "tiny-vilt"),
         ({"source": ""}, "source is ''"),
@@ -271,8 +271,8 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, told, tmp_path, mon
         ({"text_length": True}, "text_length is True"),
     ],
 )
-def test_wrong_settings_are_named(values, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_wrong_settings_are_named(values, expected_text):
+    with pytest.raises(FedpeftError, match=expected_text):
         build(BackboneSettings(**values))
 
 

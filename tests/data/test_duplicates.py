@@ -72,7 +72,7 @@ def test_salted_fingerprints_name_no_image_and_change_with_the_salt():
     plain, salted, other = (fingerprints(_sites()[0], salt=salt) for salt in (None, SALT, SALT[::-1]))
     assert {place.image_id for place in plain} == {"i1", "i2", "x", "i9"}
     shown = [
-        {place.image_id for place in found} | {place.content for place in found} for found in (plain, salted, other)
+        {place.image_id for place in prints} | {place.content for place in prints} for prints in (plain, salted, other)
     ]
     assert not shown[0] & shown[1]
     assert not shown[1] & shown[2]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where data sets are looked for, and what is said when they are not there."""
+"""Finding data sets on disk, and the message if they are missing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from fedpeft.data.folders import find, images_below
 def test_a_set_is_found_by_its_names_under_the_variable(tmp_path, monkeypatch, dataset, folder):
     getattr(layouts, dataset)(tmp_path / folder)
     monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
-    found, given = (load(DataSettings(dataset=dataset, root=root)) for root in (None, tmp_path / folder))
-    assert found == given
+    in_default_folder, at_root = (load(DataSettings(dataset=dataset, root=root)) for root in (None, tmp_path / folder))
+    assert in_default_folder == at_root
 
 
 @pytest.mark.parametrize("dataset", ["slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest"])

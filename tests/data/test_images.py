@@ -17,14 +17,14 @@ def _saved(path, pixels, mode=None):
     return path
 
 
-def test_grey_becomes_three_equal_channels(tmp_path):
-    grey = np.arange(20, dtype=np.uint8).reshape(4, 5)
-    rgb = as_array(_saved(tmp_path / "grey.png", grey))
+def test_gray_becomes_three_equal_channels(tmp_path):
+    gray = np.arange(20, dtype=np.uint8).reshape(4, 5)
+    rgb = as_array(_saved(tmp_path / "gray.png", gray))
     assert rgb.dtype == np.uint8
-    assert (rgb == grey[:, :, None]).all()
+    assert (rgb == gray[:, :, None]).all()
 
 
-def test_an_opaque_rgba_file_keeps_its_colours_and_transparent_pixels_turn_black(tmp_path):
+def test_an_opaque_rgba_file_keeps_its_colors_and_transparent_pixels_turn_black(tmp_path):
     pixels = np.full((2, 2, 4), (10, 20, 30, 255), np.uint8)
     pixels[0, 0, 3] = 0
     rgb = as_array(_saved(tmp_path / "rgba.png", pixels))
@@ -32,7 +32,7 @@ def test_an_opaque_rgba_file_keeps_its_colours_and_transparent_pixels_turn_black
     assert rgb[0, 0].tolist() == [0, 0, 0]
 
 
-def test_a_palette_file_gives_the_colours_not_the_indices(tmp_path):
+def test_a_palette_file_gives_the_colors_not_the_indices(tmp_path):
     image = Image.new("P", (2, 1))
     image.putpalette([200, 100, 50, 1, 2, 3])
     image.putdata([0, 1])
@@ -40,7 +40,7 @@ def test_a_palette_file_gives_the_colours_not_the_indices(tmp_path):
     assert as_array(tmp_path / "palette.png")[0].tolist() == [[200, 100, 50], [1, 2, 3]]
 
 
-def test_a_palette_with_a_transparent_colour_shows_it_black(tmp_path):
+def test_a_palette_with_a_transparent_color_shows_it_black(tmp_path):
     image = Image.new("P", (2, 1))
     image.putpalette([200, 100, 50, 1, 2, 3])
     image.putdata([0, 1])

@@ -18,12 +18,12 @@ def small(site, seed=7, **sizes):
 
 
 def digest(data):
-    told = hashlib.sha256()
+    digest = hashlib.sha256()
     for examples in data.splits().values():
         for e in examples:
-            told.update(f"{e.question}|{e.answer}|{e.closed}|{e.image_id}|{e.question_type}".encode())
-            told.update(e.image.tobytes())
-    return told.hexdigest()
+            digest.update(f"{e.question}|{e.answer}|{e.closed}|{e.image_id}|{e.question_type}".encode())
+            digest.update(e.image.tobytes())
+    return digest.hexdigest()
 
 
 @pytest.mark.parametrize("site", [*SITES, "clinic-7"])

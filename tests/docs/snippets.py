@@ -28,7 +28,7 @@ HUB_NAME = "dandelin/vilt-b32-mlm"
 
 @dataclass(frozen=True)
 class Block:
-    """One fenced block: its language, its text, the line it begins on, what it should print (None: not said)."""
+    """One fenced block: its language, its text, the line it begins on, what it should print (None: anything)."""
 
     language: str
     text: str
@@ -38,8 +38,8 @@ class Block:
 
 def blocks(page: str) -> Iterator[Block]:
     """All fenced blocks of a page, in order."""
-    found = list(BLOCK.finditer(page))
-    for match, after in zip_longest(found, found[1:]):
+    matches = list(BLOCK.finditer(page))
+    for match, after in zip_longest(matches, matches[1:]):
         adjacent = after is not None and not page[match.end() : after.start()].strip()
         printed = after[2] if adjacent and match[1] == "python" and after[1] == "text" else None
         yield Block(match[1], match[2], page.count("\n", 0, match.start()) + 1, printed)

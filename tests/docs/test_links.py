@@ -20,15 +20,15 @@ def anchors(page: str) -> set[str]:
 
 def broken(page: Path) -> list[str]:
     """Links of a page that lead nowhere."""
-    found = []
+    targets = []
     for target in LINK.findall(FENCED.sub("", page.read_text())):
         if re.match(r"[a-z]+:", target):
             continue
         path, _, anchor = target.partition("#")
         file = (page.parent / path).resolve() if path else page
         if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
-            found.append(target)
-    return found
+            targets.append(target)
+    return targets
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)

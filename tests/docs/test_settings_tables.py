@@ -26,8 +26,8 @@ def test_pages_hold_the_tables_that_the_code_gives(page, tables):
 
 
 def test_every_table_is_on_a_page(tables):
-    found = {match[2] for page in PAGES for match in generator.BLOCK.finditer(page.read_text())}
-    assert found == set(tables)
+    in_pages = {match[2] for page in PAGES for match in generator.BLOCK.finditer(page.read_text())}
+    assert in_pages == set(tables)
 
 
 @pytest.mark.parametrize("section", [name for name in generator.SECTIONS if name != "flare"])

@@ -35,7 +35,7 @@ def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone, tiny_sourc
 
 
 @pytest.mark.parametrize(
-    ("page", "told"),
+    ("page", "expected_text"),
     [
         ("```python\nprint(1)\n```\n\n```text\n2\n```\n", "the page says\n2"),
         ("```python\nprint(1)\n```\n\n```text\n1\n```\n", None),
@@ -45,8 +45,8 @@ def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone, tiny_sourc
         ("```yaml\n# a.yml\nx: 1\n```\n\n```bash\n$ cat a.yml\nx: 2\n```\n", "x: 1"),
     ],
 )
-def test_the_runner_sees_a_page_that_is_wrong(page, told, tmp_path, monkeypatch):
+def test_the_runner_sees_a_page_that_is_wrong(page, expected_text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     wrong = run_page("page", page, hub="")
-    assert bool(wrong) == (told is not None)
-    assert told is None or told in wrong[0]
+    assert bool(wrong) == (expected_text is not None)
+    assert expected_text is None or expected_text in wrong[0]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Reading history.json: what is accepted, and what every kind of broken file is told."""
+"""Reading history.json: what is accepted, and the message for every kind of damaged file."""
 
 import json
 
@@ -97,17 +97,17 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("change", "words"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_broken_history_is_told_in_one_sentence(tmp_path, change, words):
+def test_a_broken_history_is_refused_in_one_sentence(tmp_path, change, words):
     made = record()
     change(made)
     file = write(tmp_path, made)
     with pytest.raises(HistoryError) as caught:
         read(file)
-    said = str(caught.value)
-    assert said.startswith(str(file))
-    assert all(word in said for word in words), said
-    assert "\n" not in said
-    assert len(said) < 300 + len(str(file))
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert all(word in message for word in words), message
+    assert "\n" not in message
+    assert len(message) < 300 + len(str(file))
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"job": "a", "rou', b"\xff\xfe{", b"[" * 100_000])

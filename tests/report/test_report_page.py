@@ -55,29 +55,29 @@ def read(made):
 
 @pytest.mark.parametrize("made", [record(), gaps(), record(NASTY, 2), record(("hospital",), 1)])
 def test_tables_and_settings_stand_on_the_page(made):
-    history, found = parse(made, origin="h"), read(made)
+    history, content = parse(made, origin="h"), read(made)
     tables = [list(line) for table in all_tables(history) for line in (table.columns, *table.rows)]
-    assert found.rows[: len(tables)] == tables
-    rest = dict(found.rows[len(tables) :])
+    assert content.rows[: len(tables)] == tables
+    rest = dict(content.rows[len(tables) :])
     assert rest["source"] == made["source"]
     assert rest["method.gamma"] == "0.1"
-    assert found.open == []
+    assert content.open == []
 
 
 @pytest.mark.parametrize("made", [record(NASTY, 2), gaps()])
 def test_nothing_is_loaded_and_nothing_runs(made):
     html = page(parse(made, origin="h"), b"light picture", b"dark picture")
-    found = Reader(html)
+    content = Reader(html)
     assert not {"script", "link", "iframe", "object", "embed", "base", "a", "form", "style-src"} & {
-        t for t, _ in found.tags
+        t for t, _ in content.tags
     }
-    for _, attributes in found.tags:
+    for _, attributes in content.tags:
         assert not [name for name in attributes if name.startswith("on") or name in ("href", "action", "style")]
         for name in ("src", "srcset"):
             assert attributes.get(name, "data:").startswith("data:")
     style = re.search(r"<style>(.*?)</style>", html, re.S).group(1)
     assert not re.search(r"url\(|@import|//", style)
-    policy = [a["content"] for t, a in found.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
+    policy = [a["content"] for t, a in content.tags if t == "meta" and a.get("http-equiv") == "Content-Security-Policy"]
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
 
 
@@ -88,9 +88,9 @@ def test_site_names_are_text():
 
 
 def test_both_pictures_are_embedded_with_a_description():
-    found = read(record())
-    (image,) = [attributes for tag, attributes in found.tags if tag == "img"]
-    (source,) = [attributes for tag, attributes in found.tags if tag == "source"]
+    content = read(record())
+    (image,) = [attributes for tag, attributes in content.tags if tag == "img"]
+    (source,) = [attributes for tag, attributes in content.tags if tag == "source"]
     assert base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) == b"light picture"
     assert base64.b64decode(source["srcset"].removeprefix("data:image/png;base64,")) == b"dark picture"
     assert source["media"] == "screen and (prefers-color-scheme: dark)"

@@ -38,10 +38,10 @@ def test_every_site_and_the_mean_are_drawn(made):
         drawn = [y for x, y in map(curve, axes.lines) if x == rounds]
         rows = []
         for site in parse(made, origin="h").sites:
-            found = [
+            values = [
                 e["alignment"] if name == "alignment" else {s: r[name] for s, r in e["sites"].items()} for e in entries
             ]
-            rows.append(scale * np.array([figures.get(site) for figures in found], float))
+            rows.append(scale * np.array([figures.get(site) for figures in values], float))
         for values in [row for row in rows if np.isfinite(row).any()] + [np.nanmean(rows, axis=0)]:
             assert any(np.allclose(values, y, equal_nan=True) for y in drawn)
 
@@ -56,12 +56,12 @@ def test_open_circles_stand_where_the_mean_misses_a_site():
 
 
 def test_labels_name_every_site_with_its_last_figure():
-    said = texts(draw(gaps()))
+    shown_text = texts(draw(gaps()))
     made = gaps()["rounds"][-1]["sites"]
     for site, result in made.items():
-        assert f"{site}  {100 * result['overall']:.1f}" in said
-    assert f"ct  {100 * gaps()['rounds'][-2]['sites']['ct']['overall']:.1f} (round 8)" in said
-    assert not any("histology" in text for text in said)
+        assert f"{site}  {100 * result['overall']:.1f}" in shown_text
+    assert f"ct  {100 * gaps()['rounds'][-2]['sites']['ct']['overall']:.1f} (round 8)" in shown_text
+    assert not any("histology" in text for text in shown_text)
 
 
 @pytest.mark.parametrize("count", [2, 10, DISTINCT])
@@ -79,10 +79,10 @@ def test_labels_do_not_cover_each_other(count):
 
 def test_more_sites_than_styles_are_drawn_alike_around_their_mean():
     made = record(tuple(f"site-{i}" for i in range(DISTINCT + 1)), 3)
-    said = " ".join(texts(draw(made)))
+    shown_text = " ".join(texts(draw(made)))
     last = {site: result["overall"] for site, result in made["rounds"][-1]["sites"].items()}
-    assert f"mean of {DISTINCT + 1} sites" in said
-    named = [site for site in last if f"{site}  " in said]
+    assert f"mean of {DISTINCT + 1} sites" in shown_text
+    named = [site for site in last if f"{site}  " in shown_text]
     assert sorted(named) == sorted({max(last, key=last.get), min(last, key=last.get)})
 
 
@@ -135,8 +135,8 @@ def test_same_history_same_bytes_whatever_the_users_style():
 
 
 def test_names_are_drawn_to_the_letter():
-    said = texts(draw(record((r"a$b$_c", "_x", r"$\frac$"), 2)))
-    assert all(any(text.startswith(name) for text in said) for name in (r"a$b$_c", "_x", r"$\frac$"))
+    shown_text = texts(draw(record((r"a$b$_c", "_x", r"$\frac$"), 2)))
+    assert all(any(text.startswith(name) for text in shown_text) for name in (r"a$b$_c", "_x", r"$\frac$"))
 
 
 def test_pyplot_stays_out():
@@ -144,25 +144,25 @@ def test_pyplot_stays_out():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
-def test_colours_are_okabe_and_itos():
+def test_colors_are_okabe_and_itos():
     assert set(COLORS) < {"#000000", "#E69F00", "#56B4E9", "#009E73", "#F0E442", "#0072B2", "#D55E00", "#CC79A7"}
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_spread_keeps_gap_order_and_bounds_and_nothing_is_closer(seed):
     draws = np.random.default_rng(seed)
-    wanted = draws.uniform(-1, 11, draws.integers(1, 12))
-    places = spread(wanted, gap=0.8, low=0, high=10)
+    ideal_places = draws.uniform(-1, 11, draws.integers(1, 12))
+    places = spread(ideal_places, gap=0.8, low=0, high=10)
     ordered = np.sort(places)
     assert (np.diff(ordered) >= 0.8 - 1e-9).all()
     assert ordered[0] >= -1e-9
     assert ordered[-1] <= 10 + 1e-9
-    assert (np.argsort(wanted) == np.argsort(places)).all()
-    cost = ((places - wanted) ** 2).sum()
+    assert (np.argsort(ideal_places) == np.argsort(places)).all()
+    cost = ((places - ideal_places) ** 2).sum()
     for _ in range(200):
         other = places + draws.normal(0, 0.1, len(places))
-        if (np.diff(other[np.argsort(wanted)]) >= 0.8).all() and other.min() >= 0 and other.max() <= 10:
-            assert ((other - wanted) ** 2).sum() >= cost - 1e-9
+        if (np.diff(other[np.argsort(ideal_places)]) >= 0.8).all() and other.min() >= 0 and other.max() <= 10:
+            assert ((other - ideal_places) ** 2).sum() >= cost - 1e-9
 
 
 def test_spread_squeezes_what_does_not_fit():

@@ -52,5 +52,5 @@ def test_show_prints_the_metrics_that_are_asked_for(tmp_path):
 
 def test_importing_the_package_is_light():
     heavy = "{'matplotlib', 'rich', 'scipy', 'numpy', 'torch'}"
-    code = f"import sys; import fedpeft.report; found = {heavy} & set(sys.modules); assert not found, found"
+    code = f"import sys; import fedpeft.report; loaded = {heavy} & set(sys.modules); assert not loaded, loaded"
     subprocess.run([sys.executable, "-c", code], check=True)

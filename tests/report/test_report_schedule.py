@@ -201,15 +201,15 @@ BROKEN = [
 
 
 @pytest.mark.parametrize(("broken", "words"), [case[1:] for case in BROKEN], ids=[case[0] for case in BROKEN])
-def test_a_broken_schedule_is_told_in_one_sentence(broken, words):
+def test_a_broken_schedule_is_refused_in_one_sentence(broken, words):
     made = scheduled(rounds=2)
     made["rounds"][1]["schedule"]["layers"]["vqa-rad"] = [0]
     broken(made["rounds"][1]["schedule"])
     with pytest.raises(HistoryError) as caught:
         history_of(made)
-    said = str(caught.value)
-    assert said.startswith("h, entry 2 of 'rounds', 'schedule'")
-    assert all(word in said for word in words), said
+    message = str(caught.value)
+    assert message.startswith("h, entry 2 of 'rounds', 'schedule'")
+    assert all(word in message for word in words), message
 
 
 @pytest.mark.parametrize("value", [None, [], "all"])

@@ -65,15 +65,15 @@ def test_tables_hold_every_figure_at_its_place(made):
 @pytest.mark.parametrize("made", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_terminal_loses_no_figure_at_any_width(made, width):
-    said = terminal(made, width)
+    printed = terminal(made, width)
     tables = all_tables(parse(made, origin="h"))
     expected = sorted(cell for table in tables for row in table.rows for cell in row[1:] if cell not in "–×")
-    found = sorted(re.findall(r"(?<![\w.])\d+\.\d+\*?(?!\S)", said))
-    assert found == [cell for cell in expected if "." in cell]
+    printed_figures = sorted(re.findall(r"(?<![\w.])\d+\.\d+\*?(?!\S)", printed))
+    assert printed_figures == [cell for cell in expected if "." in cell]
     for result in made["rounds"][-1]["sites"].values():
-        assert re.search(rf"(?<!\S){result['samples']}(?!\S)", said)
-    assert "…" not in said
-    assert max(map(cell_len, said.splitlines()[1:4])) <= width
+        assert re.search(rf"(?<!\S){result['samples']}(?!\S)", printed)
+    assert "…" not in printed
+    assert max(map(cell_len, printed.splitlines()[1:4])) <= width
 
 
 @pytest.mark.parametrize("made", CASES.values(), ids=CASES)
@@ -128,25 +128,25 @@ def test_the_mean_is_over_the_sites_that_have_a_figure():
 
 
 def test_rejections_are_told_once_for_each_reason():
-    said = terminal(gaps())
-    assert said.count("layer.3.output.up.weight holds NaN") == 1
-    assert "ct, rounds 5, 9: reply rejected" in said
+    printed = terminal(gaps())
+    assert printed.count("layer.3.output.up.weight holds NaN") == 1
+    assert "ct, rounds 5, 9: reply rejected" in printed
     assert "- ct, rounds 5, 9: reply rejected" in markdown(parse(gaps(), origin="h"))
 
 
 def test_names_are_printed_not_read_as_markup():
-    said, text = terminal(CASES["odd"], 200), markdown(parse(CASES["odd"], origin="h"))
+    printed, text = terminal(CASES["odd"], 200), markdown(parse(CASES["odd"], origin="h"))
     for name in ("[red]a[/red]", "b|c", "_d_ *e*", "<i>f</i>", "東京大学"):
-        assert said.count(name) == 4  # a row of the last round, the head of three columns
+        assert printed.count(name) == 4  # a row of the last round, the head of three columns
     for name in (r"\[red\]a\[/red\]", r"b\|c", r"\_d\_ \*e\*", "&lt;i&gt;f&lt;/i&gt;", "東京大学"):
         assert text.count(name) == 4
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_a_terminal_without_unicode_still_gets_its_tables(encoding):
-    said = terminal(gaps(), encoding=encoding)
-    assert "75.5" in said
-    assert PROCEDURAL in said
+    printed = terminal(gaps(), encoding=encoding)
+    assert "75.5" in printed
+    assert PROCEDURAL in printed
 
 
 @pytest.mark.parametrize("write", [markdown, tidy_csv])

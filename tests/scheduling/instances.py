@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Instances to schedule, and the front found by looking at every assignment there is."""
+"""Instances to schedule, and their exact front by enumeration of all assignments."""
 
 from itertools import combinations, product
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The exact front is the one found by looking at every assignment; both ways to it agree."""
+"""The exact front equals the one by enumeration of all assignments; both methods agree."""
 
 import numpy as np
 import pytest

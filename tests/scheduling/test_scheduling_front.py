@@ -89,8 +89,8 @@ def test_archive_keeps_the_non_dominated_of_all_batches_and_counts():
     archive = Archive(task)
     rng = np.random.default_rng(1)
     batches = [np.argsort(np.argsort(rng.random((30, 4, 5)))) < 2 for _ in range(4)]
-    found = [archive.evaluate(batch) for batch in batches]
-    importance, variance = (np.concatenate(values) for values in zip(*found, strict=True))
+    evaluated = [archive.evaluate(batch) for batch in batches]
+    importance, variance = (np.concatenate(values) for values in zip(*evaluated, strict=True))
     kept = non_dominated(importance, variance, resolution=task.resolution)
     assert archive.evaluations == 120
     assert archive.front().importance.tolist() == importance[kept].tolist()

@@ -51,14 +51,14 @@ def write(folder, *, history=None, manifest=None, at=1000):
     ],
 )
 def test_progress(files, expected, tmp_path):
-    found = read_progress(write(tmp_path, **files), now=1005)
-    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+    progress = read_progress(write(tmp_path, **files), now=1005)
+    assert {name: getattr(progress, name) for name in expected} == pytest.approx(expected)
 
 
 def test_rejected_replies_are_named(tmp_path):
     rejected = {1: {"head": "NaN in layer 3"}, 2: {"head": "late", "slake": "late"}}
-    found = read_progress(write(tmp_path, history=history(3, rejected=rejected)))
-    assert found.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
+    progress = read_progress(write(tmp_path, history=history(3, rejected=rejected)))
+    assert progress.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
 
 
 @pytest.mark.parametrize(
@@ -77,12 +77,12 @@ def test_damaged_files_are_named(file, content, message, tmp_path):
         read_progress(write(tmp_path, **{file: content}))
 
 
-def test_progress_travels_as_json(tmp_path):
+def test_progress_can_be_sent_as_json(tmp_path):
     from dataclasses import asdict
 
-    found = read_progress(write(tmp_path, history=history(3, rejected={1: {"head": "late"}})))
-    travelled = json.loads(json.dumps({**asdict(found), "of a newer version": 1}))
-    assert Progress.from_json(travelled) == found
+    progress = read_progress(write(tmp_path, history=history(3, rejected={1: {"head": "late"}})))
+    decoded = json.loads(json.dumps({**asdict(progress), "of a newer version": 1}))
+    assert Progress.from_json(decoded) == progress
 
 
 @pytest.mark.parametrize("place", ["", "fedpeft", "server/simulate_job/fedpeft", "workspace/fedpeft"])
