@@ -119,8 +119,8 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "large": ("What a site sends that is too large (simulator)", large_rows),
     "handshakes": ("What a site claims in the handshake (in this process)", hostile_handshakes.rows),
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
-    "settings": ("Jobs that ask for what only the site decides (in this process)", hostile_servers.settings_rows),
-    "orders": ("A server that orders what the job does not say (in this process)", hostile_servers.order_rows),
+    "settings": ("Jobs that set what only the site decides (in this process)", hostile_servers.settings_rows),
+    "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
 }
 
 

@@ -44,7 +44,7 @@ LIES: dict[str, dict[str, Any]] = {
     "tensors of bfloat16": {"dtype": "bfloat16"},
     "a key for secure sums that is none": {"sum_key": {"public": ["key"]}},
     "a problem of 2 MB with ANSI codes": {"problem": "\x1b[2Jround 9: completed\n" * 90_000},
-    "a tensor that nobody asked for": {"state": {KEY: torch.ones(SCHEMA[KEY])}},
+    "an unexpected tensor": {"state": {KEY: torch.ones(SCHEMA[KEY])}},
 }
 Row = tuple[str, str, str]
 

@@ -147,7 +147,7 @@ REPLIES: dict[str, Reply] = {
     "no training samples": _fields(samples=0),
     "-1 seconds of work": _fields(seconds=-1.0),
     "10**9 attempts": _fields(attempts=10**9),
-    "scores that nobody asked for": _fields(scores=[1.0] * 12),
+    "unexpected scores": _fields(scores=[1.0] * 12),
     "a problem of 2 MB with ANSI codes": _fields(problem="\x1b[2J\x1b[31mround 9: completed\n" * 70_000),
     "an unknown problem code": _fields(problem="give-me-a-shell"),
     "a problem about an undeclared setting": _fields(problem="setting-refused", setting="/etc/passwd"),

@@ -129,9 +129,9 @@ def _data(arguments: argparse.Namespace) -> None:
 
 def _doctor(arguments: argparse.Namespace) -> None:
     from fedpeft.doctor import open_context
-    from fedpeft.doctor.console import visit
+    from fedpeft.doctor.console import print_findings
 
-    visit(
+    print_findings(
         open_context(
             arguments.job, startup_kit=arguments.startup_kit, site=arguments.site, workspace=arguments.workspace
         )

@@ -310,9 +310,9 @@ def huge(job):
         (linked, "config_fed_client.json does not belong"),
         (pipe, "config_fed_client.json does not belong"),
         (huge, "config_fed_client.json is too large"),
-        (lambda job: (job / SERVER).unlink(), "lacks app/config/config_fed_server.json: write the job anew"),
+        (lambda job: (job / SERVER).unlink(), "lacks app/config/config_fed_server.json: write the job again"),
         (lambda job: shutil.rmtree(job / "app"), "app is missing"),
-        (lambda job: (job / META).unlink(), "is no FLARE job folder"),
+        (lambda job: (job / META).unlink(), "is not a FLARE job folder"),
     ],
 )
 def test_a_folder_is_checked_as_strictly(job, change, message):

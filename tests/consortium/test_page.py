@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """docs/consortium.md followed to the letter by two hospitals with tables of their own ends in a finished job.
 
-Each block of "From nothing to a finished job" is run or written as it stands, on one machine: only folders, port and
-the server's name are others, and what the page shows for north is done for south as well.
+Each block of "From installation to a finished job" is run or written as it stands, on one machine: only folders, port
+and the server's name are others, and what the page shows for north is done for south as well.
 """
 
 import re
@@ -52,7 +52,7 @@ def own_data(folder, name):
 def steps(*, folder, port):
     """The blocks of the page, with this machine's values."""
     ours = {"/srv/": f"{folder}/srv/", "/srv\n": f"{folder}/srv\n", "8002": str(port), "fl.example.org": "localhost"}
-    page = PAGE.read_text().partition("## From nothing to a finished job")[2].partition("\n## ")[0]
+    page = PAGE.read_text().partition("## From installation to a finished job")[2].partition("\n## ")[0]
     for language, text in BLOCK.findall(page):
         if "git clone" in text:
             continue

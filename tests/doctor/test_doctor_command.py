@@ -8,7 +8,7 @@ from rich.console import Console
 
 from fedpeft import cli
 from fedpeft.doctor import Finding, open_context
-from fedpeft.doctor.console import visit
+from fedpeft.doctor.console import print_findings
 from fedpeft.doctor.registry import examine
 from fedpeft.errors import FedpeftError
 
@@ -16,7 +16,7 @@ from fedpeft.errors import FedpeftError
 def printed(context, *, terminal=False):
     out = io.StringIO()
     try:
-        visit(context, console=Console(file=out, force_terminal=terminal, width=80))
+        print_findings(context, console=Console(file=out, force_terminal=terminal, width=80))
     except FedpeftError as error:
         out.write(f"ERROR {error}")
     return out.getvalue()
@@ -52,7 +52,7 @@ def test_a_check_that_breaks_is_told_and_hides_no_other(monkeypatch):
 
     monkeypatch.setattr(versions, "check", lambda context: 1 / 0)
     found = list(examine(open_context()))
-    assert "this check itself broke (ZeroDivisionError" in found[0][1].sentence
+    assert "this check itself failed (ZeroDivisionError" in found[0][1].sentence
     assert disk.__name__.endswith(found[-1][0])
 
 
@@ -63,4 +63,4 @@ def test_exit_codes(make_kit, capsys, monkeypatch):
     monkeypatch.setattr("fedpeft.doctor.console.examine", lambda context, during: [("a", Finding("fail", "no"))])
     assert cli.main(["doctor", "--startup-kit", str(make_kit("site"))]) == 1
     assert cli.main(["doctor", "nothing"]) == 1
-    assert "is no FLARE job folder" in capsys.readouterr().err
+    assert "is not a FLARE job folder" in capsys.readouterr().err

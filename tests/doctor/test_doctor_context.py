@@ -37,8 +37,8 @@ def test_the_sites_that_train_here(role, site, expected, make_kit, make_job):
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ({"job": "nothing"}, "is no FLARE job folder, it has no meta.json"),
-        ({"startup_kit": "nothing"}, "is no startup kit"),
+        ({"job": "nothing"}, "is not a FLARE job folder, it has no meta.json"),
+        ({"startup_kit": "nothing"}, "is not a start-up kit"),
         ({"site": "slake"}, "--site slake names a site of a job"),
         ({"job": "job", "site": "slak"}, "--site slak is not in federation.sites: did you mean 'slake'"),
         ({"job": "job", "startup_kit": "kit-site", "site": "slake"}, "exclude each other"),
@@ -56,10 +56,13 @@ def test_what_does_not_exist_or_fit_is_told(arguments, told, make_kit, make_job,
     ("content", "told"),
     [
         ("{", "cannot be read as JSON"),
-        ("[]", "must hold a JSON object, it holds list"),
-        ("{}", "does not say who and where"),
-        ('{"servers": [{"service": {"target": "localhost"}}], "client": {"fqsn": "a"}}', "does not say who and where"),
-        ('{"servers": {}, "client": {}}', "does not say who and where"),
+        ("[]", "must be a JSON object, not list"),
+        ("{}", "does not name the participant"),
+        (
+            '{"servers": [{"service": {"target": "localhost"}}], "client": {"fqsn": "a"}}',
+            "does not name the participant",
+        ),
+        ('{"servers": {}, "client": {}}', "does not name the participant"),
     ],
 )
 def test_a_damaged_kit_is_told(content, told, make_kit):

@@ -44,7 +44,7 @@ def told(findings):
         (lambda: versions.python(">=3.11,<3.13", "3.11.7"), "pass: Python 3.11.7"),
         (lambda: versions.python(">=3.11,<3.13", "3.13.1"), "fail: Python is 3.13.1"),
         (lambda: versions.required(["a>=1", "b; extra == 'dev'"], {"a": "1.2"}), "pass: all 1 required"),
-        (lambda: versions.required(["A_x>=2,<3"], {"a-x": "1.2"}), "fail: A_x is 1.2, needed is <3,>=2"),
+        (lambda: versions.required(["A_x>=2,<3"], {"a-x": "1.2"}), "fail: A_x is 1.2, <3,>=2 is needed"),
         (lambda: versions.required(["a", "c"], {"a": "1"}), "fail: c is missing"),
         (lambda: versions.required(["a>=2.6"], {"a": "2.13.0+cpu"}), "pass"),
         (lambda: versions.tested("# note\na==1.0\nb==2\n", {"a": "1.0+cpu", "b": "2"}), "pass: 2 libraries"),
@@ -113,7 +113,7 @@ STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreame
         ({"allow_log_streaming": False, "components": [STREAMER]}, "pass"),
         ({"allow_log_streaming": True, "components": [STREAMER]}, "warn: this site's error log goes to the server"),
         ({"components": [STREAMER]}, "warn: this site's error log goes to the server"),
-        ({"components": ["text", {}]}, "warn: a job may ask for this site's log"),
+        ({"components": ["text", {}]}, "warn: a job may request this site's log"),
     ],
 )
 def test_log_streaming(local, expected):
@@ -144,7 +144,7 @@ def scoped(privacy="off", **changes):
         ({**scoped(), "default_scope": "other"}, "fail: .*has no default scope"),
         ({"scopes": 3}, "fail: .*has no default scope"),
         ({**scoped(), "scopes": [*scoped()["scopes"], {"name": "b"}]}, "fail: .*has 2 scopes"),
-        ([], "fail: .*must hold a JSON object"),
+        ([], "fail: .*must be a JSON object"),
     ],
 )
 def test_privacy(content, expected, make_kit, monkeypatch):
@@ -163,14 +163,14 @@ def test_privacy(content, expected, make_kit, monkeypatch):
 def test_noise_needs_its_accountant(monkeypatch):
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
     shown = told(privacy.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
-    assert shown.startswith("fail: privacy.json asks for noise, and its accountant is missing")
+    assert shown.startswith("fail: privacy.json sets noise, and the privacy accountant is missing")
 
 
 @pytest.mark.parametrize(
     ("begins", "ends", "expected"),
     [
         (-1, 300, "pass"),
-        (-300, -1, "fail: client.crt ended on"),
+        (-300, -1, "fail: client.crt expired on"),
         (-1, 9, "warn"),
         (2, 9, "fail: client.crt is valid from"),
     ],
@@ -197,7 +197,7 @@ def test_a_damaged_certificate_is_told(content, make_kit):
 def test_the_systems_word_on_the_clock(said, expected, monkeypatch):
     monkeypatch.setattr(clock.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
     monkeypatch.setattr(clock.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert told(clock.synchronised()).startswith(expected)
+    assert told(clock.synchronized()).startswith(expected)
 
 
 def test_data_are_counted_and_never_shown(make_job, tmp_path):
@@ -374,7 +374,7 @@ def test_a_device_that_is_not_there_is_told(make_job):
 
 def test_disk(tmp_path, monkeypatch):
     assert told(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
-    assert "make room" in told(disk.writable(tmp_path, 10**18))
+    assert "free some space" in told(disk.writable(tmp_path, 10**18))
     (tmp_path / "file").touch()
     assert "cannot be written to (Not a directory)" in told(disk.writable(tmp_path / "file", 0))
 
@@ -389,14 +389,14 @@ def test_disk(tmp_path, monkeypatch):
 def test_a_servers_store_in_a_temporary_folder_is_told(make_kit, monkeypatch, tmp_path):
     manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
     context = open_context(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
-    assert "which the system empties" in told(disk.check(context))
+    assert "which is temporary" in told(disk.check(context))
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
-    assert "which the system empties" not in told(disk.check(context))
+    assert "which is temporary" not in told(disk.check(context))
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
     shown = told(site_file.check(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
-    assert re.fullmatch("pass: .*fedpeft.json can be used; other than by default are most_rounds.", shown)
+    assert re.fullmatch("pass: .*fedpeft.json can be used; not default: most_rounds.", shown)
     assert not list(site_file.check(open_context()))
 
 
@@ -433,7 +433,9 @@ def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, sma
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
-    assert "asks for nothing that" in told(site_file.check(open_context(make_job(), startup_kit=make_kit("site"))))
+    assert "this file allows all settings" in told(
+        site_file.check(open_context(make_job(), startup_kit=make_kit("site")))
+    )
 
 
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):

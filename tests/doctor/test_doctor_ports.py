@@ -80,7 +80,7 @@ def told(kit):
 )
 @pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
 def test_reachable(serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch):
-    monkeypatch.setattr(ports, "LISTENED", 0.5)
+    monkeypatch.setattr(ports, "SECONDS_TO_LISTEN", 0.5)
     client = dict(client)
     with serve(read_kit(make_kit("server", **server))) as port:
         own = Authority() if client.pop("foreign", False) else authority

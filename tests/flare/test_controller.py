@@ -257,6 +257,6 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     read = partial(server._read_training, dict.fromkeys(SITES, order), sites)
     server._method = MethodSettings(aggregation="fedavg")
     orders = {site: order.to_model() for site in SITES}
-    accepted, refused = server._ask("train", orders, read, round=1, timeout=60, needed=1)
+    accepted, refused = server._request("train", orders, read, round=1, timeout=60, needed=1)
     assert set(accepted) == {"chest"}
     assert set(refused) == {"slake", "vqa-rad"}

@@ -142,5 +142,5 @@ def test_an_aborted_job_names_the_sites_that_had_not_answered(run, tmp_path):
     harness = Harness(train=train)
     harness.run()
     reason = json.loads((tmp_path / "manifest.json").read_text())["reason"]
-    assert "not answered had: vqa-rad, chest" in reason
+    assert "without a reply: vqa-rad, chest" in reason
     assert harness.panics == [reason]

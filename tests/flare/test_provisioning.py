@@ -103,7 +103,7 @@ def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
 
 def test_a_policy_of_a_site_that_is_not_there_is_told(tmp_path, capsys):
     provision(tmp_path, site_policies={"slak": {}})
-    assert "site_policies names 'slak', which is no client of this project." in capsys.readouterr().err
+    assert "site_policies names 'slak', which is not a client of this project." in capsys.readouterr().err
     assert not (tmp_path / "fedpeft" / "prod_00").exists()
 
 

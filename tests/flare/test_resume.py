@@ -155,7 +155,7 @@ def test_a_broken_checkpoint_of_another_job_does_not_matter(run, tmp_path):
 
 @pytest.mark.parametrize("name", ["../up", "", "/etc", "UPPER", "a/b"])
 def test_a_lineage_cannot_lead_elsewhere(name):
-    with pytest.raises(FedpeftError, match="no plain name"):
+    with pytest.raises(FedpeftError, match="not a plain name"):
         state_folder(None, name)
 
 

@@ -83,7 +83,7 @@ def test_no_path_and_no_error_text_leaves(topic, guarded, ask):
 
 @pytest.mark.parametrize("job_id", ["local", "startup", "fedpeft", "../local", "", ".", None])
 def test_a_job_cannot_take_a_folder_of_the_site(job_id, guarded, kit):
-    with pytest.raises(AdmissionError, match="is no UUID"):
+    with pytest.raises(AdmissionError, match="is not a UUID"):
         check_job_id(job_id, Workspace(str(kit), site_name="hospital"))
     engine = SimpleNamespace(
         args=SimpleNamespace(workspace=str(kit)), client_executor=SimpleNamespace(run_processes={})

@@ -1,2 +1,2 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether a job may be admitted, read off its bytes before anything else parses them."""
+"""Check a job's files before FLARE parses them, and admit or refuse the job."""

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The files of a job, out of a folder or a zip archive: the expected ones, and none beside them.
+"""Read the files of a job from a folder or a zip archive: exactly the expected ones.
 
-FLARE searches sub-folders for a configuration and takes `.conf`, `.yml` and `*.default` as well, so that any further
+FLARE searches subfolders for a configuration and accepts `.conf`, `.yml` and `*.default` too, so that any additional
 file could be the one that it reads.
 """
 
@@ -25,21 +25,21 @@ _ENCRYPTED = 0x1
 
 
 def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
-    """The named files of a folder.
+    """Read the named files of a folder.
 
     Args:
         folder: the job's.
-        names: paths below it that must be there, with `/`.
+        names: required paths below it, with `/`.
 
     Raises:
-        AdmissionError: one is missing or too large, or something else is in the folder.
+        AdmissionError: a file is missing or too large, or the folder has other files.
     """
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     folders, signatures = _folders(names), _signatures(names)
     for below in sorted(folders):
         inside = folder / below
         if not inside.is_dir():
-            raise AdmissionError(f"{inside} is missing: write the job anew with `fedpeft jobs`.", reason="file")
+            raise AdmissionError(f"{inside} is missing: write the job again with `fedpeft jobs`.", reason="file")
         with os.scandir(inside) as entries:
             for entry in entries:
                 name = str(PurePosixPath(below) / entry.name)
@@ -47,20 +47,20 @@ def read_folder(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
                 if entry.is_symlink() or not known:
                     raise AdmissionError(f"{entry.path} does not belong to a job of fedpeft: remove it.", reason="file")
                 if name in names:
-                    found[name] = _read_file(Path(entry.path))
-    return _complete(found, names, str(folder))
+                    contents[name] = _read_file(Path(entry.path))
+    return _complete(contents, names, str(folder))
 
 
 def read_archive(data: bytes, names: Sequence[str], *, root: str = "") -> dict[str, bytes]:
-    """The named files of a zip archive.
+    """Read the named files of a zip archive.
 
     Args:
         data: the archive.
-        names: paths below `root` that must be there, with `/`.
+        names: required paths below `root`, with `/`.
         root: the folder in the archive that holds the job.
 
     Raises:
-        AdmissionError: it is no plain archive, one is missing, or something else is in it.
+        AdmissionError: it is not a plain archive, a file is missing, or it has other files.
     """
     prefix = f"{root}/" if root else ""
     files = {f"{prefix}{name}": name for name in names}
@@ -70,15 +70,15 @@ def read_archive(data: bytes, names: Sequence[str], *, root: str = "") -> dict[s
     for name in entries:
         if name not in files and name not in others and name not in folders:
             raise AdmissionError(f"{short(name)} does not belong to a job of fedpeft: remove it.", reason="file")
-    found = {files[name]: content for name, content in entries.items() if name in files}
-    return _complete(found, names, root or "the archive")
+    contents = {files[name]: content for name, content in entries.items() if name in files}
+    return _complete(contents, names, root or "the archive")
 
 
 def check_archive(data: bytes) -> None:
-    """Refuse an archive that cannot be unpacked safely, whatever its files are called.
+    """Refuse an archive that cannot be unpacked safely.
 
     Raises:
-        AdmissionError: it is no plain archive, or larger than a job's.
+        AdmissionError: it is not a plain archive, or larger than a job can be.
     """
     _entries(data)
 
@@ -88,7 +88,7 @@ def _entries(data: bytes) -> dict[str, bytes]:
         raise AdmissionError(
             f"the job's archive must have at most {MAX_ARCHIVE} bytes: send a job of fedpeft.", reason="archive"
         )
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             if len(archive.infolist()) > MAX_ENTRIES:
@@ -96,16 +96,16 @@ def _entries(data: bytes) -> dict[str, bytes]:
                     f"the job's archive has more than {MAX_ENTRIES} entries: send a job of fedpeft.", reason="archive"
                 )
             for entry in archive.infolist():
-                if entry.filename in found:
-                    raise AdmissionError(f"{short(entry.filename)} is there twice: send it anew.", reason="archive")
-                found[entry.filename] = _read_entry(archive, entry)
+                if entry.filename in contents:
+                    raise AdmissionError(f"{short(entry.filename)} is there twice: send it again.", reason="archive")
+                contents[entry.filename] = _read_entry(archive, entry)
     except AdmissionError:
         raise
-    except Exception as error:  # zipfile raises a dozen kinds of exceptions on damaged archives
+    except Exception as error:  # zipfile raises many kinds of exceptions on damaged archives
         raise AdmissionError(
-            f"the job's archive is damaged ({short(error)}): send it anew.", reason="archive"
+            f"the job's archive is damaged ({short(error)}): send it again.", reason="archive"
         ) from error
-    return found
+    return contents
 
 
 def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
@@ -118,12 +118,12 @@ def _read_entry(archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
         or not plain
     ):
         raise AdmissionError(
-            f"{short(entry.filename)} is not a plain entry of a zip archive: send it anew.", reason="archive"
+            f"{short(entry.filename)} is not a plain entry of a zip archive: send it again.", reason="archive"
         )
     limit = 0 if entry.is_dir() else MAX_BYTES
     if entry.file_size <= limit:
         with archive.open(entry) as stream:
-            content = stream.read(limit + 1)  # what it declares is not what it unpacks to
+            content = stream.read(limit + 1)  # the declared size may be wrong
         if len(content) == entry.file_size:
             return content
     raise AdmissionError(f"{short(entry.filename)} is too large: make it at most {MAX_BYTES} bytes.", reason="limit")
@@ -140,10 +140,10 @@ def _read_file(file: Path) -> bytes:
     return content
 
 
-def _complete(found: dict[str, bytes], names: Sequence[str], where: str) -> dict[str, bytes]:
-    if missing := [name for name in names if name not in found]:
-        raise AdmissionError(f"{where} lacks {missing[0]}: write the job anew with `fedpeft jobs`.", reason="file")
-    return found
+def _complete(contents: dict[str, bytes], names: Sequence[str], where: str) -> dict[str, bytes]:
+    if missing := [name for name in names if name not in contents]:
+        raise AdmissionError(f"{where} lacks {missing[0]}: write the job again with `fedpeft jobs`.", reason="file")
+    return contents
 
 
 def _folders(names: Sequence[str]) -> set[str]:

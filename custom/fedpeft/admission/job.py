@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which jobs are admitted: those of the shape that `fedpeft.jobs` writes, and no others.
+"""Admit only jobs of the form that `fedpeft.jobs` writes.
 
-A list of what is allowed, not of what is dangerous: FLARE reads many kinds of components, files and variables out of a
-job, and several of them read something of the machine.
+This is an allow-list, not a list of dangers: FLARE reads many kinds of components, files and variables from a job, and
+several of them read files or variables of the machine.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COMMON = ("format_version", "task_data_filters", "task_result_filters", "compon
 _OWN = {"server": ("server", "workflows"), "client": ("executors",)}
 _COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
 _SERVER = "task_request_interval"
-# FLARE builds an argument that has one of these as a component of its own
+# FLARE builds a component from an argument that has one of these keys
 _BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
 
 
@@ -45,28 +45,28 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
     """Check a job folder.
 
     Args:
-        folder: as `fedpeft jobs` writes it; FLARE's signatures may be in it.
-        classes: further classes that this machine's allow-list names, for tests and experiments in the simulator;
-            an entry that ends with a period stands for everything below it.
+        folder: as `fedpeft jobs` writes it; it may contain FLARE's signatures.
+        classes: additional classes of this machine's allow-list, for tests and experiments in the simulator; an entry
+            that ends with a period stands for everything below it.
 
     Raises:
-        AdmissionError: what is in the way.
-        FedpeftError: it is no job folder at all.
+        AdmissionError: the job is not admitted; the message says why.
+        FedpeftError: the folder is not a job folder.
     """
     if not (folder / META).is_file():
-        raise FedpeftError(f"{folder} is no FLARE job folder, it has no meta.json: name one of jobs/.")
+        raise FedpeftError(f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/.")
     return _admit(read_folder(folder, FILES), f"{folder}/", classes)
 
 
 def admit_submission(data: bytes, folder: str) -> AdmittedJob:
-    """Check the archive that a lead submits.
+    """Check a submitted archive.
 
     Args:
         data: the zip archive.
-        folder: the job folder's name, the only one at the top of the archive.
+        folder: name of the job folder, the only one at the top of the archive.
 
     Raises:
-        AdmissionError: what is in the way.
+        AdmissionError: the job is not admitted; the message says why.
     """
     if not isinstance(folder, str) or not _FOLDER.fullmatch(folder) or not folder.isprintable():
         raise AdmissionError(f"the job's folder is {short(folder)}: give it a plain name.", reason="archive")
@@ -74,20 +74,20 @@ def admit_submission(data: bytes, folder: str) -> AdmittedJob:
 
 
 def admit_app(data: bytes, app: str, meta: Mapping[str, Any]) -> None:
-    """Check what a server deploys at a site.
+    """Check an app that a server deploys at a site.
 
     Args:
         data: the zip archive of the app folder.
         app: its name.
-        meta: the job's meta.json with what the server added.
+        meta: the job's meta.json, with the fields that the server added.
 
     Raises:
-        AdmissionError: what is in the way.
+        AdmissionError: the job is not admitted; the message says why.
     """
     if app != APP:
         raise AdmissionError(f"the app is {short(app)}: name it {APP!r}.", reason="file")
     if not isinstance(meta, Mapping):
-        raise AdmissionError(f"meta.json is {short(meta)}, not an object: submit the job anew.", reason="meta")
+        raise AdmissionError(f"meta.json is {short(meta)}, not an object: submit the job again.", reason="meta")
     admit_meta({key: value for key, value in meta.items() if key not in BOOKKEEPING})
     files = read_archive(data, tuple(CONFIGURATIONS.values()))
     for role, name in CONFIGURATIONS.items():
@@ -99,7 +99,7 @@ def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, 
 
     Args:
         role: server or client.
-        configuration: its content.
+        configuration: content of the file.
         file: its name, for messages.
         classes: as for `admit_folder`.
     """
@@ -143,11 +143,11 @@ def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[s
     path, arguments = entry["path"], entry["args"]
     if not all(isinstance(entry[key], str) and entry[key] for key in names if key != "args"):
         raise AdmissionError(
-            f"{where}: id and path must be texts: write the job anew with `fedpeft jobs`.", reason="shape"
+            f"{where}: id and path must be texts: write the job again with `fedpeft jobs`.", reason="shape"
         )
     if path not in ours:
         if not any(path == name or (name.endswith(".") and path.startswith(name)) for name in classes):
-            raise AdmissionError(f"{where}: {short(path)} is no component of a job: remove it.", reason="class")
+            raise AdmissionError(f"{where}: {short(path)} is not a component of a job: remove it.", reason="class")
         return
     check_keys(arguments, ARGUMENTS[path], f"{where}: args")
     for name, value in arguments.items():

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a job's meta.json may say: its name, the app's participants, how many sites it needs, and GPUs."""
+"""Check a job's meta.json: name, participants, number of sites needed, and GPUs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedpeft.admission.strict_json import check_texts
 META = "meta.json"
 APP = "app"
 META_KEYS = ("name", "resource_spec", "min_clients", "deploy_map")
-# what the server adds to meta.json before it sends it to a site; nothing here chooses a program or a container
+# fields that the server adds to meta.json before it sends it to a site; none selects a program or a container
 BOOKKEEPING = (
     "approvals",
     "cloned_from",
@@ -43,9 +43,9 @@ _GPUS = ("num_of_gpus", "mem_per_gpu_in_GiB")
 
 
 def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
-    """Check the content of meta.json: the app goes to the server and to sites by name, and asks for GPUs at most.
+    """Check the content of meta.json: the app is deployed to the server and to sites by name, and may request GPUs.
 
-    A launcher, a container image, a privacy scope, a job id or statistics are nothing that a job may ask for.
+    A launcher, a container image, a privacy scope, a job id or statistics are refused.
     """
     check_keys(meta, META_KEYS, file, required=("name", "min_clients", "deploy_map"), reason="meta")
     check_texts(meta, file)
@@ -65,6 +65,6 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     resources = meta.get("resource_spec", {})
     if not isinstance(resources, dict) or not set(resources) <= set(participants):
         raise wrong(file, "resource_spec", resources, "an object with names of sites")
-    for asked in resources.values():
-        if not isinstance(asked, dict) or not set(asked) <= set(_GPUS) or not all(map(is_count, asked.values())):
-            raise wrong(file, "resource_spec", asked, f"an object of {' and '.join(_GPUS)}, each a number")
+    for spec in resources.values():
+        if not isinstance(spec, dict) or not set(spec) <= set(_GPUS) or not all(map(is_count, spec.values())):
+            raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")

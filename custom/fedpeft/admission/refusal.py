@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Why a job is not admitted: a code out of a fixed list for others, the full sentence for whoever owns the machine."""
+"""Why a job is not admitted: a code of a fixed list for others, the full message for this machine's log."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class AdmissionError(FedpeftError):
     """A job that is not admitted.
 
     Args:
-        sentence: what is wrong, with file, value and remedy; it stays on the machine that checked.
+        sentence: full message with file, value and remedy; it stays on this machine.
         reason: one of the codes in `REASONS`.
     """
 
@@ -32,6 +32,6 @@ class AdmissionError(FedpeftError):
 
     @property
     def public(self) -> str:
-        """What others learn: the code and its fixed sentence, nothing of the job and nothing of this machine."""
+        """The message for others: the code and its fixed sentence, without values of the job or this machine."""
         place = "`fedpeft doctor` on its folder names the place"
         return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}; {place}."

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether parsed JSON has the expected keys, lists and numbers; each refusal names the place and the value."""
+"""Check parsed JSON for the expected keys, lists and numbers; each error names the place and the value."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def check_keys(
     if not isinstance(value, dict):
         raise AdmissionError(f"{where} is {short(value)}: make it an object.", reason=reason)
     if known is not None and (unknown := [key for key in value if key not in known]):
-        raise AdmissionError(f"{where} has {short(unknown[0])}, which no job of fedpeft has: remove it.", reason=reason)
+        raise AdmissionError(f"{where} has {short(unknown[0])}, an unexpected key: remove it.", reason=reason)
     if missing := [key for key in required if key not in value]:
-        raise AdmissionError(f"{where} lacks {missing[0]!r}: write the job anew with `fedpeft jobs`.", reason=reason)
+        raise AdmissionError(f"{where} lacks {missing[0]!r}: write the job again with `fedpeft jobs`.", reason=reason)
 
 
 def check_list(value: Any, file: str, name: str, length: int | None = None) -> list[Any]:
-    """The value, if it is a list, of `length` entries if given."""
+    """Return the value if it is a list, of `length` entries unless that is None."""
     if not isinstance(value, list) or (length is not None and len(value) != length):
         raise wrong(file, name, value, "a list" if length is None else "a list of one entry", reason="shape")
     return value
@@ -38,7 +38,7 @@ def check_seconds(value: Any, file: str, name: str) -> None:
 
 
 def is_whole(value: Any) -> bool:
-    """Whether it is a whole number; true and false are none."""
+    """Whether it is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -48,5 +48,5 @@ def is_count(value: Any) -> bool:
 
 
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:
-    """The refusal of one value, with what is expected in its place."""
+    """The error for one value, with the expected one."""
     return AdmissionError(f"{file}: {name} is {short(value)}: make it {expected}.", reason=reason)

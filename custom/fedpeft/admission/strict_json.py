@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""JSON of a bounded size and depth, without duplicate keys, NaN, or a text that FLARE would expand."""
+"""Parse JSON of bounded size and depth, without duplicate keys, NaN, or a text that FLARE would expand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 20
 MAX_DEPTH = 16
 MAX_TEXT = 4096
 MAX_NUMBER = 2**63
-# FLARE takes `{x}` for a variable, and `}x}` as well: it splits at either brace
+# FLARE treats `{x}` as a variable, and `}x}` too: it splits at either brace
 BRACES = "{}"
 LINE_BREAKS = "\n\t"
 
@@ -27,7 +27,7 @@ def parse(data: bytes, file: str) -> dict[str, Any]:
         file: its name, for the message.
 
     Raises:
-        AdmissionError: it is too large, not UTF-8, no JSON object, or `check_texts` refuses what it holds.
+        AdmissionError: it is too large, not UTF-8, not a JSON object, or refused by `check_texts`.
     """
     if len(data) > MAX_BYTES:
         raise AdmissionError(f"{file} has {len(data)} bytes: make it at most {MAX_BYTES}.", reason="limit")
@@ -43,11 +43,11 @@ def parse(data: bytes, file: str) -> dict[str, Any]:
         raise AdmissionError(f"{file} is nested too deeply: use at most {MAX_DEPTH} levels.", reason="limit") from None
     except ValueError as error:
         raise AdmissionError(
-            f"{file} cannot be read as JSON ({error}): write the job anew with `fedpeft jobs`.", reason="json"
+            f"{file} cannot be read as JSON ({error}): write the job again with `fedpeft jobs`.", reason="json"
         ) from error
     if not isinstance(value, dict):
         raise AdmissionError(
-            f"{file} holds {type(value).__name__}, not an object: write the job anew with `fedpeft jobs`.",
+            f"{file} holds {type(value).__name__}, not an object: write the job again with `fedpeft jobs`.",
             reason="json",
         )
     check_texts(value, file)
@@ -58,12 +58,12 @@ def check_texts(value: Any, where: str, depth: int = 0) -> None:
     """Refuse braces, control characters and excessive length in every text, keys included, and excessive depth.
 
     Args:
-        value: what was parsed.
-        where: a name for it; messages go on from there with the keys.
-        depth: levels above it.
+        value: parsed JSON.
+        where: name of the value in messages; keys are appended.
+        depth: number of levels above it.
 
     Raises:
-        AdmissionError: which text, where.
+        AdmissionError: names the text and its place.
     """
     if depth > MAX_DEPTH:
         raise AdmissionError(f"{where} is nested too deeply: use at most {MAX_DEPTH} levels.", reason="limit")
@@ -80,7 +80,7 @@ def check_texts(value: Any, where: str, depth: int = 0) -> None:
 
 
 def short(value: Any, limit: int = 80) -> str:
-    """A value for a message: one printable line of at most `limit` characters."""
+    """Format a value for a message: one printable line of at most `limit` characters."""
     text = ascii(value)
     return text if len(text) <= limit else f"{text[: limit - 3]}..."
 
@@ -105,12 +105,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(result) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the key {short(twice)} stands there twice")
+        raise ValueError(f"the key {short(twice)} is there twice")
     return result
 
 
 def _no_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _finite(text: str) -> float:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What keeps a job from running on this machine, found before it starts; what `nvflare preflight-check` does not see.
+"""Checks of what would keep a job from running on this machine, beyond `nvflare preflight-check`.
 
 A group of checks is one file with `check(context) -> Iterator[Finding]` and one line below.
 """

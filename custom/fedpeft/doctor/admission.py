@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether this participant checks a job before FLARE reads it, and whether the check takes hold in this FLARE."""
+"""Check that this participant checks jobs before FLARE reads them, and that the check works in this FLARE."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _APP_FILES = {name.rpartition("/")[2] for name in FILES}
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The component in the kit's resources.json, what it changes in FLARE, and leftovers of jobs from before it."""
+    """Check the component in the kit's resources.json, its hooks in FLARE, and files left from earlier jobs."""
     if context.kit is None or context.kit.role == ADMIN:
         return
     yield component(context.kit.resources(), context.kit)
@@ -28,30 +28,32 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def component(resources: Mapping[str, Any], kit: Kit) -> Finding:
-    """Whether the kit names the component that checks jobs."""
-    wanted = GUARDS[kit.role]
+    """Check that the kit names the component that checks jobs."""
+    guard = GUARDS[kit.role]
     present = [entry for entry in resources.get("components", []) if isinstance(entry, Mapping)]
-    if any(entry.get("id") == wanted["id"] and entry.get("path") == wanted["path"] for entry in present):
+    if any(entry.get("id") == guard["id"] and entry.get("path") == guard["path"] for entry in present):
         return passed(f"this {kit.role} checks a job before FLARE reads it.")
-    others = [entry.get("path") for entry in present if entry.get("id") == wanted["id"]]
+    others = [entry.get("path") for entry in present if entry.get("id") == guard["id"]]
     change = f"replace {others[0]!r}" if others else "append an entry"
     return failed(
         f"nothing checks a job before FLARE reads it: {change} in components of {kit.resources_file}, with id "
-        f"{wanted['id']!r}, path {wanted['path']!r} and no args."
+        f"{guard['id']!r}, path {guard['path']!r} and no args."
     )
 
 
 def probe() -> Finding:
-    """Whether the check fits the installed FLARE; in a process of its own, because it changes FLARE's functions."""
+    """Check the hooks in the installed FLARE; in a separate process, because they replace FLARE's functions."""
     done = subprocess.run([sys.executable, "-m", PROBE], capture_output=True, text=True, check=False)
     if done.returncode == 0:
         return passed("HOCON, YAML and variables are refused by the installed FLARE.")
     reason = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    return failed(f"the check of jobs does not fit the installed FLARE ({reason}): install what constraints.txt names.")
+    return failed(
+        f"the check of jobs does not work in the installed FLARE ({reason}): install the versions in constraints.txt."
+    )
 
 
 def leftovers(kit: Kit) -> Iterator[Finding]:
-    """FLARE looks for its own configuration in the run folders of earlier jobs as well."""
+    """Find files of earlier jobs: FLARE searches their run folders for its own configuration too."""
     for file in sorted(kit.folder.glob("*/app_*/**/*")):
         if file.is_file() and file.name not in _APP_FILES and not file.name.startswith(".__nvfl_"):
             yield failed(f"{file} is left from an earlier job, and FLARE may read it: remove {file.parents[1]}.")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether this participant lets FLARE load fedpeft's classes, and only those."""
+"""Check that FLARE may load fedpeft's classes at this participant, and only those."""
 
 from __future__ import annotations
 
@@ -18,34 +18,34 @@ EVERYTHING, ANY_OF_OURS = "*", "fedpeft.anything"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The list that FLARE will read: the kit's, or the simulator workspace's."""
-    wanted = context.job.classes if context.job else COMPONENTS
+    """Check the list that FLARE will read: the kit's, or the simulator workspace's."""
+    classes = context.job.classes if context.job else COMPONENTS
     if context.kit is None:
         file = context.workspace / "local" / RESOURCES
         if not file.is_file():
             yield warned(f"{file} is not there: `fedpeft simulate` writes it, `nvflare simulator` needs a clone's.")
             return
-        yield from listed(read_object(file), wanted, file)
+        yield from listed(read_object(file), classes, file)
     elif context.kit.role != ADMIN:
         content = context.kit.resources()
-        yield from listed(content, wanted, context.kit.resources_file)
+        yield from listed(content, classes, context.kit.resources_file)
         if context.kit.role == SITE:
             yield from streaming(content, context.kit.resources_file)
 
 
-def listed(resources: Mapping[str, Any], wanted: Iterable[str], file: Path) -> Iterator[Finding]:
-    """Whether a resources.json admits every wanted class by name, and enforces its list."""
+def listed(resources: Mapping[str, Any], classes: Iterable[str], file: Path) -> Iterator[Finding]:
+    """Check that a resources.json lists every class by name, and that the list is enforced."""
     from nvflare.app_common.default_component_policy import DEFAULT_CLASS_ALLOW_LIST
 
     entries = resources.get(KEY, list(DEFAULT_CLASS_ALLOW_LIST))
     if not isinstance(entries, list) or not all(isinstance(entry, str) and entry for entry in entries):
-        yield failed(f"{KEY} in {file} must be a list of class names: mend it.")
+        yield failed(f"{KEY} in {file} must be a list of class names: correct it.")
         return
-    missing = sorted(name for name in wanted if not any(_admits(entry, name) for entry in entries))
+    missing = sorted(name for name in classes if not any(_admits(entry, name) for entry in entries))
     if missing:
         yield failed(f"FLARE may not load {', '.join(missing)}: append to {KEY} in {file}.")
     else:
-        yield passed(f"FLARE may load {', '.join(name.rpartition('.')[2] for name in wanted)} ({file}).")
+        yield passed(f"FLARE may load {', '.join(name.rpartition('.')[2] for name in classes)} ({file}).")
     if wide := [entry for entry in entries if _admits(entry, ANY_OF_OURS)]:
         yield warned(f"{wide[0]!r} in {KEY} of {file} lets a job call any function below it: name each class instead.")
     if (mode := resources.get(MODE, "enforce")) != "enforce":
@@ -53,7 +53,7 @@ def listed(resources: Mapping[str, Any], wanted: Iterable[str], file: Path) -> I
 
 
 def streaming(resources: Mapping[str, Any], file: Path) -> Iterator[Finding]:
-    """FLARE's own kits send a site's error log to the server, and an error may name a file of the site."""
+    """Check that a site's error log, which may name files of the site, is not sent to the server."""
     components = resources.get("components", [])
     streams = any(str(c.get("path", "")).endswith(STREAMERS) for c in components if isinstance(c, Mapping))
     if resources.get(STREAMING, True) and streams:
@@ -62,7 +62,7 @@ def streaming(resources: Mapping[str, Any], file: Path) -> Iterator[Finding]:
             f"in {file}."
         )
     elif resources.get(STREAMING, True):
-        yield warned(f"a job may ask for this site's log: set {STREAMING} to false in {file}.")
+        yield warned(f"a job may request this site's log: set {STREAMING} to false in {file}.")
     else:
         yield passed("this site's logs stay here.")
 

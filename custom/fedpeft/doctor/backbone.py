@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The backbone's files: in a folder, in the package, or in the hub's cache on this machine."""
+"""Check the backbone's files: in a folder, in the package, or in the hub's cache on this machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TOKENIZER = ("tokenizer.json", "vocab.txt")
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Whether the job's backbone could be loaded without a network."""
+    """Check that the job's backbone can be loaded without a network."""
     if not context.sites:
         return
     settings = build(BackboneSettings, context.job.sections["backbone"], section="backbone")
@@ -26,7 +26,7 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def folder(path: Path) -> Finding:
-    """A local folder in the hub's layout."""
+    """Check a local folder in the hub's layout."""
     present = [file.name for file in path.iterdir()]
     try:
         config = json.loads((path / CONFIG).read_text()) if CONFIG in present else {"model_type": None}
@@ -44,7 +44,7 @@ def folder(path: Path) -> Finding:
 
 
 def cached(name: str) -> Finding:
-    """A name of the hub: its files in the cache, or else a network."""
+    """Check that a hub name's files are in the cache."""
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether the certificates are valid by this machine's clock, and whether that clock is kept right.
+"""Check that the certificates are valid by this machine's clock, and that the clock is synchronized.
 
-The server's own certificate, and how far its clock is from this one, are looked at in `ports`.
+The server's certificate and the difference between the two clocks are checked in `ports`.
 """
 
 from __future__ import annotations
@@ -21,46 +21,46 @@ SOON = timedelta(days=30)
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The kit's certificates, and the operating system's word on its own clock."""
+    """Check the kit's certificates and the operating system's clock synchronization."""
     if context.kit is None:
         return
     now = datetime.now(UTC)
     yield validity(context.kit.certificate, now)
     yield validity(context.kit.root, now)
-    yield from synchronised()
+    yield from synchronized()
 
 
 def validity(file: Path, now: datetime) -> Finding:
-    """One certificate's period."""
+    """Check the period of one certificate."""
     try:
         certificate = x509.load_pem_x509_certificate(file.read_bytes())
     except (OSError, ValueError) as error:
-        return failed(f"{file} is no readable certificate ({error}): unpack the kit again.")
+        return failed(f"{file} is not a readable certificate ({error}): unpack the kit again.")
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begins:
         return failed(
-            f"{file.name} is valid from {_date(begins)}, this clock says {_date(now)}: set the clock (switch NTP on)."
+            f"{file.name} is valid from {_date(begins)}, and this clock is at {_date(now)}: set the clock (NTP)."
         )
     if now > ends:
-        return failed(f"{file.name} ended on {_date(ends)}, and this clock says {_date(now)}: ask for a new kit.")
+        return failed(f"{file.name} expired on {_date(ends)}, and this clock is at {_date(now)}: request a new kit.")
     if ends - now < SOON:
-        return warned(f"{file.name} ends on {_date(ends)}, in {(ends - now).days} days: ask for a new kit in time.")
+        return warned(f"{file.name} expires on {_date(ends)}, in {(ends - now).days} days: request a new kit in time.")
     return passed(f"{file.name} is valid until {_date(ends)}.")
 
 
-def synchronised() -> Iterator[Finding]:
-    """What systemd says; nothing where there is none, as in a container, which has its host's clock."""
+def synchronized() -> Iterator[Finding]:
+    """Check what systemd reports; without systemd, as in a container with its host's clock, nothing."""
     if (command := shutil.which("timedatectl")) is None:
         return
-    asked = [command, "show", "--property=NTPSynchronized", "--value"]
+    arguments = [command, "show", "--property=NTPSynchronized", "--value"]
     try:
-        said = subprocess.run(asked, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
+        answer = subprocess.run(arguments, capture_output=True, text=True, timeout=10, check=False).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return
-    if said == "yes":
-        yield passed("the clock is synchronised.")
-    elif said == "no":
-        yield warned("the clock is not synchronised, and certificates depend on it: timedatectl set-ntp true.")
+    if answer == "yes":
+        yield passed("the clock is synchronized.")
+    elif answer == "no":
+        yield warned("the clock is not synchronized, and certificates depend on it: timedatectl set-ntp true.")
 
 
 def _date(moment: datetime) -> str:

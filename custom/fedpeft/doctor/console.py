@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A doctor's visit on the terminal: a line for each finding, as soon as it is made."""
+"""Run all checks and print each finding on the terminal as soon as it is made."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
 WIDTH = 10
 
 
-def visit(context: Context, *, console: Console | None = None) -> None:
-    """Print every finding.
+def print_findings(context: Context, *, console: Console | None = None) -> None:
+    """Run all checks and print every finding.
 
     Raises:
         FedpeftError: a check failed.
@@ -31,16 +31,16 @@ def visit(context: Context, *, console: Console | None = None) -> None:
         counts[finding.verdict] += 1
         _print(console, group, finding)
     if context.job is None:
-        console.print(Text("Name a job's folder to look at its data, backbone and memory too."), soft_wrap=True)
+        console.print(Text("Name a job's folder to check its data, backbone and memory too."), soft_wrap=True)
     console.print(Text(f"{counts[PASS]} passed, {counts[WARN]} warnings, {counts[FAIL]} failed"), soft_wrap=True)
     if counts[FAIL]:
         raise FedpeftError(
-            f"{counts[FAIL]} of {counts.total()} checks failed: do what they say, then run doctor again."
+            f"{counts[FAIL]} of {counts.total()} checks failed: follow the lines above, then run doctor again."
         )
 
 
 def _busy(console: Console, name: str) -> AbstractContextManager:
-    return console.status(f"looking at {name}")
+    return console.status(f"checking {name}")
 
 
 def _print(console: Console, group: str, finding: Finding) -> None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a doctor's visit is about: a job, a participant's startup kit, or just this machine."""
+"""What doctor checks: a job, a participant's start-up kit, or only this machine."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ WORKSPACE = Path("simulator_workspace")
 
 @dataclass(frozen=True, kw_only=True)
 class Context:
-    """What is examined.
+    """The job, kit, sites and workspace to check.
 
     Args:
-        job: the job that shall run; None: only the machine.
-        kit: the participant's startup kit; None: a simulator on this machine.
+        job: the job to run; None: only the machine.
+        kit: the participant's start-up kit; None: a simulator on this machine.
         sites: the job's sites that train on this machine.
-        workspace: the simulator's folder, where there is no kit.
+        workspace: the simulator's folder; unused with a kit.
     """
 
     job: Job | None = None
@@ -39,12 +39,12 @@ class Context:
 
     @property
     def policy_file(self) -> Path | None:
-        """A site's own file, in its kit; None where there is no site's kit."""
+        """The site's own file in its kit; None without a site's kit."""
         return self.kit.folder / "local" / FILE if self.kit and self.kit.role == SITE else None
 
     @cached_property
     def policy(self) -> SitePolicy | None:
-        """What that file says; None in the simulator, where the job's settings hold.
+        """The content of that file; None in the simulator, where the job's settings apply.
 
         Raises:
             LocalError: it is missing or cannot be used.
@@ -53,7 +53,7 @@ class Context:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """What the first of the sites needs; measured once.
+        """Memory and disk that the first of the sites needs; measured once.
 
         Raises:
             FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
@@ -66,16 +66,16 @@ class Context:
 def open_context(
     job: Path | None = None, *, startup_kit: Path | None = None, site: str | None = None, workspace: Path = WORKSPACE
 ) -> Context:
-    """Read what the command names.
+    """Read the job and kit that the command names.
 
     Args:
         job: a FLARE job folder.
         startup_kit: the folder of a participant's kit.
-        site: one site of the job, where there is no kit; None: all of them are on this machine.
+        site: one site of the job, without a kit; None: all sites are on this machine.
         workspace: the simulator's folder.
 
     Raises:
-        FedpeftError: there is no such job or kit, or job, kit and site contradict each other.
+        FedpeftError: the job or kit does not exist, or job, kit and site contradict each other.
     """
     kit = read_kit(startup_kit) if startup_kit else None
     read = read_job(job, classes=() if kit else listed_classes(workspace)) if job else None

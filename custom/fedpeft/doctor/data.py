@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The data of the sites that train here, as they would train: found, readable, how many. Only numbers are printed."""
+"""Load the data of the sites that train here, and print numbers only: samples, answers, images opened."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ OPENED = 12
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Counts of every site, and some images decoded."""
+    """Count the samples of every site and decode some images."""
     folder = os.environ.get(VARIABLE, "")
     if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
-            f"{VARIABLE} is {folder!r}, and FLARE runs elsewhere: give the whole path when you start the site."
+            f"{VARIABLE} is {folder!r}, and FLARE runs in another folder: use an absolute path when you start the site."
         )
     for site in context.sites:
         try:
@@ -44,7 +44,7 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def _open_some(loaded: SiteData) -> str:
-    """Decode images that are spread evenly over all splits."""
+    """Decode images spread evenly over all splits."""
     images = {e.image_id: e.image for examples in loaded.splits().values() for e in examples}
     files = [image for image in images.values() if isinstance(image, str | Path)]
     if not files:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folders that a participant writes to: writable, with room, and not ones that the system empties."""
+"""Check that the folders a participant writes to are writable, have space, and are not temporary."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPARE = GB  # logs, FLARE's own files, the copy of the job
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The simulator's workspace, or the kit's folder and the server's job store."""
+    """Check the simulator's workspace, or the kit's folder and the server's job store."""
     if context.kit is None or context.kit.role != ADMIN:
         yield writable(context.kit.folder if context.kit else context.workspace, _state(context) + SPARE)
     if context.kit and context.kit.role == SERVER:
@@ -27,13 +27,13 @@ def check(context: Context) -> Iterator[Finding]:
             yield writable(folder, SPARE)
             if folder.is_relative_to(tempfile.gettempdir()):
                 yield warned(
-                    f"the server keeps jobs in {folder}, which the system empties: set uri_root of job_manager in "
+                    f"the server stores jobs in {folder}, which is temporary: set uri_root of job_manager in "
                     f"{context.kit.resources_file} to a folder of its own."
                 )
 
 
 def writable(folder: Path, needed: int) -> Finding:
-    """Whether a folder, or the nearest one above it that exists, can be written to and has room."""
+    """Check that a folder, or its nearest existing parent, is writable and has space."""
     place = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
     try:
         with tempfile.TemporaryFile(dir=place):
@@ -41,12 +41,12 @@ def writable(folder: Path, needed: int) -> Finding:
     except OSError as error:
         return failed(f"{folder} cannot be written to ({error.strerror}): change its owner or choose another folder.")
     if free < needed:
-        return failed(f"{folder} has {free / GB:.1f} GB free, needed are {needed / GB:.1f} GB: make room.")
-    return passed(f"{folder} can be written to; {free / GB:.0f} GB free, needed are {needed / GB:.1f} GB.")
+        return failed(f"{folder} has {free / GB:.1f} GB free, {needed / GB:.1f} GB are needed: free some space.")
+    return passed(f"{folder} can be written to; {free / GB:.0f} GB free, {needed / GB:.1f} GB are needed.")
 
 
 def stores(resources: Mapping[str, Any]) -> list[Path]:
-    """The folder in which a server's job manager keeps jobs and results."""
+    """The folders in which a server's job manager stores jobs and results."""
     components = resources.get("components", [])
     managers = [c for c in components if isinstance(c, Mapping) and c.get("id") == "job_manager"]
     roots = [(manager.get("args") or {}).get("uri_root") for manager in managers]
@@ -54,7 +54,7 @@ def stores(resources: Mapping[str, Any]) -> list[Path]:
 
 
 def _state(context: Context) -> int:
-    """Bytes that the sites keep here; nothing where it cannot be known, which `memory` then says."""
+    """Bytes that the sites store here; 0 if that cannot be measured, which `memory` then reports."""
     try:
         return context.footprint.state * len(context.sites) if context.sites else 0
     except FedpeftError:

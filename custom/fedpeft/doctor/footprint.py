@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What one site of a job needs: memory for a training step, and disk for what it keeps between rounds.
+"""Measure what one site of a job needs: memory for a training step, and disk for its state between rounds.
 
-On CUDA one step is made with the job's whole batch, and the allocator's peak is read. Without a GPU two steps are made,
-with one and with two examples; what backpropagation keeps is read from autograd and extrapolated to the job's batch.
-Images are square, questions as long as they may be.
+On CUDA one step is run with the job's whole batch, and the allocator's peak is read. Without a GPU two steps are run,
+with one and with two examples; what backpropagation stores is read from autograd and extrapolated to the job's batch.
+Images are square and questions have the maximum length.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
 
 CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
-BUFFERS = 1.25  # what a step allocates and autograd does not keep; ViLT-B/32 with a batch of 16: up to a fifth
+BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with a batch of 16: up to a fifth
 OPTIMIZER_TENSORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Footprint:
-    """Bytes, and how they were found.
+    """Memory and disk in bytes.
 
     Args:
         process: a site's process with libraries and backbone, in main memory.
-        weights: backbone and what is trained, on the device.
-        step: what a training step needs beyond that, on the device.
-        state: what the site keeps on disk.
-        device: that trains.
-        method: in words, how `step` was found.
+        weights: backbone and trained parameters, on the device.
+        step: additional memory of a training step, on the device.
+        state: the site's state on disk.
+        device: on which the site trains.
+        method: how `step` was measured, in words.
     """
 
     process: int
@@ -57,11 +57,11 @@ class Footprint:
 
 
 def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> Footprint:
-    """Build a site's network and measure it.
+    """Build a site's network and measure its footprint.
 
     Args:
         sections: of the job.
-        site: whose adapter settings apply.
+        site: name of the site, whose adapter settings apply.
         policy: the site's own file; None in the simulator.
 
     Raises:
@@ -111,13 +111,13 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     )
 
 
-def _device(wanted: str) -> torch.device:
+def _device(name: str) -> torch.device:
     cuda = torch.cuda.is_available()
-    if wanted.startswith("cuda") and not cuda:
+    if name.startswith("cuda") and not cuda:
         raise FedpeftError(
-            f"training.device is {wanted!r}, torch {torch.__version__} sees no GPU: install its CUDA build."
+            f"training.device is {name!r}, torch {torch.__version__} sees no GPU: install its CUDA build."
         )
-    return torch.device(("cuda" if cuda else "cpu") if wanted == "auto" else wanted)
+    return torch.device(("cuda" if cuda else "cpu") if name == "auto" else name)
 
 
 def _loss(logits: Tensor, batch: Any) -> Tensor:

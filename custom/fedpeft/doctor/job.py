@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The job's folder: admitted as server and sites would, and the same settings for server and sites."""
+"""Read a job folder as strictly as server and sites do, and check its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Job:
         server: arguments of the controller, by section.
         client: arguments of the executor, by section.
         flare: FLARE's own intervals and timeouts.
-        classes: every class that the job loads.
+        classes: the classes that the job loads.
     """
 
     folder: Path
@@ -40,7 +40,7 @@ class Job:
 
     @property
     def sections(self) -> dict[str, Any]:
-        """All sections; of those that both sides have, the site's."""
+        """All sections; those of the site where server and site both have one."""
         both = {**self.server, **self.client, "flare": self.flare}
         return {name: both[name] for name in SECTIONS if name in both}
 
@@ -55,10 +55,10 @@ def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
 
     Args:
         folder: the job's.
-        classes: further classes that the simulator's allow-list names.
+        classes: additional classes of the simulator's allow-list.
 
     Raises:
-        FedpeftError: it is no job folder, or server and sites would not admit it.
+        FedpeftError: it is not a job folder, or server and sites would not admit it.
     """
     admitted = admit_folder(folder, classes=classes)
     server, client = admitted.server, admitted.client
@@ -73,11 +73,13 @@ def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:
             classes=tuple(sorted({*_paths(server), *_paths(client)})),
         )
     except (KeyError, TypeError, AttributeError, StopIteration) as error:
-        raise FedpeftError(f"{folder} is no job of fedpeft ({error!r}): write it anew with `fedpeft jobs`.") from error
+        raise FedpeftError(
+            f"{folder} is not a job of fedpeft ({error!r}): write it again with `fedpeft jobs`."
+        ) from error
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Settings, agreement of both sides, no code, and whether the kit's site takes part."""
+    """Check the settings, that server and sites have the same ones, and that the kit's site takes part."""
     if context.job is None:
         return
     job = context.job
@@ -87,7 +89,7 @@ def check(context: Context) -> Iterator[Finding]:
     shared = [name for name in SECTIONS if name in job.server and name in job.client]
     differing = [name for name in shared if job.server[name] != job.client[name]]
     if differing:
-        yield failed(f"{differing[0]} differs between server and sites: write the job anew with `fedpeft jobs`.")
+        yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 

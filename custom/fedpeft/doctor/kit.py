@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A participant's startup kit, as `nvflare provision` or `nvflare poc prepare` writes it."""
+"""Read a participant's start-up kit, as `nvflare provision` or `nvflare poc prepare` writes it."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ RESOURCES = ("resources.json", "resources.json.default")
 
 @dataclass(frozen=True, kw_only=True)
 class Kit:
-    """Who the kit is for, and where the server is.
+    """A start-up kit: its participant, and where the server is.
 
     Args:
         folder: holds `startup/` and `local/`.
         role: server, site or admin.
         name: of the participant.
         host, port: where the server listens.
-        scheme: what the server speaks: http, grpc or tcp.
-        secured: connections are encrypted.
+        scheme: the server's protocol: http, grpc or tcp.
+        secured: whether connections are encrypted.
     """
 
     folder: Path
@@ -44,28 +44,28 @@ class Kit:
 
     @property
     def key(self) -> Path:
-        """The private key to it."""
+        """The private key of the certificate."""
         return self.certificate.with_suffix(".key")
 
     @property
     def root(self) -> Path:
-        """The certificate of the consortium's own authority."""
+        """The certificate of the consortium's authority."""
         return self.folder / "startup" / "rootCA.pem"
 
     @property
     def resources_file(self) -> Path:
-        """The file that FLARE reads: `resources.json`, or where there is none the one that came with the kit.
+        """The file that FLARE reads: `resources.json`, or else the default one of the kit.
 
         Raises:
-            FedpeftError: there is neither.
+            FedpeftError: both are missing.
         """
         for name in RESOURCES:
             if (file := self.folder / "local" / name).is_file():
                 return file
-        raise FedpeftError(f"{self.folder / 'local'} holds no {' and no '.join(RESOURCES)}: unpack the kit again.")
+        raise FedpeftError(f"{self.folder / 'local'} has neither {' nor '.join(RESOURCES)}: unpack the kit again.")
 
     def resources(self) -> dict[str, Any]:
-        """What the participant decided for itself."""
+        """The content of the participant's resources.json."""
         return read_object(self.resources_file)
 
 
@@ -73,13 +73,13 @@ def read_kit(folder: Path) -> Kit:
     """Read a kit from its folder, or from the `startup/` folder in it.
 
     Raises:
-        FedpeftError: it is no kit, or its configuration is damaged.
+        FedpeftError: it is not a kit, or its configuration is damaged.
     """
     folder = folder.parent if folder.name == "startup" else folder
     kinds = [kind for kind, name in CONFIGURATIONS.items() if (folder / "startup" / name).is_file()]
     if not kinds:
         raise FedpeftError(
-            f"{folder} is no startup kit, its startup/ holds none of {', '.join(CONFIGURATIONS.values())}: name the "
+            f"{folder} is not a start-up kit, its startup/ has none of {', '.join(CONFIGURATIONS.values())}: name the "
             f"participant's folder that `nvflare provision` wrote."
         )
     role = kinds[0]
@@ -101,21 +101,23 @@ def read_kit(folder: Path) -> Kit:
             folder=folder, role=role, name=name, host=host, port=int(port), scheme=scheme.lower(), secured=secured
         )
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
-        raise FedpeftError(f"{file} does not say who and where ({error!r}): unpack the kit again.") from error
+        raise FedpeftError(
+            f"{file} does not name the participant and the server ({error!r}): unpack the kit again."
+        ) from error
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON object.
+    """Read a JSON object from a file.
 
     Raises:
-        FedpeftError: the file is missing, unreadable or holds something else.
+        FedpeftError: the file is missing, unreadable or not a JSON object.
     """
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise FedpeftError(f"{file} is missing: restore it.") from error
     except (OSError, ValueError) as error:
-        raise FedpeftError(f"{file} cannot be read as JSON ({error}): mend or restore it.") from error
+        raise FedpeftError(f"{file} cannot be read as JSON ({error}): correct or restore it.") from error
     if not isinstance(content, dict):
-        raise FedpeftError(f"{file} must hold a JSON object, it holds {type(content).__name__}: mend or restore it.")
+        raise FedpeftError(f"{file} must be a JSON object, not {type(content).__name__}: correct or restore it.")
     return content

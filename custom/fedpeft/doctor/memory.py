@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Main memory and GPU of this machine against a training step of the job."""
+"""Check that a training step of the job fits into this machine's main memory and GPU."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CONTAINER = Path("/sys/fs/cgroup")
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """One site's footprint, and that of all sites that train here at once."""
+    """Check one site's footprint, and that of all sites that train here at once."""
     if not context.sites:
         return
     one, count = context.footprint, len(context.sites)
@@ -29,24 +29,24 @@ def check(context: Context) -> Iterator[Finding]:
         import torch
 
         free, total = torch.cuda.mem_get_info(one.device)
-        free += torch.cuda.memory_reserved(one.device)  # what this very measurement holds
+        free += torch.cuda.memory_reserved(one.device)  # held by this measurement
         yield gpu(one, free, count, name=f"{torch.cuda.get_device_name(one.device)} with {total / GB:.0f} GB")
     yield main_memory(one, available() + one.process, count, on_gpu=on_gpu)
 
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
-    """Weights, a training step and CUDA's own context."""
+    """Check GPU memory: weights, a training step and CUDA's context."""
     return fits(f"memory of {name}", one.weights + one.step + CUDA_CONTEXT, free, count, how=one.method)
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
-    """FLARE's process, the training process with libraries and backbone and, without a GPU, the training step."""
+    """Check main memory: FLARE's process, the training process and, without a GPU, the training step."""
     how = "processes with libraries and backbone" + f", and a step, {one.method}" * (not on_gpu)
     return fits("main memory", FLARE + one.process + one.step * (not on_gpu), free, count, how=how)
 
 
 def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
-    """One site must fit; where several train here, it is good if all do."""
+    """Fail if one site does not fit; warn if not all sites fit at once."""
     facts = f"{what}: a site needs about {needed / GB:.1f} GB ({how}), {free / GB:.1f} GB are free"
     if needed > free:
         return failed(f"{facts}: lower training.batch_size, or free memory.")
@@ -56,7 +56,7 @@ def fits(what: str, needed: int, free: int, count: int, *, how: str) -> Finding:
 
 
 def available() -> int:
-    """Bytes of main memory that are free, also within a container's limit."""
+    """Free main memory in bytes, within a container's limit."""
     free = psutil.virtual_memory().available
     try:
         limit = int((CONTAINER / "memory.max").read_text())

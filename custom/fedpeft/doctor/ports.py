@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether the server's port is free on the server, and from elsewhere reachable with the kit's certificate.
+"""Check that the server's port is free on the server, and reachable with the kit's certificate from elsewhere.
 
-FLARE has no command that tells the server's time. Where it speaks HTTP, its default, any answer carries the time.
+FLARE has no command for the server's time. With HTTP, its default, every answer has a Date header.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SERVER, Kit
 
-SECONDS, LISTENED, SKEW = 5.0, 2.0, 60.0
+SECONDS_TO_CONNECT, SECONDS_TO_LISTEN, LARGEST_SKEW = 5.0, 2.0, 60.0
 HTTP = ("http", "https")
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Bind on the server, connect from a site or an administrator's desk; nothing without a kit."""
+    """Bind the port on the server, or connect from a site or an administrator's machine; nothing without a kit."""
     if context.kit is None:
         return
     if context.kit.role == SERVER:
@@ -33,7 +33,7 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def free(port: int) -> Finding:
-    """Whether a server could listen here."""
+    """Check that a server can listen on a port here."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as bound:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,15 +45,15 @@ def free(port: int) -> Finding:
     return passed(f"port {port} is free.")
 
 
-def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
-    """A connection to the server, a sign that it accepts the kit's certificate, and its time."""
+def reachable(kit: Kit, *, seconds: float = SECONDS_TO_CONNECT) -> Iterator[Finding]:
+    """Connect to the server, check that it accepts the kit's certificate, and compare the clocks."""
     place = f"{kit.host}:{kit.port}"
     server_time: datetime | None = None
     try:
         if kit.secured:
             context = ssl.create_default_context(cafile=str(kit.root))
             context.load_cert_chain(kit.certificate, kit.key)
-            context.check_hostname = False  # as FLARE, which knows its server by the certificate
+            context.check_hostname = False  # like FLARE, which identifies its server by the certificate
     except (OSError, ssl.SSLError) as error:
         yield failed(f"certificate and key of the kit do not load ({error}): unpack the kit again.")
         return
@@ -74,9 +74,9 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
         )
     except (ssl.SSLError, ConnectionResetError, BrokenPipeError) as error:
         why = getattr(error, "reason", None) or error
-        yield failed(f"the server at {place} refused this kit ({why}): ask for a kit of its own consortium.")
+        yield failed(f"the server at {place} refused this kit ({why}): request a kit of the server's consortium.")
     except socket.gaierror as error:
-        yield failed(f"{kit.host} has no address here ({error.strerror}): mend DNS or /etc/hosts.")
+        yield failed(f"{kit.host} has no address here ({error.strerror}): correct DNS or /etc/hosts.")
     except OSError as error:
         yield failed(f"{place} does not answer ({error}): start the server, or let the port through the firewall.")
     else:
@@ -86,8 +86,8 @@ def reachable(kit: Kit, *, seconds: float = SECONDS) -> Iterator[Finding]:
 
 
 def skew(seconds: float) -> Finding:
-    """This clock minus the server's, whose answer counts whole seconds."""
-    if abs(seconds) <= SKEW:
+    """Check the difference between this clock and the server's, whose answer has whole seconds."""
+    if abs(seconds) <= LARGEST_SKEW:
         return passed(f"this clock and the server's agree within {max(1.0, abs(seconds)):.0f} s.")
     late = "ahead of" if seconds > 0 else "behind"
     return warned(f"this clock is {abs(seconds):.0f} s {late} the server's: switch NTP on at both.")
@@ -101,13 +101,13 @@ def _time(secured: ssl.SSLSocket, kit: Kit) -> datetime | None:
         return parsedate_to_datetime(answer.getheader("Date")).astimezone(UTC)
     except http.client.RemoteDisconnected:  # the certificate was not accepted
         raise
-    except (http.client.HTTPException, TypeError, ValueError):  # whoever listens speaks no HTTP
+    except (http.client.HTTPException, TypeError, ValueError):  # the server does not use HTTP
         return None
 
 
 def _listen(secured: ssl.SSLSocket) -> None:
-    """With TLS 1.3 a server refuses a client's certificate after the handshake, in the first thing that it sends."""
-    secured.settimeout(LISTENED)
+    """Wait for a refusal: with TLS 1.3 a server refuses a client's certificate only after the handshake."""
+    secured.settimeout(SECONDS_TO_LISTEN)
     with contextlib.suppress(TimeoutError):
         if not secured.recv(1):
             raise ConnectionResetError("it closed the connection")

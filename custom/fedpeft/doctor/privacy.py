@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's privacy.json: whether its filters hold what leaves against what was asked for, and can do so.
+"""Check the filters in a site's privacy.json.
 
-Filters that are set up wrongly block every reply, from the handshake on; without them every reply leaves unchecked.
+Misconfigured filters block every reply, from the handshake on; without filters every reply leaves unchecked.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WRITE = "python -m fedpeft.flare.policy > local/privacy.json"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The file in a site's kit; a simulator may do without one."""
+    """Check the file in a site's kit; the simulator does not need one."""
     if context.kit is None or context.kit.role != SITE:
         return
     file = context.kit.folder / "local" / PRIVACY
@@ -39,23 +39,23 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def policy(content: Mapping[str, Any], file: Path) -> Iterator[Finding]:
-    """The default scope's two filters, and the settings of the one that may clip and noise."""
+    """Check the default scope's two filters, and the privacy settings of `AdapterOnly`."""
     scopes = content.get("scopes")
     named = [scope for scope in scopes if isinstance(scope, Mapping)] if isinstance(scopes, list) else []
     scope = next((scope for scope in named if scope.get("name") == content.get("default_scope")), None)
     if scope is None:
-        yield failed(f"{file} has no default scope, so that no job is let in: {WRITE}")
+        yield failed(f"{file} has no default scope, so that no job is admitted: {WRITE}")
         return
     if len(named) > 1:
-        yield failed(f"{file} has {len(named)} scopes, and whoever writes a job chooses: leave one.")
-    found = {chain: _filter(scope.get(chain), *wanted) for chain, wanted in FILTERS.items()}
-    missing = [path for chain, (path, _) in FILTERS.items() if found[chain] is None]
+        yield failed(f"{file} has {len(named)} scopes, and the author of a job can choose one: keep only one.")
+    filters = {chain: _filter(scope.get(chain), path, way) for chain, (path, way) in FILTERS.items()}
+    missing = [path for chain, (path, _) in FILTERS.items() if filters[chain] is None]
     if len(missing) == len(FILTERS):
         yield failed(f"{file} names none of fedpeft's filters, so nothing checks what leaves this site: {WRITE}")
     elif missing:
         yield failed(f"{file} lacks {missing[0]}, without which every reply is blocked: {WRITE}")
     else:
-        yield _settings(found["task_result_filters"].get("args") or {}, file)
+        yield _settings(filters["task_result_filters"].get("args") or {}, file)
 
 
 def _filter(chain: Any, path: str, direction: str) -> Mapping[str, Any] | None:
@@ -72,9 +72,11 @@ def _settings(arguments: Mapping[str, Any], file: Path) -> Finding:
     try:
         settings = build(PrivacySettings, chosen, section="privacy")
     except FedpeftError as error:
-        return failed(f"{file}, with which every reply is blocked: {error}")
+        return failed(f"{file} is wrong, so that every reply is blocked: {error}")
     if not settings.noise:
         return passed(f"what leaves this site is checked and clipped at {settings.clip}, not noised.")
     if find_spec(ACCOUNTANT) is None:
-        return failed(f"{file} asks for noise, and its accountant is missing: pip install 'flare-fedpeft[privacy]'.")
+        return failed(
+            f"{file} sets noise, and the privacy accountant is missing: pip install 'flare-fedpeft[privacy]'."
+        )
     return passed(f"what leaves this site is checked, clipped at {settings.clip} and noised ({settings.noise}).")

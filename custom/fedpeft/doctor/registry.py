@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The groups of checks, in the order in which they are made."""
+"""The groups of checks, in the order in which they are run."""
 
 from __future__ import annotations
 
@@ -19,19 +19,21 @@ register = CHECKS.register
 def examine(
     context: Context, *, during: Callable[[str], AbstractContextManager] = nullcontext
 ) -> Iterator[tuple[str, Finding]]:
-    """Every finding as soon as it is made, with its group's name; an error of one check does not hide the others.
+    """Run all groups of checks and yield each finding with its group's name; an error ends only its own group.
 
     Args:
-        context: what is examined.
-        during: context in which a group is at work, such as one that shows its name.
+        context: what to check.
+        during: makes a context manager around a group, for instance one that shows its name.
     """
     for name in CHECKS.names():
-        found: list[Finding] = []
+        findings: list[Finding] = []
         with during(name):
             try:
-                found.extend(CHECKS.get(name)(context))
+                findings.extend(CHECKS.get(name)(context))
             except FedpeftError as error:
-                found.append(failed(str(error)))
+                findings.append(failed(str(error)))
             except Exception as error:
-                found.append(failed(f"this check itself broke ({type(error).__name__}: {error}): please report it."))
-        yield from ((name, finding) for finding in found)
+                findings.append(
+                    failed(f"this check itself failed ({type(error).__name__}: {error}): please report it.")
+                )
+        yield from ((name, finding) for finding in findings)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own file, `local/fedpeft.json`: whether it can be used, and what of the job it would refuse."""
+"""Check a site's own file, `local/fedpeft.json`, and which settings of the job it would refuse."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedpeft.site_job import SiteJob
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """The file in a site's kit, and every setting of the job that it does not allow; a simulator has none."""
+    """Check the file in a site's kit, and every setting of the job that it does not allow; nothing in the simulator."""
     if context.policy_file is None:
         return
     policy = context.policy
     differing = [f.name for f in dataclasses.fields(policy) if getattr(policy, f.name) != getattr(SitePolicy(), f.name)]
-    changed = f"other than by default are {', '.join(differing)}" if differing else "all as by default"
+    changed = f"not default: {', '.join(differing)}" if differing else "all values are defaults"
     yield passed(f"{context.policy_file} can be used; {changed}.")
     for site in context.sites:
-        found = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site)))
-        for setting, why in found:
+        refused = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site)))
+        for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
-        if not found:
-            yield passed("the job asks for nothing that this file does not allow.")
+        if not refused:
+            yield passed("this file allows all settings of the job.")

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Python, the plugin and its libraries: what the package requires, and what the release was tested with."""
+"""Check the versions of Python, the plugin and its libraries: those required, and those tested with the release."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CONSTRAINTS = Path(fedpeft.__file__).parents[2] / "constraints.txt"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Python and libraries against the package's own requirements and, in a clone, against constraints.txt."""
+    """Check Python and libraries against the package's requirements and, in a clone, against constraints.txt."""
     try:
         package = metadata.metadata(DISTRIBUTION)
     except metadata.PackageNotFoundError:
@@ -39,35 +39,35 @@ def check(context: Context) -> Iterator[Finding]:
         yield warned(f"no live metrics, TensorBoard is not installed: pip install '{DISTRIBUTION}[{TENSORBOARD}]'.")
 
 
-def python(wanted: str, found: str) -> Finding:
-    """The interpreter's version."""
-    if found in SpecifierSet(wanted, prereleases=True):
-        return passed(f"Python {found}, fedpeft {fedpeft.__version__}.")
-    return failed(f"Python is {found}, fedpeft {fedpeft.__version__} needs {wanted}: make another environment.")
+def python(required: str, installed: str) -> Finding:
+    """Check the interpreter's version."""
+    if installed in SpecifierSet(required, prereleases=True):
+        return passed(f"Python {installed}, fedpeft {fedpeft.__version__}.")
+    return failed(f"Python is {installed}, fedpeft {fedpeft.__version__} needs {required}: use another environment.")
 
 
 def required(requirements: Iterable[str], installed: Mapping[str, str]) -> Finding:
-    """Every library that the package cannot do without, in a version that it accepts."""
+    """Check that every required library is installed in an accepted version."""
     parsed = [Requirement(text) for text in requirements]
     needed = [one for one in parsed if one.marker is None or one.marker.evaluate({"extra": ""})]
     wrong = []
     for one in needed:
-        found = installed.get(canonicalize_name(one.name))
-        if found is None:
+        version = installed.get(canonicalize_name(one.name))
+        if version is None:
             wrong.append(f"{one.name} is missing")
-        elif not one.specifier.contains(found, prereleases=True):
-            wrong.append(f"{one.name} is {found}, needed is {one.specifier}")
+        elif not one.specifier.contains(version, prereleases=True):
+            wrong.append(f"{one.name} is {version}, {one.specifier} is needed")
     if wrong:
         return failed(f"{'; '.join(wrong)}: pip install -c constraints.txt -e . in a clone.")
-    return passed(f"all {len(needed)} required libraries are there in versions that fedpeft accepts.")
+    return passed(f"all {len(needed)} required libraries are installed in accepted versions.")
 
 
 def tested(constraints: str, installed: Mapping[str, str]) -> Finding:
-    """Libraries whose version is not the one of the release's tests; local labels such as +cpu do not count."""
+    """Check for libraries whose version is not the tested one; local labels such as +cpu are ignored."""
     lines = (line.partition("#")[0].strip() for line in constraints.splitlines())
     pinned = {canonicalize_name(one.name): one.specifier for one in map(Requirement, filter(None, lines))}
     present = {name: installed[name] for name in pinned if name in installed}
-    other = [f"{name} {found} ({pinned[name]})" for name, found in present.items() if found not in pinned[name]]
+    other = [f"{name} {version} ({pinned[name]})" for name, version in present.items() if version not in pinned[name]]
     if other:
         return warned(
             f"not the versions that this release was tested with: {', '.join(other)}; if a job fails, "

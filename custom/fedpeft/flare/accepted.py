@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site takes from the server after its handshake: tensors of the adapter that it announced, and no others.
+"""Accept only tensors of the adapter that the site announced in its handshake.
 
-The announcement lies in the job's run folder. Without one there was no handshake in this job, and no order is followed.
+The announcement is stored in the job's run folder. Without it there was no handshake, and every order is refused.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ FILE = "accepted.json"
 
 
 def accept(introduction: Introduction, folder: Path) -> None:
-    """Remember that this site takes part in the job, and with which adapter.
+    """Record that this site takes part in the job, and with which adapter.
 
     Args:
-        introduction: that it is about to send.
+        introduction: about to be sent.
         folder: the job's run folder.
     """
     write_json(folder / FILE, {"shapes": introduction.schema, "dtype": introduction.dtype})
 
 
 def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool) -> None:
-    """Accept an order only after a handshake, and with tensors of the announced keys, shapes and dtype.
+    """Refuse an order before the handshake, or with tensors of other keys, shapes or dtype than announced.
 
     Args:
         order: of the server.
@@ -37,7 +37,7 @@ def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: b
         any_width: whether sites of the job have adapters of other widths than this one.
 
     Raises:
-        FedpeftError: naming what is wrong.
+        FedpeftError: the order is refused; the message says why.
     """
     file = folder / FILE
     if not file.exists():

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a start-up kit's resources.json names, so that server and site admit jobs before FLARE reads them."""
+"""Components in a start-up kit's resources.json with which server and site check jobs before FLARE reads them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
 
 
 class SubmissionGuard(FLComponent):
-    """At the server, in its own process and in each job's: submitted jobs are admitted before FLARE parses them."""
+    """At the server, in its own process and in each job's: checks submitted jobs before FLARE parses them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,7 +34,7 @@ class SubmissionGuard(FLComponent):
 
 
 class AdmittedAppDeployer(AppDeployer):
-    """At a site, as `app_deployer`: is handed a job's archive before FLARE parses it, and holds off other requests."""
+    """At a site, as `app_deployer`: checks a job's archive before FLARE parses it, and refuses other requests."""
 
     def __init__(self) -> None:
         guard_configurations()
@@ -52,10 +52,10 @@ class AdmittedAppDeployer(AppDeployer):
         app_data: bytes,
         fl_ctx: FLContext,
     ) -> str | None:
-        """Deploy an admitted app; the answer to the server names no value, path or exception.
+        """Check and deploy an app; the answer to the server has no value, path or exception text.
 
         Returns:
-            why it is refused, or None.
+            The reason of a refusal, or None.
         """
         try:
             admit_app(app_data, app_name, job_meta)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's half of FedPIA as a FLARE component: collect replies, align, integrate."""
+"""Server PIA as a FLARE component: collect replies, align, integrate."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ REPORT = "report"
 
 
 class PIAAggregator(ModelAggregator):
-    """Integrates the adapters of one round as `fedpeft.server.aggregation.aggregate` does.
+    """Aggregates the adapters of a round with `fedpeft.server.aggregation.aggregate`.
 
     Args:
         method: see `MethodSettings`.
@@ -29,19 +29,19 @@ class PIAAggregator(ModelAggregator):
         self._previous: State | None = None
 
     def start_from(self, state: State) -> None:
-        """The global adapter before the first round: layers that nobody trains keep its values."""
+        """Set the global adapter before the first round; layers that no site trains keep its values."""
         self._previous = state
 
     def accept_model(self, model: FLModel) -> None:
-        """Keep one validated reply; `meta` names the site and its number of training samples."""
+        """Add a checked reply; `meta` has the site's name and number of training samples."""
         self._received[model.meta["client_name"]] = (model.params, model.meta["samples"])
 
     def aggregate_model(self) -> FLModel:
-        """The new global adapter; its `meta["report"]` says what the alignment did, per site."""
+        """Return the new global adapter, with the alignment report by site in `meta["report"]`."""
         method = build(MethodSettings, self._method, section="method")
         self._previous, report = aggregate(self._received, method, previous=self._previous)
         return FLModel(params_type=ParamsType.FULL, params=self._previous, meta={REPORT: report})
 
     def reset_stats(self) -> None:
-        """Forget the replies of the round; the global adapter stays, for layers that nobody trains next time."""
+        """Remove the replies of the round; the global adapter is kept for layers that no site trains next."""
         self._received = {}

@@ -1,8 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the server asked a site for: the order of the task at hand, and what the site announced in round 0.
+"""What a site announced in round 0, stored in the job's run folder for the checks of its later replies.
 
-The order lives as long as its task, in FLARE's context. What outlives a task is on disk, in the job's run folder: the
-simulator runs every task in a new process.
+It is on disk because the simulator runs every task in a new process.
 """
 
 from __future__ import annotations
@@ -27,11 +26,11 @@ Order = Hello | ScoreOrder | TrainOrder
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """What the site announced of itself in round 0; later replies are held to it.
+    """Shapes, dtype and sample count that the site announced; later replies must agree with them.
 
     Args:
-        shapes: of every tensor it may send, by wire key.
-        dtype: of all of them, as torch names it.
+        shapes: of every tensor that it may send, by wire key.
+        dtype: of all tensors, by torch's name.
         samples: size of its training split.
     """
 
@@ -41,7 +40,7 @@ class Announced:
 
     @classmethod
     def of(cls, introduction: Introduction) -> Announced:
-        """From an introduction that carries the site's first adapter."""
+        """Read it from an introduction that carries the site's initial adapter."""
         return cls(
             shapes={key: list(tensor.shape) for key, tensor in introduction.state.items()},
             dtype=introduction.dtype,
@@ -50,10 +49,10 @@ class Announced:
 
 
 class AnnouncementStore:
-    """What a job's outgoing filter keeps on the site's disk.
+    """The announcement of a site on its disk, with its initial adapter and whether it has trained since.
 
     Args:
-        folder: `<run folder>/outgoing`; made where it is missing.
+        folder: `<run folder>/outgoing`; created if it is missing.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,15 +61,15 @@ class AnnouncementStore:
 
     @property
     def trained(self) -> bool:
-        """Whether this site was ever told to train in this job: from then on its adapter speaks of its data."""
+        """Whether this site has had an order to train or score in this job; its adapter then depends on its data."""
         return (self.folder / TRAINED).exists()
 
     def note_training(self) -> None:
-        """Remember that this site was told to train."""
+        """Record that this site had an order to train or score."""
         (self.folder / TRAINED).touch()
 
     def save(self, introduction: Introduction) -> None:
-        """Keep what an introduction says, and the adapter it carries, which no data have touched yet."""
+        """Store an introduction's announcement and its initial adapter, which does not depend on data yet."""
         announced = Announced.of(introduction)
         with replacing(self.folder / INITIAL) as draft:
             save_file({k: t.contiguous() for k, t in introduction.state.items()}, draft)
@@ -80,7 +79,7 @@ class AnnouncementStore:
         )
 
     def load(self) -> Announced | None:
-        """What was kept; None before the site has introduced itself.
+        """Load the announcement; None before the introduction.
 
         Raises:
             LocalError: it cannot be read.
@@ -94,10 +93,10 @@ class AnnouncementStore:
             raise LocalError(f"what this site announced cannot be read from {file} ({error}).") from error
 
     def reference(self, order: ScoreOrder | TrainOrder) -> Mapping[str, torch.Tensor]:
-        """The global adapter that an order brings, or the site's untrained first one where it brings none.
+        """The global adapter of an order, or the site's untrained initial one if the order has none.
 
         Raises:
-            FedpeftError: the order builds on a version that is not on disk.
+            FedpeftError: the order is based on a version that is not on disk.
         """
         whole = apply_delta(self.folder, order.state, base=order.base, version=order.version)
         return whole or load_file(self.folder / INITIAL)

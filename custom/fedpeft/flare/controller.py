@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's rounds: handshake, train, validate, integrate, record."""
+"""FLARE's controller of a job: handshake, then rounds of training, checking, integrating and recording."""
 
 from __future__ import annotations
 
@@ -100,15 +100,15 @@ class FederationController(ModelController):
         self._aggregator_id = aggregator_id
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Say how far the job is when asked; take back sites that return."""
+        """Report the job's progress on request, and accept sites that return."""
         super().handle_event(event_type, fl_ctx)
         report_progress(event_type, fl_ctx)
         accept_returning(event_type, fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
-        """Run the job; in the simulator as the only one in its workspace, and with a fork server for its sites.
+        """Run the job; in the simulator lock the workspace and start a fork server for the sites first.
 
-        Sites can start for as long as this process lives, and so does the server.
+        The fork server lives as long as this process, so sites can start until its end.
         """
         try:
             take_workspace(fl_ctx)
@@ -120,7 +120,7 @@ class FederationController(ModelController):
         super().control_flow(abort_signal, fl_ctx)
 
     def run(self) -> None:
-        """The whole job; whatever ends it early is recorded in the manifest and told to FLARE as a panic."""
+        """Run the whole job; an error is recorded in the manifest and reported to FLARE as a panic."""
         recorder = RunRecorder(run_folder(self.fl_ctx), job=self._job)
         try:
             _no_site_ends_the_job(self.fl_ctx)
@@ -150,7 +150,7 @@ class FederationController(ModelController):
             self.info(line)
 
     def _checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to go on from, if the job names one."""
+        """The checkpoint to resume from, if the job names one."""
         return checkpoint.to_resume(
             lineages_folder(self.fl_ctx),
             self._federation.resume_from,
@@ -164,7 +164,7 @@ class FederationController(ModelController):
         return checkpoint.lasting(self._method, self._training, self._schedule)
 
     def _handshake(self, recorder: RunRecorder, before: Checkpoint | None) -> dict[str, Introduction]:
-        """Ask every site what it brings; the sites that can take part, or an error that names who cannot and why."""
+        """Request every site's introduction; return those that can take part, or raise an error with the reasons."""
         sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
         fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
@@ -176,7 +176,7 @@ class FederationController(ModelController):
         most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
         limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
         while fresh:
-            site = next(iter(introductions))  # asked what the layers start from, now that its size is announced
+            site = next(iter(introductions))  # sends the initial adapter, now that its size is announced
             again, others = self._introduce([site], site, finished)
             introductions, differing = handshake.agree(
                 {name: again.get(name, i) for name, i in introductions.items() if name != site or again},
@@ -206,7 +206,7 @@ class FederationController(ModelController):
     def _introduce(
         self, sites: Sequence[str], initial: str, finished: int
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
-        """Introductions by site, and why other sites have none; `initial` is to send the adapter it starts from."""
+        """Introductions by site, and the reasons why others have none; site `initial` sends its initial adapter."""
         orders = {
             site: Hello(
                 version=fedpeft.__version__, initial=site == initial, lineage=self._lineage, finished=finished
@@ -218,12 +218,12 @@ class FederationController(ModelController):
         def read(model: FLModel, site: str) -> Introduction:
             return read_introduction(model, site=site, initial=site == initial, most_samples=most)
 
-        return self._ask(HELLO, orders, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
+        return self._request(HELLO, orders, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
 
     def _rounds(
         self, recorder: RunRecorder, introductions: dict[str, Introduction], before: Checkpoint | None
     ) -> State:
-        """All rounds that are left; the final global adapter, empty where nothing is exchanged."""
+        """Run the remaining rounds; return the final global adapter, empty if nothing is exchanged."""
         aggregator = self.get_component(self._aggregator_id)
         if aggregator is None:
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
@@ -254,7 +254,7 @@ class FederationController(ModelController):
             timeout = self._federation.round_timeout
             models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
             read = partial(self._read_training, orders, introductions)
-            accepted, refused = self._ask(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
+            accepted, refused = self._request(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
             refused |= self._outlying(accepted, current)
             accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
@@ -303,7 +303,7 @@ class FederationController(ModelController):
         *,
         needed: int,
     ) -> dict[str, str]:
-        """Fill in fresh scores; the reasons why some sites have none."""
+        """Request new layer scores; return, by site, the reason why there are none."""
         orders = {}
         for site in due:
             order = ScoreOrder(
@@ -319,7 +319,7 @@ class FederationController(ModelController):
             return read_scores(model, site=site, round=number, introduction=due[site])
 
         timeout = self._federation.round_timeout
-        replies, problems = self._ask(SCORE, orders, read, round=number, timeout=timeout, needed=needed)
+        replies, problems = self._request(SCORE, orders, read, round=number, timeout=timeout, needed=needed)
         planner.scores |= {site: reply.scores for site, reply in replies.items()}
         current.confirm({site: site in replies for site in due})
         return problems
@@ -332,7 +332,7 @@ class FederationController(ModelController):
             model, site=site, order=orders[site], introduction=introductions[site], exchanges=exchanges
         )
 
-    def _ask(
+    def _request(
         self,
         task: str,
         orders: dict[str, FLModel],
@@ -342,18 +342,18 @@ class FederationController(ModelController):
         timeout: int,
         needed: int,
     ) -> tuple[dict[str, R], dict[str, str]]:
-        """Send each site its own payload; checked replies once all are there, or enough and the grace is over.
+        """Send each site its own order; wait for all replies, or for enough of them and the grace period.
 
         Args:
             task: name of the task.
             orders: by site.
             read: see `Inbox`.
             round: for errors.
-            timeout: seconds that the sites have.
-            needed: usable replies that are enough.
+            timeout: seconds for the sites to reply.
+            needed: number of accepted replies that is enough.
 
         Returns:
-            Replies by site, and by site the reason why there is none.
+            Checked replies by site, and by site the reason why there is none.
         """
         inbox = Inbox(read)
         for site, model in orders.items():
@@ -370,8 +370,8 @@ class FederationController(ModelController):
         if self.abort_signal.triggered:
             waiting = ", ".join(silent) or "none"
             raise FedpeftError(
-                f"the job was aborted while the sites worked on {task!r}; not answered had: {waiting}. If nobody "
-                f"aborted it, FLARE's process at one of these ended: look at their logs."
+                f"the job was aborted while the sites worked on {task!r}; without a reply: {waiting}. If nobody "
+                f"aborted it, FLARE's process at one of these sites ended: look at their logs."
             )
         problems = refused | {
             site: f"site {site} sent {refusal}"
@@ -395,7 +395,7 @@ class FederationController(ModelController):
         checkpoint.save(state_folder(self.fl_ctx, self._lineage), finished, keep=self._federation.checkpoints)
 
     def _outlying(self, accepted: dict[str, TrainReply], current: DeltaBroadcast) -> dict[str, str]:
-        """Reasons by site to refuse an update; none where masks hide them."""
+        """Return, by site, the reason to refuse its update; none with a secure sum, where updates are masked."""
         if not self._method.exchanges or self._method.secure_sum:
             return {}
         sent = {site: reply.state for site, reply in accepted.items()}
@@ -411,18 +411,18 @@ class FederationController(ModelController):
 
 
 def _enough(when: str, valid: Sequence[str] | dict[str, Any], needed: int, problems: dict[str, str]) -> None:
-    """Refuse to go on with fewer sites than the quorum."""
+    """Raise an error if fewer sites than the quorum are left."""
     if len(valid) < needed:
         reasons = " ".join(problems[site].rstrip(".") + "." for site in sorted(problems))
         raise FedpeftError(f"{when} ended with too few valid replies ({len(valid)}, the quorum is {needed}): {reasons}")
 
 
 def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
-    """Let the quorum decide: for three return codes of a single site FLARE's server would end the job."""
+    """Clear the three return codes of a single site for which FLARE would end the job: the quorum decides."""
     if runner := fl_ctx and fl_ctx.get_prop(FLContextKey.RUNNER):
         runner.ABORT_RETURN_CODES = ()
 
 
 def _import_peft() -> None:
-    """PEFT costs seconds and is needed only at the end: load it while the sites work."""
+    """Import PEFT, which takes seconds and is needed only at the end, while the sites work."""
     import peft  # noqa: F401

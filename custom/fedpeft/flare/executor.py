@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The site's side: answer the handshake, train when line to, never let anything but the adapter out."""
+"""FLARE's executor at a site: answers the handshake and the orders to score and train."""
 
 from __future__ import annotations
 
@@ -40,17 +40,17 @@ LARGER = "raise most_message_mb in local/fedpeft.json if the server's messages a
 
 
 class SiteExecutor(Executor):
-    """Trains one site's adapters and head on its own data, in a process of its own: that may die, this one must not.
+    """Trains a site's adapters and head on its own data in a separate process, which may die; this one must not.
 
     Settings are checked when a task arrives, not in this constructor: FLARE's simulator hangs on a component that fails
-    to construct. A problem is line in full in the site's own log and `problem.json`; the server learns a code and the
-    name of a setting. Log lines fire no event: a job could list a component of FLARE's that sends such events on.
+    to construct. The full message of a problem is in the site's own log and `problem.json`; the server gets a code and
+    the name of a setting. Log lines fire no event: a job could list a FLARE component that forwards such events.
 
     Args:
         backbone: see `fedpeft.backbones.BackboneSettings`.
         method: see `MethodSettings`.
         training: see `TrainingSettings`.
-        data: see `fedpeft.data.DataSettings`; `sites` may hold settings of single sites.
+        data: see `fedpeft.data.DataSettings`; `sites` may have settings of single sites.
         schedule: see `ScheduleSettings`.
     """
 
@@ -77,10 +77,10 @@ class SiteExecutor(Executor):
         threading.Thread(target=_import_tensors, daemon=True).start()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Build the learner while FLARE still connects; end its process with the job."""
+        """Start building the learner while FLARE still connects; end its process with the job."""
         super().handle_event(event_type, fl_ctx)
         if event_type == EventType.START_RUN:
-            with contextlib.suppress(FedpeftError):  # it comes again, and is answered, with the first task
+            with contextlib.suppress(FedpeftError):  # raised again, and answered, with the first task
                 self._opened(fl_ctx)
             _import_tensors()
         elif event_type == EventType.END_RUN:
@@ -88,14 +88,14 @@ class SiteExecutor(Executor):
             self._lock.release()
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
-        """Answer one task; a problem comes back as a reply that says so: the server can go on without this site."""
+        """Answer one task; a problem is sent as a reply, so that the server can continue without this site."""
         from fedpeft.flare.messages import HELLO
         from fedpeft.flare.site_tasks import TASKS, SiteContext, allowed, read, write
         from fedpeft.flare.sum_member import SumMember
         from fedpeft.privacy.site_check import admitted
         from fedpeft.site_job import SiteJob
 
-        # another component that calls this one would send the reply past the site's filters
+        # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         task, model, folder = TASKS[task_name], read(shareable), run_folder(fl_ctx)
@@ -108,7 +108,7 @@ class SiteExecutor(Executor):
             policy = self._opened(fl_ctx)
             job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
             if policy:
-                admitted(policy, job)  # as the training process does; here before anything is kept for the job
+                admitted(policy, job)  # the training process checks too; here before anything is stored for the job
             site = SiteContext(
                 request=request,
                 folder_of=partial(_state_of, fl_ctx, job, policy, self._lock),
@@ -119,7 +119,11 @@ class SiteExecutor(Executor):
             message, line = task.work(model, site)
             message = allowed(message, policy)
         except Aborted:
-            self.log_info(fl_ctx, f"{task_name}: nobody waits for the result any more", fire_event=False)
+            self.log_info(
+                fl_ctx,
+                f"site {fl_ctx.get_identity_name()}: {task_name} is aborted, its result is no longer needed",
+                fire_event=False,
+            )
             return make_reply(ReturnCode.TASK_ABORTED)
         except Exception as error:
             failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
@@ -128,13 +132,13 @@ class SiteExecutor(Executor):
             message = task.excuse(model.current_round, failed)
         else:
             if task_name == HELLO and policy is None:
-                self.log_info(fl_ctx, SIMULATED, fire_event=False)
+                self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {SIMULATED}", fire_event=False)
             if line:
-                self.log_info(fl_ctx, line, fire_event=False)
+                self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {line}", fire_event=False)
         return write(message, model.current_round)
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
-        """The site's policy, with which the learner is built."""
+        """Read the site's policy and start building the learner with it."""
         policy = policy_of(fl_ctx)
         limit_messages(Limit(int((policy.most_message_mb if policy else LARGEST_MB) * MB), LARGER))
         self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
@@ -147,7 +151,7 @@ class SiteExecutor(Executor):
 
 
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
-    """Where the site's state of the order's lineage lies, if the job may ask for this and the state is its own."""
+    """Check an order, claim the state of its lineage for the job, and return the state folder."""
     from fedpeft.flare.accepted import check_accepted
     from fedpeft.flare.messages import Hello
     from fedpeft.flare.order_limits import check_order, note_order
@@ -164,13 +168,13 @@ def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: 
     else:
         make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
     claim(folder, _lasting(job), fl_ctx.get_job_id())
-    if policy is not None:  # the simulator has many processes, one after the other, and a lock of its own
+    if policy is not None:  # the simulator has several processes, one after another, and its own lock
         lock.take(folder, fl_ctx.get_job_id())
     return folder
 
 
 def _lasting(job: SiteJob) -> dict[str, Any]:
-    """The settings that jobs with one state have in common; the folder of the data may have moved."""
+    """The settings that jobs with the same state must share; not the data folder, which may have moved."""
     from fedpeft.site_job import SECTIONS
 
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
@@ -178,7 +182,7 @@ def _lasting(job: SiteJob) -> dict[str, Any]:
 
 
 def _import_tensors() -> None:
-    """Torch costs seconds: begin while FLARE still connects and mostly waits."""
+    """Import torch, which takes seconds, while FLARE still connects."""
     from fedpeft.flare.tensors import register_tensors
 
     register_tensors()

@@ -1,13 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own two filters, of its `privacy.json`: remember what came in, let only what was asked for out.
+"""The two filters of a site's `privacy.json`: store the server's order, and check the reply against it.
 
-    task data, in      RememberOrder   notes the order
-    task result, out   AdapterOnly     checks the reply against it, and clips and noises it where the site wants that
+    task data, in      RememberOrder   stores the order
+    task result, out   AdapterOnly     checks the reply against it, and clips and noises it if the site sets that
 
-Both work for a site's own scope alone (and in the simulator, which has no scopes): a job cannot bring its own.
+Both work only in the site's own scope (and in the simulator, which has no scopes): a job cannot add them.
 
-Neither raises from its constructor, for a site whose filters cannot be built ends the whole job: what is wrong with
-them is told in the site's log, and nothing but that fact leaves.
+Their constructors raise nothing, because a site whose filters cannot be built would end the whole job: an error is
+written to the site's log, and the server learns only that the reply was blocked.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (
 
 
 class RememberOrder(Filter):
-    """Notes the order of a task for `AdapterOnly`; as a task data filter, direction `in`.
+    """Stores the order of a task for `AdapterOnly`; a task data filter, direction `in`.
 
-    In round 0 it asks the site for its first adapter even where the server does not: the shapes and dtypes that it may
-    send, and what its first update is measured from. `AdapterOnly` takes the adapter out again.
+    In round 0 it requests the site's initial adapter even if the server does not: its shapes and dtypes are those that
+    the site may send, and its first update is measured from it. `AdapterOnly` removes the adapter again.
     """
 
     def __init__(self, **unknown: Any) -> None:
@@ -67,7 +67,7 @@ class RememberOrder(Filter):
         self._unknown = unknown
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The task as it is, but for the question for the first adapter."""
+        """Store the order; return the task, with the initial adapter requested in round 0."""
         task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
         if task not in TASKS:
             return shareable
@@ -80,7 +80,7 @@ class RememberOrder(Filter):
             if isinstance(message, Hello) and not store.trained:
                 shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
                 shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
-            if not isinstance(message, Hello):  # scoring, too, loads the adapter that the site has trained
+            if not isinstance(message, Hello):  # scoring also loads the adapter that the site has trained
                 store.note_training()
         except Exception as error:
             remembered = error
@@ -89,11 +89,11 @@ class RememberOrder(Filter):
 
 
 class AdapterOnly(Filter):
-    """Lets a reply out only if every part of it was asked for; as a task result filter, direction `out`.
+    """Blocks a reply unless every part of it was requested; a task result filter, direction `out`.
 
     Args:
-        privacy: `off`, or an object of `PrivacySettings`: clip and noise what leaves. The site's workspace then holds
-            the book of the releases of all its jobs.
+        privacy: `off`, or the values of `PrivacySettings` with which replies are clipped and noised. The site's
+            workspace then has the ledger of the releases of all its jobs.
     """
 
     def __init__(self, privacy: dict[str, Any] | str | None = OFF, **unknown: Any) -> None:
@@ -102,19 +102,19 @@ class AdapterOnly(Filter):
         self._privacy, self._unknown = privacy, unknown
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
-        """The reply built anew from its checked values, or one that says that it was blocked."""
+        """Return the reply rebuilt from its checked values, or one that reports that it was blocked."""
         task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
         try:
             code = shareable.get_return_code()
             if code != ReturnCode.OK:
                 return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.TASK_RESULT_FILTER_ERROR)
             if task not in TASKS:
-                raise FedpeftError(f"the reply to a task {task!r:.60}, which is none of fedpeft's.")
-            return FLModelUtils.to_shareable(self._let_out(shareable, TASKS[task][1], fl_ctx))
+                raise FedpeftError(f"the reply to a task {task!r:.60}, which is not a task of fedpeft.")
+            return FLModelUtils.to_shareable(self._checked(shareable, TASKS[task][1], fl_ctx))
         except Exception as error:
             return self._block(task, shareable, error, fl_ctx)
 
-    def _let_out(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> FLModel:
+    def _checked(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> FLModel:
         _refuse(self, self._unknown, fl_ctx)
         settings = self._settings()
         order = fl_ctx.get_prop(ORDER)
@@ -129,7 +129,7 @@ class AdapterOnly(Filter):
         model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
         if isinstance(reply, Introduction):
             if settings and settings.noise:
-                epsilon([settings.noise], settings.delta)  # a missing accountant is better told before training
+                epsilon([settings.noise], settings.delta)  # report a missing accountant before training
             if announced is None and not reply.problem:
                 store.save(reply)
             return model
@@ -138,7 +138,7 @@ class AdapterOnly(Filter):
         release = release_reply(
             kind.from_model(model),
             order,
-            store.reference(order),  # after the executor has accepted the order: this is written to disk
+            store.reference(order),  # the executor has accepted the order before: this is written to disk
             settings,
             folder=store.folder,
             book=lineages_folder(fl_ctx) / BOOK,
@@ -152,7 +152,7 @@ class AdapterOnly(Filter):
         return build(PrivacySettings, self._privacy, section="privacy")
 
     def _block(self, task: str, shareable: Shareable, error: Exception, fl_ctx: FLContext) -> Shareable:
-        """Tell the site by name what was blocked, and the server that something was."""
+        """Log the reason at the site, and report to the server only that the reply was blocked."""
         problem = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
         problem = f"blocked on its way out of task {task}: {problem}"
         self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {problem}", fire_event=False)
@@ -161,13 +161,13 @@ class AdapterOnly(Filter):
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
         order = fl_ctx.get_prop(ORDER)
         round = order.round if isinstance(order, (ScoreOrder, TrainOrder)) else 0
-        unread = isinstance(order, FedpeftError) and order.code == TOO_LARGE
-        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, TOO_LARGE if unread else BLOCKED))
+        too_large = isinstance(order, FedpeftError) and order.code == TOO_LARGE
+        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, TOO_LARGE if too_large else BLOCKED))
 
 
 def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
     name = type(what).__name__
     if what.get_prop(FilterContextKey.SOURCE) != FilterSource.SITE and not simulated(fl_ctx):
-        raise FedpeftError(f"{name} stands in the job: only a site's own privacy.json may use it.")
+        raise FedpeftError(f"{name} is in the job: only a site's own privacy.json may use it.")
     if unknown:
         raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")

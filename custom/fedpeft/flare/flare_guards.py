@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where FLARE 2.9 offers no hook before it parses a job: its functions, replaced or preceded by a check.
+"""Checks around functions of FLARE 2.9, which has no public hook before it parses a job.
 
 FLARE's validator parses HOCON and YAML when a job is submitted, before any event, and HOCON reads files and URLs. The
-components that call this are built when a process of a start-up kit starts, before it takes any message. A function
-that is not where it is expected ends the start: a server or site that cannot check jobs must not run them.
+components that call this are built when a process of a start-up kit starts, before it takes any message. If a
+function is missing, the process does not start: a server or site that cannot check jobs must not run them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class RefusedFormat(ConfigLoader):
-    """In place of FLARE's loaders of HOCON and YAML: no file is parsed, and the caller learns why."""
+    """Replaces FLARE's loaders of HOCON and YAML: raises an error instead of parsing."""
 
     def load_config(self, file_path: str) -> None:
         self._refuse()
@@ -50,20 +50,20 @@ class RefusedFormat(ConfigLoader):
 
 
 def guard_configurations() -> None:
-    """In every process: no HOCON, no YAML, and no configuration of a job is expanded or built unless it is admitted."""
+    """In every process: refuse HOCON and YAML, and check a job's configuration before FLARE expands or builds it."""
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         ConfigFactory._fmt2Loader[kind] = RefusedFormat(kind)
     replace_function(FedJsonConfigurator, "_do_configure", _admitted_before_expansion)
 
 
 def guard_submissions() -> None:
-    """At the server: an archive is checked before FLARE's validator opens it, and removed whatever becomes of it."""
+    """At the server: check a submitted archive before FLARE's validator opens it, and remove the uploaded file."""
     replace_function(JobMetaValidator, "validate", _admitted_before_validation)
     replace_function(AdminServer, "_process_upload", _removing_the_upload)
 
 
 def guard_deployments() -> None:
-    """At a site: FLARE unpacks what the server deploys before it asks anybody, so its size is checked before that."""
+    """At a site: check the size of a deployed archive before FLARE unpacks it."""
     replace_function(training_cmds, "unzip_all_from_bytes", _checked_before_unpacking)
 
 
@@ -115,7 +115,7 @@ def _checked_before_unpacking(unzip: Callable) -> Callable:
 
 
 def main() -> int:
-    """Replace everything, and say whether all of it took hold."""
+    """Install all guards and check that they work."""
     guard_configurations()
     guard_submissions()
     guard_deployments()

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How many bytes a connection may bring at once: FLARE reads a frame of up to 2 GB whole before it knows what it is.
+"""Limit the size of a frame: FLARE reads a whole frame of up to 2 GB before it checks it.
 
-What is large travels in chunks of 1 MB, and FLARE's sites take no frame above 4 MB over HTTP (aiohttp's own limit).
+Large objects travel in chunks of 1 MB, and FLARE's sites accept no frame above 4 MB over HTTP (aiohttp's limit).
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ _NAME = "MAX_FRAME_SIZE"
 
 
 def limit_frames() -> None:
-    """From now on a connection of this process that brings a larger frame is closed.
+    """Close connections of this process that receive a larger frame.
 
     Raises:
-        FedpeftError: FLARE has its limit somewhere else.
+        FedpeftError: this version of FLARE does not have the constants.
     """
     for driver in (aio_http_driver, aio_conn, socket_conn):
         if not hasattr(driver, _NAME):

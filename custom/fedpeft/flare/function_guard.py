@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Put a check around a function of FLARE's, once."""
+"""Wrap a function of FLARE in a check, once."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _GUARD = "fedpeft_guard"
 
 
 def replace_function(owner: Any, name: str, around: Callable[[Callable], Callable]) -> None:
-    """Replace `owner.name` by `around` of it; a second time changes nothing.
+    """Replace `owner.name` by `around(owner.name)`; a second call changes nothing.
 
     Raises:
-        FedpeftError: FLARE has no such function: a process that cannot check must not start.
+        FedpeftError: FLARE has no such function; a process that cannot check must not start.
     """
     present = getattr(owner, name, None)
     if not callable(present):

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's part of a job is started again where its process was killed, by the system or by mistake.
+"""Restart a site's process of a job after it was killed by the system or by mistake.
 
-FLARE reports such a death to the server, which ends the whole job, whatever the quorum. The new process has the same
-token and gets the task that has no reply yet again.
+FLARE would report its death to the server, which would end the whole job, whatever the quorum. The new process has the
+same token and gets the unanswered task again.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
 from fedpeft.settings import at_least
 
-# whoever sends SIGTERM, SIGINT or SIGHUP wants the process to end
+# SIGTERM, SIGINT and SIGHUP are sent to end the process
 ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT))
 
 
 class JobProcess(JobHandleSpec):
-    """The process of one job at a site, over its restarts.
+    """The process of one job at a site, including its restarts.
 
     Args:
         start: starts the process.
-        restarts: how often it may be started again.
+        restarts: maximum number of restarts.
     """
 
     def __init__(self, start: Callable[[], ProcessHandle], restarts: int) -> None:
@@ -43,11 +43,11 @@ class JobProcess(JobHandleSpec):
             self._process.terminate()
 
     def poll(self) -> int:
-        """FLARE's code for how it ended."""
+        """FLARE's return code of the process."""
         return self._process.poll()
 
     def wait(self) -> None:
-        """Until it has ended by itself, was ended, or was killed once too often."""
+        """Wait until it ends by itself, is terminated, or was killed too often."""
         while True:
             self._process.wait()
             with self._lock:
@@ -59,10 +59,10 @@ class JobProcess(JobHandleSpec):
 
 
 class RestartingLauncher(ClientProcessJobLauncher):
-    """FLARE's own launcher of a site's jobs; it starts a killed process again.
+    """FLARE's launcher of a site's jobs, which restarts a killed process.
 
     Args:
-        restarts: how often within one job.
+        restarts: maximum number within one job.
     """
 
     def __init__(self, restarts: int = 3) -> None:

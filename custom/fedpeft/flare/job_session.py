@@ -33,7 +33,7 @@ ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
 
 class JobSession:
-    """Asks one server about one job; a context manager.
+    """A session that queries one server about one job; a context manager.
 
     Args:
         startup_kit: of an administrator who may view jobs.
@@ -51,8 +51,8 @@ class JobSession:
             )
         self._job, self._last = job, Progress()
         self._place = f"{kit.host}:{kit.port}"
-        with redirect_stdout(sys.stderr):  # FLARE prints that it connects
-            self._session = self._asked(new_secure_session, kit.name, str(kit.folder), timeout=SECONDS)
+        with redirect_stdout(sys.stderr):  # FLARE prints a line when it connects
+            self._session = self._query(new_secure_session, kit.name, str(kit.folder), timeout=SECONDS)
 
     def __enter__(self) -> JobSession:
         return self
@@ -63,12 +63,12 @@ class JobSession:
         self._session.close()
 
     def progress(self) -> Progress:
-        """What the server says now; of a job that has ended, what was known last.
+        """Query the job's progress; for a job that has ended, its outcome.
 
         Raises:
-            FedpeftError: there is no such job, or the server is gone.
+            FedpeftError: the job does not exist, or the server does not answer.
         """
-        meta = self._asked(self._session.get_job_meta, self._job)
+        meta = self._query(self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
             self._last = self._ended(meta, name, state)
@@ -80,7 +80,7 @@ class JobSession:
 
     def _running(self) -> Progress:
         try:
-            told = self._session.show_stats(self._job, "server")
+            stats = self._session.show_stats(self._job, "server")
         except (AuthenticationError, AuthorizationError, NoConnection, SessionClosed) as error:
             raise FedpeftError(
                 f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
@@ -89,13 +89,13 @@ class JobSession:
             JobNotFound,
             JobNotRunning,
             InternalError,
-        ):  # its process starts, or has ended: FLARE calls the job running until every site has ended its part
+        ):  # its process starts or has ended: for FLARE the job runs until every site has ended its part
             return replace(self._last, state=ENDING if self._last.round else STARTING_OR_ENDING)
-        values = told.get("server", {}).get(GROUP) if isinstance(told.get("server"), dict) else None
+        values = stats.get("server", {}).get(GROUP) if isinstance(stats.get("server"), dict) else None
         return Progress.from_json(values) if values else self._last
 
     def _ended(self, meta: Mapping[str, Any], job: str, state: str) -> Progress:
-        """The manifest decides; what FLARE says of its own processes stands beside it."""
+        """Progress of an ended job: the manifest decides; FLARE's status is added if it differs."""
         more = f"`nvflare job download {self._job}`, then `fedpeft status` on its folder, says more."
         if isinstance(kept := meta.get(GROUP), Mapping):
             progress = replace(Progress.from_json(kept), job=job)
@@ -110,12 +110,12 @@ class JobSession:
         rounds = self._last.rounds
         if rounds and self._last.round == rounds:
             return replace(self._last, job=job, state=COMPLETED)
-        # the last rounds went by between two questions
+        # the last rounds were finished between two queries
         return Progress(job=job, state=COMPLETED, round=rounds or 0, rounds=rounds, reason=more)
 
-    def _asked(self, question: Any, *arguments: Any, **named: Any) -> Any:
+    def _query(self, function: Any, *arguments: Any, **named: Any) -> Any:
         try:
-            return question(*arguments, **named)
+            return function(*arguments, **named)
         except JobNotFound as error:
             raise FedpeftError(f"the server at {self._place} has no job {self._job}: nvflare job list.") from error
         except (AuthenticationError, AuthorizationError) as error:

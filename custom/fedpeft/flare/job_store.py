@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The server's job store, which keeps with every finished job what its manifest says.
+"""The server's job store, which adds the outcome from the manifest to every finished job.
 
-FLARE's status says how its processes ended, the manifest how the job ended; whoever may view a job can ask for both.
+FLARE's status is that of its processes, the manifest's that of the job; whoever may view a job can query both.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from fedpeft.flare.progress import GROUP
 from fedpeft.flare.run_folder import NAME
 from fedpeft.status.progress import FAILED, MANIFEST, Progress, read_progress
 
-LONGEST = 2000  # characters of a reason in the job's meta data, which every list of jobs carries
-MOST = 20  # rejected replies there
+LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
+MOST = 20  # rejected replies in the metadata
 
 
 class JobStore(SimpleJobDefManager):
-    """FLARE's own store, with the outcome of the manifest in the job's meta data under `fedpeft`."""
+    """FLARE's store, with the manifest's outcome in the job's metadata under `fedpeft`."""
 
     def create(self, meta: dict, uploaded_content: str | bytes, fl_ctx: FLContext) -> dict[str, Any]:
-        """Store a submitted job; an outcome that it brings along is dropped."""
+        """Store a submitted job; remove an outcome from its metadata."""
         meta.pop(GROUP, None)
         return super().create(meta, uploaded_content, fl_ctx)
 
     def clone(self, from_jid: str, meta: dict, fl_ctx: FLContext) -> dict[str, Any]:
-        """Store a copy of a job; the outcome of the first one is not its own."""
+        """Store a copy of a job, without the outcome of the original."""
         meta.pop(GROUP, None)
         return super().clone(from_jid, meta, fl_ctx)
 
     def save_workspace(self, jid: str, data: bytes | str | list[str], fl_ctx: FLContext) -> Any:
-        """Keep what a job left; FLARE calls this before it says that the job has finished."""
+        """Store a job's results and outcome; FLARE calls this before it sets the job to finished."""
         if isinstance(data, list):
             self.update_meta(jid, {GROUP: outcome([Path(folder) for folder in data])}, fl_ctx)
         return super().save_workspace(jid, data, fl_ctx)
 
 
 def outcome(folders: list[Path]) -> dict[str, Any]:
-    """What the manifest in one of these folders says, as JSON; a job without one has failed."""
+    """The outcome in the manifest of one of these folders, as JSON; a job without one has failed."""
     run = next((path for folder in folders if (path := folder / NAME).is_dir()), None)
     try:
         progress = read_progress(run) if run else Progress()

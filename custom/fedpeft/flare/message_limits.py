@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How many bytes one message may bring to this process; a larger one is refused by the size that it announces.
+"""Limit the bytes of one message that this process reads; a larger one is refused by its announced size.
 
-A small message reaches FLARE whole and names its tensors, which are then fetched from its sender. FLARE 2.9 limits one
+FLARE receives a small message whole; it names tensors, which are then fetched from the sender. FLARE 2.9 limits one
 stream (`streaming_max_blob_size`, 4 GiB, read when a process connects), not the tensors of one message together, and
-`max_message_size` holds for what is sent, not for what arrives. Four of its functions are therefore replaced here. The
-fourth ends the server's job, for every site, where it cannot read a single site's reply: here it costs that site.
+`max_message_size` applies to sent messages, not to received ones. So four of its functions are replaced here. The last
+would end the server's job if a single site's reply cannot be read; here only that site loses the round.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDeco
 from fedpeft.flare.function_guard import replace_function
 
 MB = 10**6
-LARGEST_MB = 1024  # of a job's message: all weights of ViLT-B, masked for a secure sum, are 900 MB
-MOST_NOTED = 100  # senders whose refused messages are remembered; their names arrive with the messages,
-LONGEST_NAME = 1000  # and may be as long as a frame
+LARGEST_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
+MOST_NOTED = 100  # senders whose refused messages are recorded
+LONGEST_NAME = 1000  # characters of a recorded name, which comes with the message
 _COUNT = "fedpeft_count"
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
@@ -37,7 +37,7 @@ _refused: dict[str, str] = {}
 
 @dataclass(frozen=True)
 class Limit:
-    """The largest message, in bytes, and what to do where a larger one is right."""
+    """The largest message in bytes, and the remedy if a larger one is legitimate."""
 
     size: int
     remedy: str
@@ -46,18 +46,18 @@ class Limit:
         return f"more than {self.size / MB:.0f} MB, which was not read: {self.remedy}"
 
 
-_limit = Limit(64 * MB, "only what a job exchanges is so large.")
+_limit = Limit(64 * MB, "only messages of a job may be larger.")
 
 
 @dataclass(frozen=True)
 class Unread:
-    """In place of a tensor that was not fetched: its message is larger than the limit."""
+    """Placeholder of a tensor that was not fetched, because its message exceeds the limit."""
 
     limit: Limit
 
 
 class _UnreadItems:
-    """In place of the tensors of a message, by name."""
+    """Placeholder of the tensors of a message, by name."""
 
     def __init__(self, limit: Limit) -> None:
         self._limit = limit
@@ -73,7 +73,7 @@ class _UnreadItems:
 
 
 class _Count:
-    """Bytes that a message has brought so far."""
+    """Counts the bytes received for a message."""
 
     def __init__(self, limit: Limit) -> None:
         self.limit, self.size = limit, 0
@@ -89,10 +89,10 @@ class _Count:
 
 
 def limit_messages(limit: Limit | None = None) -> None:
-    """From now on this process refuses larger messages, and a message that cannot be read costs its sender alone.
+    """Refuse larger messages in this process, and let an unreadable message affect only its sender.
 
     Args:
-        limit: None: the present one, at first 64 MB: FLARE's own messages are smaller.
+        limit: None: the current one, initially 64 MB; FLARE's own messages are smaller.
     """
     global _limit
     _limit = limit or _limit
@@ -103,7 +103,7 @@ def limit_messages(limit: Limit | None = None) -> None:
 
 
 def take_refusal(site: str) -> str:
-    """Why the last message in a site's name was refused before it was read; empty: none was."""
+    """Return and remove the reason why a site's last message was refused unread; empty: none was."""
     with _lock:
         origin = next((name for name in _refused if site in FQCN.split(name)), "")
         return _refused.pop(origin, "")
@@ -136,7 +136,7 @@ def _counting(consume: Callable) -> Callable:
 
 def _fetching_within_the_limit(fetch: Callable) -> Callable:
     def fetch_within_the_limit(self: ViaDownloaderDecomposer, fobs_ctx: dict, ref: dict) -> Any:
-        count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several lots of tensors
+        count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several sets of tensors
         if count.over:
             return _UnreadItems(count.limit)
         before = _current.set(count)

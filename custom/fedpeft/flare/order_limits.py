@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Hold what the server asks a site for against the job's own settings, and against what it asked for before.
+"""Check the server's orders to a site against the job's settings and against its earlier orders.
 
-The settings are those that the site has checked; a server that asks for more does not run the lead's job.
+The site has checked these settings; a server whose orders exceed them does not run the lead's job.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from fedpeft.site_job import SiteJob
 
 REFUSED = "order-refused"
 FILE = "orders.json"
-REPEATS = 10  # of one round: a site whose processes are killed, some times, gets its task again
+REPEATS = 10  # of one round: a site whose processes were killed gets its task again
 Order = Hello | ScoreOrder | TrainOrder
 
 
 def check_order(order: Order, job: SiteJob) -> None:
-    """Accept an order only if the job's own settings provide for it.
+    """Refuse an order that the job's settings do not provide for.
 
     Raises:
-        FedpeftError: naming what they do not provide for.
+        FedpeftError: names what they do not provide for.
     """
     rounds, schedule = job.training.rounds, job.schedule
     if isinstance(order, Hello):
@@ -54,14 +54,14 @@ def check_order(order: Order, job: SiteJob) -> None:
 
 
 def note_order(order: Order, folder: Path) -> None:
-    """Remember an order, and refuse one that goes back: one job has one lineage, and its rounds rise.
+    """Record an order, and refuse one of another lineage or an earlier round.
 
     Args:
-        order: what the server asks for.
+        order: of the server.
         folder: the job's run folder.
 
     Raises:
-        FedpeftError: the order names another lineage, an earlier round, or a round too often.
+        FedpeftError: the order has another lineage, an earlier round, or repeats a round too often.
     """
     seen = _read(folder / FILE) or {"lineage": order.lineage}
     if seen["lineage"] != order.lineage:
@@ -87,7 +87,7 @@ def _read(file: Path) -> dict:
 
 
 def refused(what: str) -> FedpeftError:
-    """The error of an order that no job of the lead's makes."""
+    """The error for an order that the job's settings do not provide for."""
     return FedpeftError(
         f"the server asks {what}, which is not what this job does: ask whoever runs the server.", code=REFUSED
     )

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which site this is: one of a consortium, whose own file decides, or one of the simulator, where the job does."""
+"""Read the site's own file in a consortium; in the simulator the job's settings apply."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ SIMULATED = (
 def simulated(fl_ctx: FLContext) -> bool:
     """Whether FLARE's simulator runs this site.
 
-    FLARE's own flag is set by the simulator's processes alone; it is private, so that nothing that arrives sets it. A
-    site with a start-up kit is none of the simulator's, whatever the flag says.
+    Only the simulator's processes set FLARE's flag; it is private, so that no message can set it. A site with a
+    start-up kit is never one of the simulator, whatever the flag.
     """
     if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False):
         return False

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The global adapter on the server's disk, as safetensors."""
+"""Store the global adapter on the server's disk, as safetensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FILE = "global.safetensors"
 
 
 class SafetensorsPersistor(LearnablePersistor):
-    """Keeps the global adapter in one safetensors file, replaced atomically; bf16 stays bf16."""
+    """Stores the global adapter in one safetensors file, replaced atomically; bf16 stays bf16."""
 
     def load(self, fl_ctx: FLContext) -> ModelLearnable:
         """The saved adapter of this run, or an empty one before the first save."""
@@ -32,5 +32,5 @@ class SafetensorsPersistor(LearnablePersistor):
 
     @staticmethod
     def file(fl_ctx: FLContext) -> Path:
-        """Where the adapter of this run lies."""
+        """Path of this run's adapter."""
         return run_folder(fl_ctx) / FILE

@@ -1,12 +1,11 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's `privacy.json`: one scope, which every job falls under.
+"""Write a site's `privacy.json`: one scope for every job.
 
     python -m fedpeft.flare.policy > local/privacy.json
     python -m fedpeft.flare.policy clip=1 noise=2 > local/privacy.json
 
-One scope only: with several, whoever writes a job chooses among them (`scope` in its meta.json). FLARE applies
-the scope of a real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters
-into the job.
+One scope only: with several, the author of a job could choose one (`scope` in its meta.json). FLARE applies it at a
+real site; its simulator reads the file and applies nothing, so `fedpeft simulate` puts the same filters into the job.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ SCOPE = "fedpeft"
 
 
 def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
-    """The whole of `privacy.json`.
+    """The content of `privacy.json`.
 
-    The directions are written out, so that a server that reads the same file, as the simulator's does, runs neither.
+    Directions are explicit, so that a server that reads the same file, as in the simulator, runs neither filter.
 
     Args:
-        privacy: clip and noise what leaves; None: only check it.
+        privacy: settings with which replies are clipped and noised; None: they are only checked.
     """
     settings = dataclasses.asdict(privacy) if privacy else "off"
     return {
@@ -54,12 +53,12 @@ def default_scope(privacy: PrivacySettings | None = None) -> dict[str, Any]:
 
 
 def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
-    """A job for the simulator, with the filters of a `privacy.json` as its own; the job itself where there is none.
+    """Copy a job for the simulator with the filters of a `privacy.json` in it; without that file return the job itself.
 
     Args:
         job: a FLARE job folder.
-        privacy: the file of the sites.
-        folder: where the other job is written; it takes the job's name.
+        privacy: the sites' `privacy.json`.
+        folder: where the copy is written, under the job's name.
 
     Raises:
         FedpeftError: the file has no default scope, or the job has filters of its own.
@@ -78,7 +77,9 @@ def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     shutil.copytree(job, filtered)
     file = filtered / "app" / "config" / "config_fed_client.json"
     client = json.loads(file.read_text())
-    tasks = [task for executor in client["executors"] for task in executor["tasks"]]  # for FLARE, "*" is none of them
+    tasks = [
+        task for executor in client["executors"] for task in executor["tasks"]
+    ]  # FLARE does not match "*" to these
     for chain, filters in chains.items():
         if client.get(chain):
             raise FedpeftError(f"{job} has {chain} of its own: the simulator cannot run them beside the site's.")

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""How far a job is, told by the server when an administrator asks with `nvflare job stats`.
+"""Report a job's progress when an administrator runs `nvflare job stats`.
 
-FLARE asks every component of a running job (`InfoCollector`); only who may view the job is answered.
+FLARE queries every component of a running job (`InfoCollector`); the administrator needs the right to view the job.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ GROUP = "fedpeft"
 
 
 def report_progress(event_type: str, fl_ctx: FLContext) -> None:
-    """Answer FLARE's question for statistics with what history.json says."""
+    """Add the progress from history.json to FLARE's statistics."""
     if event_type != InfoCollector.EVENT_TYPE_GET_STATS:
         return
     if collector := fl_ctx.get_prop(InfoCollector.CTX_KEY_STATS_COLLECTOR):

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The policies of a consortium, written into every start-up kit when it is provisioned."""
+"""A provisioning Builder that writes a consortium's policies into every start-up kit."""
 
 from __future__ import annotations
 
@@ -66,17 +66,17 @@ AUTHORIZATION = {
 
 
 class PolicyBuilder(Builder):
-    """Writes what server and sites allow: jobs, classes, rights, filters, each site's own file; where to store.
+    """Writes the policies of server and sites: jobs, classes, rights, filters, each site's own file, and storage.
 
-    Goes after FLARE's StaticFileBuilder, whose files it rewrites in place under their names `*.default`: a participant
-    that wants another policy puts a file of its own beside them, without `.default`, and FLARE reads that one instead.
-    (POC mode makes the server's `resources.json` from `resources.json.default`, so it must be this file.)
+    It comes after FLARE's StaticFileBuilder and rewrites its files `*.default` in place: a participant that needs
+    another policy adds a file without `.default`, and FLARE reads that one instead. (POC mode makes the server's
+    `resources.json` from `resources.json.default`, so it must be this file.)
 
     Args:
         storage: absolute path of the server's folder for jobs and their results; FLARE's default is shared by
-            all servers of a machine and gone after a restart.
+            all servers of a machine and lost at a restart.
         max_jobs: jobs that run at the same time.
-        privacy: every site's `PrivacySettings`; None: what leaves a site is checked, and neither clipped nor noised.
+        privacy: every site's `PrivacySettings`; None: replies are checked, but neither clipped nor noised.
         site_policy: values of `SitePolicy` that replace its defaults in the file of every site.
         site_policies: by site, values that replace those.
     """
@@ -101,8 +101,8 @@ class PolicyBuilder(Builder):
     def build(self, project: Project, ctx: ProvisionContext) -> None:
         """Write the policies of the server and of every site."""
         sites = project.get_clients()
-        if strangers := set(self._site_policies) - {site.name for site in sites}:
-            raise FedpeftError(f"site_policies names {min(strangers)!r}, which is no client of this project.")
+        if unknown := set(self._site_policies) - {site.name for site in sites}:
+            raise FedpeftError(f"site_policies names {min(unknown)!r}, which is not a client of this project.")
         for participant in (project.get_server(), *sites):
             local = Path(ctx.get_local_dir(participant))
             file = local / ProvFileName.RESOURCES_JSON_DEFAULT
@@ -133,7 +133,7 @@ class PolicyBuilder(Builder):
 
 
 def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:
-    # FLARE's default sends every job's error log to the server, and an error may name files and records
+    # by default FLARE sends every job's error log to the server, and an error may name files and records
     settings["allow_log_streaming"] = False
     settings["components"] = [c for c in settings["components"] if c["id"] != "site_log_streamer"]
 

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site that was gone takes part in the running job again, and one that stays away does not hold up its end.
+"""Let a site that was disconnected rejoin the running job, and do not let a lost site delay the job's end.
 
-A site whose client process is killed comes back within seconds under a new token, which neither the job's list of
-participants nor the job's own process knows, and nobody starts its part of the job again. Here the server does what
-it did when the job began, for that site alone. FLARE sends a task that has no reply yet again, by the site's name.
+A site whose client process is killed reconnects within seconds with a new token, which neither the job's list of
+participants nor the job's process knows, and FLARE does not restart its part of the job. Here the server starts it
+again as it did at the beginning, for that site only. FLARE sends an unanswered task again, by the site's name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SECONDS = 10.0
 
 
 def accept_returning(event_type: str, fl_ctx: FLContext) -> None:
-    """In the job's process on the server: learn the new tokens of its sites when the server says so."""
+    """In the job's process on the server: update the tokens of its sites when the server requests it."""
     if event_type == EventType.START_RUN:
         fl_ctx.get_engine().register_app_command(TOPIC, _renew)
 
@@ -43,9 +43,9 @@ class ReturningSites(FLComponent):
     """A component of the server itself, in its `resources.json`.
 
     Args:
-        attempts: how often the server tries to take one site back into one job.
-        patience: seconds that a finished job waits for the end of its part at a site; FLARE's own 900 keep a job
-            `RUNNING` as long after a site has gone.
+        attempts: how often the server tries to let one site rejoin one job.
+        patience: seconds that a finished job waits for the end of its part at a site; with FLARE's default of 900 a job
+            stays `RUNNING` that long after a site is lost.
     """
 
     def __init__(self, attempts: int = 5, patience: float = 30.0) -> None:
@@ -53,13 +53,15 @@ class ReturningSites(FLComponent):
         at_least("attempts", attempts, 0)
         at_least("patience", patience, 0, exclusive=True)
         self._attempts, self._patience = attempts, patience
-        self._tokens: dict[str, dict[str, str]] = {}  # by job and site, with which its part of the job was started
+        self._tokens: dict[
+            str, dict[str, str]
+        ] = {}  # by job and site: the token with which its part of the job was started
         self._left: dict[tuple[str, str], int] = {}
         self._busy: set[tuple[str, str]] = set()
         self._lock = threading.Lock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Note who takes part when a job starts, and look whether all are still the same with each sign of life."""
+        """Record the participants when a job starts, and check their tokens at every heartbeat."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_START:
             engine.job_runner.client_outcome_wait_timeout = self._patience
@@ -73,7 +75,9 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._tokens.pop(job, None)
                 self._left = {part: left for part, left in self._left.items() if part[0] != job}
-        elif event_type == EventType.CLIENT_HEARTBEAT_RECEIVED:  # before FLARE misses the job at the site
+        elif (
+            event_type == EventType.CLIENT_HEARTBEAT_RECEIVED
+        ):  # before FLARE notices that the job is missing at the site
             self._look(engine)
 
     def _look(self, engine) -> None:
@@ -83,7 +87,7 @@ class ReturningSites(FLComponent):
             client = engine.get_client_from_name(site)
             if client is None or client.token == token:
                 continue
-            # how the earlier part ended nobody will ever say; FLARE would call the whole job abnormal for it
+            # the earlier part will never report its end, for which FLARE would set the whole job to abnormal
             engine.job_runner.resolve_client_outcome(job, site)
             with self._lock:
                 left = self._left.setdefault((job, site), self._attempts)
@@ -111,10 +115,10 @@ class ReturningSites(FLComponent):
 
 
 def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
-    """Start one site's part of a running job once more.
+    """Start one site's part of a running job again.
 
     Raises:
-        FedpeftError: the job has ended, its process does not answer, or the site cannot or will not.
+        FedpeftError: the job has ended, its process does not answer, or the site cannot start it.
     """
     job, process = engine.job_runner.running_jobs.get(job_id), engine.run_processes.get(job_id)
     if job is None or process is None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The folder of one job at one participant; it survives the simulator's process swaps."""
+"""The folder of one job at one participant; it outlives the simulator's processes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NAME = "fedpeft"
 
 
 def run_folder(fl_ctx: FLContext) -> Path:
-    """`<run directory>/fedpeft`, made if it is missing."""
+    """Return `<run directory>/fedpeft`, created if it is missing."""
     workspace = fl_ctx.get_engine().get_workspace()
     folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / NAME
     folder.mkdir(parents=True, exist_ok=True)

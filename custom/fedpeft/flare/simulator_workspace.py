@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A job that FLARE's simulator runs keeps its workspace to itself, also one that `nvflare simulator` has started.
+"""Lock the simulator's workspace for one job, also if `nvflare simulator` started it.
 
-FLARE wipes the workspace before it loads anything of a job: here a second run can only end before it computes.
+FLARE clears the workspace before it loads a job, so a second run can only be ended before it computes.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from fedpeft.workspace_lock import is_held_by_a_parent, take
 
 
 def is_simulated(fl_ctx: FLContext) -> bool:
-    """Whether FLARE's simulator runs this server; elsewhere every job has an id of its own."""
+    """Whether FLARE's simulator runs this server; elsewhere every job has its own id."""
     return fl_ctx.get_job_id() == SimulatorConstants.JOB_NAME
 
 
 def take_workspace(fl_ctx: FLContext) -> None:
-    """Hold the simulator's workspace until this process ends; nothing where FLARE runs otherwise.
+    """Lock the simulator's workspace until this process ends; does nothing outside the simulator.
 
     Raises:
         FedpeftError: another run uses it.

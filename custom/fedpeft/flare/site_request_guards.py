@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a server may ask of a site's own process: nothing that reads the site, or removes anything but a job's folder.
+"""Refuse requests of a server that read a site's machine or remove anything but a finished job's folder.
 
-FLARE lets the sender of a request say whether it needs an authorization, and who asks: the server itself can thus run
-`cat`, `ls` and `grep` at a site. It also lays a job's folder directly into the site's workspace, so that a job with the
-id `local` or `fedpeft` replaces what is there.
+FLARE lets the sender of a request state whether it needs an authorization, and for whom: the server can thus run `cat`,
+`ls` and `grep` at a site. It also creates a job's folder directly in the site's workspace, so that a job with the id
+`local` or `fedpeft` would replace that folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ DELETED = "the folder of the job is removed."
 
 
 def guard_requests() -> None:
-    """At a site: refuse what would read it, and keep every folder that is not a finished job's."""
+    """At a site: refuse requests that read its machine, and protect every folder that is not a finished job's."""
     replace_function(ShellCommandProcessor, "process", _refused)
     replace_function(ReportEnvProcessor, "process", _refused)
     replace_function(ClientInfoProcessor, "process", _without_errors)
@@ -41,13 +41,15 @@ def guard_requests() -> None:
 
 
 def check_job_id(job_id: object, workspace: Workspace) -> None:
-    """Refuse a job whose folder would not be its own.
+    """Refuse a job whose id names an existing folder.
 
     Raises:
-        AdmissionError: the id is none that FLARE makes, or a job with it has run here.
+        AdmissionError: the id is not a UUID, or a job with it has run here.
     """
     if not _is_uuid(job_id):
-        raise AdmissionError(f"the job id {job_id!r:.60} is no UUID, it could name a folder of the site", reason="meta")
+        raise AdmissionError(
+            f"the job id {job_id!r:.60} is not a UUID, it could name a folder of the site", reason="meta"
+        )
     if (Path(workspace.get_run_dir(job_id)) / NAME).exists():
         raise AdmissionError(f"a job {job_id} has run here, and its folder is kept", reason="meta")
 
@@ -79,7 +81,7 @@ def _without_errors(process: Callable) -> Callable:
 def _of_finished_jobs(delete: Callable) -> Callable:
     def delete_run(self: ClientEngine, job_id: str) -> str:
         if not _is_uuid(job_id) or job_id in self.client_executor.run_processes:
-            logger.warning("the server asks to remove %r, which is no finished job's folder", job_id)
+            logger.warning("the server requests to remove %r, which is not the folder of a finished job", job_id)
             return KEPT
         delete(self, job_id)
         return DELETED

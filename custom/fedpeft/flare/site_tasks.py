@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a site answers to each task: from the server's order to a request of the learner, and back to a reply."""
+"""Handle each task at a site: from the server's order to a request to the learner, and back to a reply."""
 
 from __future__ import annotations
 
@@ -45,12 +45,12 @@ Reply = Introduction | ScoreReply | TrainReply
 
 @dataclass(frozen=True, kw_only=True)
 class SiteContext:
-    """What a task needs of its site.
+    """What a task needs from its site.
 
     Args:
         request: sends a request to the learner and returns its answer.
-        folder_of: checks an order and gives the folder of its state.
-        member_of: gives the site's part in secure sums.
+        folder_of: checks an order and returns its state folder.
+        member_of: returns the site's part in secure sums.
         policy: the site's own file; None in the simulator.
         run: the job's run folder.
     """
@@ -67,8 +67,8 @@ class SiteTask:
     """One kind of task.
 
     Args:
-        work: from the server's message and the site to a reply and a line about it for the site's log.
-        excuse: from the round and what went wrong to a reply that says so.
+        work: function of the server's message and the site; returns the reply and a line for the site's log.
+        excuse: function of the round and the failed request; returns a reply that reports the problem.
     """
 
     work: Callable[[FLModel, SiteContext], tuple[Reply, str]]
@@ -76,27 +76,27 @@ class SiteTask:
 
 
 def read(shareable: Shareable) -> FLModel:
-    """The server's message."""
+    """Read the server's message."""
     return FLModelUtils.from_shareable(shareable)
 
 
 def write(reply: Reply, round: int) -> Shareable:
-    """A reply as FLARE sends it."""
+    """Convert a reply to FLARE's message."""
     return FLModelUtils.to_shareable(reply.to_model(round=round))
 
 
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """The reply without what the site's own file keeps back.
+    """Remove what the site's own file withholds from a reply.
 
     Raises:
-        FedpeftError: a head is in it, and no head may leave.
+        FedpeftError: it has a classifier's head, which may not leave.
     """
     if policy is None:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
     if not policy.head and any(key.startswith(HEAD) for key in getattr(reply, "state", {})):
-        raise FedpeftError("the reply holds a classifier's head, and head is off in this site's file.", code=BLOCKED)
+        raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
     return reply
 
 
@@ -107,7 +107,7 @@ def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
     unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
-    line = f"{unanswerable} of {questions} test questions have an answer that training never saw; they count as wrong"
+    line = f"{unanswerable} of {questions} test answers are not in the training data; these questions count as wrong"
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Jobs that a dead server process left running are finished when the server starts again.
+"""Finish jobs that a killed server left running, when it starts again.
 
-FLARE keeps the status in its store and never looks at it again: such a job could be neither aborted nor deleted.
+FLARE stores the status and never checks it again: such a job could be neither aborted nor deleted.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class StaleJobs(FLComponent):
     """A component of the server itself, in its `resources.json`."""
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Before the first job is started: no job can be running."""
+        """Finish stale jobs before the first job is started, when none can be running."""
         if event_type == EventType.SYSTEM_BOOTSTRAP:
             self._finish(fl_ctx)
 
@@ -31,7 +31,7 @@ class StaleJobs(FLComponent):
             try:
                 if folder.is_dir():
                     store.save_workspace(job.job_id, [str(folder)], fl_ctx)
-            except Exception:  # a full disk must not leave the job running for another life of the server
+            except Exception:  # an error such as a full disk must not leave the job running
                 self.log_exception(fl_ctx, f"what job {job.job_id} left in {folder} could not be stored")
             store.set_status(job.job_id, RunStatus.FINISHED_ABNORMAL, fl_ctx)
             self.log_warning(

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Where a participant keeps what must outlive a job: the server its checkpoints, a site its own adapter and head.
+"""The folder for state that must outlive a job: the server's checkpoints, a site's own adapter and head.
 
-A run directory belongs to one job id, and a job that goes on where another stopped has an id of its own.
+A run directory belongs to one job id, and a job that resumes another one has a new id.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedpeft.files import drop
 VARIABLE = "FEDPEFT_STATE"
 NAME = "fedpeft"
 KEPT = 3
-SECONDS_IN_USE = 24 * 3600  # since its last round, in which a lineage may be that of a job that runs
+SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
 LINEAGE = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
 
 
@@ -29,31 +29,31 @@ def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
 
     Args:
         fl_ctx: of the participant.
-        lineage: name that a job and those that resume it have in common.
+        lineage: name that a job shares with those that resume it.
 
     Raises:
-        FedpeftError: the lineage is no plain name: it comes from another participant and must not lead elsewhere.
+        FedpeftError: the lineage is not a plain name; it comes from another participant and must not leave the folder.
     """
     if not LINEAGE.fullmatch(lineage):
         raise FedpeftError(
-            f"the lineage {lineage!r:.60} is no plain name: install the same fedpeft version everywhere."
+            f"the lineage {lineage!r:.60} is not a plain name: install the same fedpeft version everywhere."
         )
     return lineages_folder(fl_ctx) / lineage
 
 
 def lineages_folder(fl_ctx: FLContext) -> Path:
-    """The folder that holds those of all lineages."""
+    """The parent folder of all lineages."""
     if chosen := os.environ.get(VARIABLE):
         return Path(chosen).expanduser() / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
 
 
 def prune(lineages: Path, current: str) -> None:
-    """Drop what is neither among the newest `KEPT` lineages of the job of `current` nor younger than a day."""
+    """Remove lineages of the same job as `current` that are older than a day and not among the newest `KEPT`."""
     job = _job(current)
     own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
     for old in own[: -(KEPT - 1)]:
-        with contextlib.suppress(FileNotFoundError):  # another job may drop it too
+        with contextlib.suppress(FileNotFoundError):  # another job may remove it too
             if time.time() - old.stat().st_mtime > SECONDS_IN_USE:
                 drop(old)
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's part in the secure sums of a job: offer a key before every round, mask what is sent in it."""
+"""A site's part in a job's secure sums: offer a key before every round, and mask the upload."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from fedpeft.states import State
 
 @dataclass(frozen=True, kw_only=True)
 class SumMember:
-    """What a site needs for secure sums; in a job without them it offers nothing and masks nothing.
+    """A site in a job's secure sums; without `method.secure_sum` it offers and masks nothing.
 
     Args:
         site: its name.
         method: of the job.
         settings: digest of the job as deployed to this site; sums of sites with different ones reveal nothing.
         kit: its certificate; None in the simulator, where keys are not signed.
-        members: the sites of every sum, by the site's own file; None in the simulator.
+        members: the sites of every sum, from the site's own file; None in the simulator.
     """
 
     site: str
@@ -43,7 +43,7 @@ class SumMember:
     def of(
         cls, fl_ctx: FLContext, method: MethodSettings, policy: SitePolicy | None, sections: Mapping[str, Any]
     ) -> SumMember:
-        """The site of a FLARE context.
+        """Create it from a FLARE context.
 
         Args:
             fl_ctx: of the site.
@@ -61,10 +61,10 @@ class SumMember:
         return cls(site=site, method=method, settings=settings, kit=Kit.load(startup), members=policy.sum_with)
 
     def offer(self, folder: Path, *, job: str, round: int) -> SignedKey:
-        """The public key for a round, as it travels; empty without secure sums.
+        """Return the signed public key for a round; empty without secure sums.
 
         Args:
-            folder: where the site's state of this job lies; it keeps the private key.
+            folder: the site's state folder of this job; stores the private key.
             job: the job's lineage.
             round: the round that the key is for.
         """
@@ -73,12 +73,12 @@ class SumMember:
         return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site)
 
     def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
-        """What leaves in place of the trained adapter; the adapter itself without secure sums.
+        """Mask the trained adapter; without secure sums return it unchanged.
 
         Args:
-            trained: what the learner would send.
+            trained: the learner's upload.
             folder: as in `offer`.
-            order: of the server; brings the members' keys.
+            order: of the server, with the members' keys.
             samples: training samples of the site.
             received: the whole global adapter that the round started from.
         """

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether anybody still waits for a task's result: FLARE asks the server only once there is one."""
+"""Check whether a task's result is still needed: FLARE itself asks the server only when there is a result."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ SECONDS_TO_ANSWER = 5.0
 
 
 class TaskCheck:
-    """True once the task is aborted here, or once the server says that it has given it up; asked again and again.
+    """A callable that returns True once the task is aborted here or canceled by the server; called repeatedly.
 
-    Without it a site whose training hangs, or is too slow, would miss every later round too.
+    Without it a site whose training hangs or is too slow would miss every later round too.
     """
 
     def __init__(self, fl_ctx: FLContext, abort_signal: Signal) -> None:
@@ -26,7 +26,7 @@ class TaskCheck:
         self._gone = False
 
     def __call__(self) -> bool:
-        """Ask the signal each time, the server now and then; a server that does not answer still waits."""
+        """Check the signal at every call and the server every few seconds; if it does not answer, the task goes on."""
         if time.monotonic() - self._last >= SECONDS_BETWEEN:
             self._gone = self._gone or self._server_gave_up()
             self._last = time.monotonic()
@@ -36,12 +36,12 @@ class TaskCheck:
         runner, task = self._fl_ctx.get_prop(FLContextKey.RUNNER), self._fl_ctx.get_prop(FLContextKey.TASK_ID)
         if runner is None or not task:
             return False
-        question = Shareable()
-        question.set_header(ReservedKey.TASK_ID, task)
+        query = Shareable()
+        query.set_header(ReservedKey.TASK_ID, task)
         answers = self._fl_ctx.get_engine().send_aux_request(
             targets=[runner.parent_target],
             topic=ReservedTopic.TASK_CHECK,
-            request=question,
+            request=query,
             timeout=SECONDS_TO_ANSWER,
             fl_ctx=self._fl_ctx,
             optional=True,

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""FLARE's own tensor messages: every dtype as it is, safetensors inside, no pickle, of bounded size."""
+"""Register FLARE's tensor messages: any dtype, safetensors inside, no pickle, bounded size."""
 
 from __future__ import annotations
 
@@ -10,6 +10,6 @@ from fedpeft.flare.message_limits import limit_messages
 
 
 def register_tensors() -> None:
-    """Let this process send and receive torch tensors."""
+    """Register the decomposer of torch tensors in this process, and limit messages."""
     fobs.register(TensorDecomposer)
     limit_messages()
