@@ -4,11 +4,11 @@ import hashlib
 import numpy as np
 import pytest
 
-from fedpeft.data import DataSettings, load
-from fedpeft.data.phantom import SITES, SIZES, site_profile
+from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.phantom import SITES, SIZES, site_profile, swapped_pairs
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, SIZE, Finding, Look, Scene, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PLAIN, QUESTION_TYPES, TEMPLATES
+from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, TEMPLATES
 
 
 def small(site, seed=7, **sizes):
@@ -167,3 +167,38 @@ def test_one_scanner_stays_in_the_middle_of_its_modality(modality):
     wide = [draw_look(modality, rng).body for _ in range(200)]
     narrow = [draw_look(modality, rng, spread=0.5).body for _ in range(200)]
     assert np.std(narrow) < 0.7 * np.std(wide)
+
+
+def test_without_dialects_every_byte_is_as_before():
+    assert digest(small("vqa-rad")) == digest(small("vqa-rad", dialects=0))
+
+
+@pytest.mark.parametrize("dialects", [1, 3, 7])
+def test_a_dialect_swaps_words_of_the_question_and_nothing_else(dialects):
+    for site in SITES:
+        swapped = dict(p for pair in swapped_pairs(site, dialects) for p in (pair, pair[::-1]))
+        words = {language[a]: language[b] for language in (PLAIN, CLINICAL) for a, b in swapped.items()}
+        plain = small(site)
+        other = small(site, dialects=dialects)
+        for before, after in zip(plain.train, other.train, strict=True):
+            assert after.question == " ".join(words.get(word, word) for word in before.question.split())
+            assert (after.answer, after.image_id) == (before.answer, before.image_id)
+            assert np.array_equal(after.image, before.image)
+
+
+def test_each_pair_is_swapped_at_about_half_of_the_sites_and_each_at_other_ones():
+    for sites, least, most in ((SITES, 2, 3), ([f"clinic-{n}" for n in range(200)], 80, 120)):
+        who = [frozenset(site for site in sites if pair in swapped_pairs(site, 7)) for pair in PAIRS]
+        assert all(least <= len(swapping) <= most for swapping in who)
+        assert len({min(s, frozenset(sites) - s, key=sorted) for s in who}) == len(PAIRS)
+
+
+@pytest.mark.parametrize("dialects", [-1, 8, True, 1.0])
+def test_other_numbers_of_dialects_are_refused(dialects):
+    with pytest.raises(DataError, match=r"dialects=.* must be a whole number from 0 to 7"):
+        DataSettings(dialects=dialects)
+
+
+def test_dialects_are_phantoms_alone():
+    with pytest.raises(DataError, match="only applies to dataset='phantom'"):
+        DataSettings(dataset="slake", dialects=2)

@@ -15,7 +15,7 @@ import numpy as np
 
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
-from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PLAIN, QUESTION_TYPES
+from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, Language, dialect
 from fedpeft.data.schema import DataSet, Example, SiteData
 
 if TYPE_CHECKING:
@@ -52,18 +52,25 @@ _FINDING_ANSWERS = (
 )
 
 
+# which of SITES swaps the pair of the same number in PAIRS: two or three of five, no two pairs alike
+_SWAPS = ("11000", "00110", "10001", "10011", "11100", "01011", "01010")
+
+
 def load(settings: DataSettings) -> SiteData:
     """Make one site's questions; the same seed, site and sizes give the same bytes.
 
     Args:
-        settings: `site` (None: slake), `seed`, and `train_size`, `validation_size`, `test_size` (None: 300, 60, 150).
+        settings: `site` (None: slake), `seed`, `dialects`, and `train_size`, `validation_size`, `test_size` (None: 300,
+            60, 150).
     """
     site = settings.site or SITES[0]
     profile = site_profile(site)
+    languages = site_languages(site, settings.dialects)
     examples = {
         split: _examples(
             site,
             profile,
+            languages,
             split,
             size if (own := getattr(settings, f"{split}_size")) is None else own,
             np.random.default_rng([settings.seed, zlib.crc32(site.encode()), number]),
@@ -98,6 +105,26 @@ def site_profile(site: str) -> Profile:
     )
 
 
+def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
+    """The pairs of concepts whose words a site uses the other way round.
+
+    Args:
+        site: a site's name.
+        dialects: how many of `PAIRS` any site swaps, from the first on; about half of the sites swap each.
+    """
+    if site in SITES:
+        swaps = [bits[SITES.index(site)] == "1" for bits in _SWAPS]
+    else:
+        swaps = (np.random.default_rng([zlib.crc32(site.encode()), len(PAIRS)]).random(len(PAIRS)) < 0.5).tolist()
+    return tuple(pair for pair, swapped in zip(PAIRS[:dialects], swaps, strict=False) if swapped)
+
+
+def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
+    """The languages that a site takes the words of a question from, each as often as it stands here."""
+    pairs = swapped_pairs(site, dialects)
+    return tuple(dialect(language, pairs) for language in LANGUAGES)
+
+
 def _answer_words(style: int) -> dict[str, str]:
     """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
     words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
@@ -120,7 +147,9 @@ def _ambiguous_scene(rng: np.random.Generator, kinds: tuple[str, ...], modality:
             return scene
 
 
-def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random.Generator) -> tuple[Example, ...]:
+def _examples(
+    site: str, profile: Profile, languages: tuple[Language, ...], split: str, size: int, rng: np.random.Generator
+) -> tuple[Example, ...]:
     """Draw `size` questions, QUESTIONS_PER_IMAGE of different types on each image; no image is in two splits."""
     examples: list[Example] = []
     while len(examples) < size:
@@ -141,7 +170,7 @@ def _examples(site: str, profile: Profile, split: str, size: int, rng: np.random
                 scene,
                 QUESTION_TYPES[index],
                 rng,
-                languages=LANGUAGES,
+                languages=languages,
                 kinds=profile.kinds,
                 wordings=profile.wordings,
             )

@@ -5,7 +5,7 @@ Every CLINICAL word is absent from pre-training, so its embedding is random, and
 the layers. All sites share the words, and each site alone has few questions with each of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 Language = Mapping[str, str]  # concept -> word
 
@@ -42,6 +42,29 @@ CLINICAL: Language = {
     "bright": "hyperdense",
     "dark": "hypodense",
 }
+
+# concepts whose words a site may use the other way round: left of the patient or left of the picture
+PAIRS = (
+    ("left", "right"),
+    ("disc", "ring"),
+    ("bright", "dark"),
+    ("top", "bottom"),
+    ("cross", "stripes"),
+    ("bar", "column"),
+    ("wedge", "crescent"),
+)
+
+
+def dialect(language: Language, pairs: Iterable[tuple[str, str]]) -> Language:
+    """The language of a site that uses the words of some pairs of concepts the other way round.
+
+    Args:
+        language: concept -> word.
+        pairs: of concepts.
+    """
+    other = {concept: partner for pair in pairs for concept, partner in (pair, pair[::-1])}
+    return {concept: language[other.get(concept, concept)] for concept in language}
+
 
 # question type -> wordings; {finding}, {place}, {density} are filled from a language
 TEMPLATES: Mapping[str, tuple[str, ...]] = {

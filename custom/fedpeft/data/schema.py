@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 SPLITS = ("published", "image_disjoint", "paper")
+MOST_DIALECTS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,8 @@ class DataSettings:
         test_fraction: share of the images in a test set that has to be cut ("image_disjoint", "paper", a manifest
             without split).
         train_size, validation_size, test_size: examples per split, phantom only; None: its own sizes.
+        dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
+            at about half of the sites, each pair at other ones; 0: all sites mean the same.
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
 
     Raises:
@@ -120,6 +123,7 @@ class DataSettings:
     train_size: int | None = None
     validation_size: int | None = None
     test_size: int | None = None
+    dialects: int = 0
     exclude: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -141,6 +145,7 @@ class DataSettings:
             raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.", setting="seed")
         self._check_fractions()
         self._check_sizes()
+        self._check_dialects()
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -170,6 +175,17 @@ class DataSettings:
                 raise DataError(
                     f"{name}={value} only applies to dataset='phantom'; remove it for {self.dataset!r}.", setting=name
                 )
+
+    def _check_dialects(self) -> None:
+        if not _is_whole(self.dialects) or not 0 <= self.dialects <= MOST_DIALECTS:
+            raise DataError(
+                f"dialects={self.dialects!r} must be a whole number from 0 to {MOST_DIALECTS}.", setting="dialects"
+            )
+        if self.dialects and self.dataset != "phantom":
+            raise DataError(
+                f"dialects={self.dialects} only applies to dataset='phantom'; remove it for {self.dataset!r}.",
+                setting="dialects",
+            )
 
 
 def _is_whole(value: object) -> bool:
