@@ -65,7 +65,9 @@ def test_neurons_move_before_they_are_sent_and_not_at_the_server(sections, tmp_p
 def test_what_a_round_sends_does_not_depend_on_the_order_in_which_training_left_the_neurons(sections, tmp_path):
     learner = Learner.from_sections(sections(AT_SITE), site="slake", folder=tmp_path)
     settings, received = PIASettings(client=False, aligned_at="site"), learner.trainable.state()
-    finish = client_round.start(learner.trainable, own=None, received=received, settings=settings, probe=list)
+    samples = client_round.Samples(probe=list, validation=list, loss=lambda *_: 0.0)
+    start = {"own": None, "received": received, "settings": settings, "share": 0.5, "samples": samples}
+    finish = client_round.start(learner.trainable, **start)
     trained = {key: tensor + 0.01 for key, tensor in received.items()}
     flipped = dict(trained)
     for key in trained:

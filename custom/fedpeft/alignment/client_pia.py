@@ -29,6 +29,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place
 from fedpeft.states import State, copied
 
+HALF = 0.5  # the paper's share of each
 Activations = Mapping[str, Tensor]
 Supports = Callable[[str, tuple[Tensors, Tensors], Neurons], tuple[Tensor, Tensor]]
 
@@ -115,32 +116,34 @@ def align_upload(
 
 
 @torch.no_grad()
-def start_merged(own: State, aligned: State) -> dict[str, Tensor]:
-    """Return the mean of the site's own and the aligned global weights; tensors of only one of them are unchanged.
+def start_merged(own: State, aligned: State, share: float = HALF) -> dict[str, Tensor]:
+    """Return `(1 - share) own + share aligned`, number by number; tensors of only one of them are unchanged.
 
     Args:
         own: the site's adapter.
         aligned: the global adapter, aligned to it.
+        share: of the global adapter, from 0 to 1; a half is the paper.
     """
     merged = copied({**aligned, **own})
     for key in own.keys() & aligned.keys():
-        merged[key] = weighted_mean((own[key], aligned[key]), (0.5, 0.5)).to(own[key].dtype)
+        merged[key] = weighted_mean((own[key], aligned[key]), (1 - share, share)).to(own[key].dtype)
     return merged
 
 
-def finish_round(trained: State, frozen: State, settings: PIASettings | None = None) -> RoundEnd:
+def finish_round(trained: State, frozen: State, settings: PIASettings | None = None, share: float = HALF) -> RoundEnd:
     """Return what to send and to keep after training with the aligned global adapter frozen beside the site's own.
 
-    With `upload="integrated"` the mean of both weight sets is uploaded and kept (the paper), with `upload="local"` the
-    trained adapter alone.
+    With `upload="integrated"` the weighted mean of both weight sets is uploaded and kept (the paper: half and half),
+    with `upload="local"` the trained adapter alone.
 
     Args:
         trained: the site's own adapter after training.
         frozen: the aligned global adapter.
         settings: `upload` is used.
+        share: of the frozen adapter, in the output during training and in the mean.
     """
     settings = settings or PIASettings()
-    result = start_merged(trained, frozen) if settings.upload == "integrated" else copied(trained)
+    result = start_merged(trained, frozen, share) if settings.upload == "integrated" else copied(trained)
     return RoundEnd(upload=result, own=result)
 
 

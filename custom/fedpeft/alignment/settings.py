@@ -9,6 +9,7 @@ from dataclasses import dataclass, fields
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
+VALIDATION, PLACES = "validation", "places"
 CHOICES = {
     "reference": ("fedavg", "largest"),
     "weighting": ("samples", "uniform"),
@@ -52,6 +53,14 @@ class PIASettings:
             scalar for each neuron), or incoming `weights` (ablation). The server, which has no data, uses weights.
         integration: at a site, keep the aligned global adapter as a `frozen_global` second branch (the paper), or
             `merge` it into the trained one before training.
+        share: of the global adapter, where a site integrates it with its own one: in the merged weights, and under
+            `frozen_global` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
+            which is FedAvg's start. A list of two, `[1, 0.6]`, goes from the one in the first round to the other in the
+            last; `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
+            validation split, which training never sees.
+        accept: whether a site takes a plan only where it lowers the loss of the merged adapter on the probe samples
+            against moving no neuron: `false` (the paper takes every plan), `true` (one decision for all places of a
+            round), or `places` (one after the other). Needs one width everywhere.
         aligned_at: where adapters are aligned before they are averaged. `server` (the paper): by the server, to the
             round's `reference`. `site`: every site puts the neurons of its trained adapter in the order of the global
             adapter that it received, comparing incoming weights as the server would, and the server only forms the
@@ -78,12 +87,18 @@ class PIASettings:
     regularization: float = 0.05
     support: str = "samples"
     integration: str = "frozen_global"
+    share: float | str | tuple[float, ...] = 0.5
+    accept: bool | str = False
     aligned_at: str = "server"
     upload: str = "integrated"
 
     def __post_init__(self) -> None:
+        self._check_share()
+        one_of("accept", self.accept, (False, True, PLACES))
         for field in fields(self):
             value = getattr(self, field.name)
+            if field.name in ("share", "accept"):
+                continue
             if field.name in CHOICES:
                 one_of(field.name, value, CHOICES[field.name])
             elif isinstance(field.default, bool):
@@ -97,6 +112,28 @@ class PIASettings:
             )
         if self.aligned_at == "site" and not self.server:
             raise FedpeftError("aligned_at is 'site', but server=False means no alignment: leave out one of them.")
+
+    def _check_share(self) -> None:
+        ends = self.share if isinstance(self.share, tuple) else (self.share,)
+        numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends)
+        if self.share != VALIDATION and not (numbers and len(ends) in (1, 2)):
+            raise FedpeftError(
+                f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, and {VALIDATION!r}."
+            )
+
+    def share_in(self, round: int, rounds: int) -> float | None:
+        """The share of the global adapter in a round; None where the site's validation split decides.
+
+        Args:
+            round: counted from 1.
+            rounds: of the job.
+        """
+        if self.share == VALIDATION:
+            return None
+        if not isinstance(self.share, tuple):
+            return self.share
+        first, last = self.share[0], self.share[-1]
+        return first + (last - first) * (round - 1) / max(1, rounds - 1)
 
     @property
     def aligns_on_server(self) -> bool:

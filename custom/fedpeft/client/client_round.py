@@ -4,16 +4,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-
-import torch
+from dataclasses import dataclass
+from functools import partial
 
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import PLACES, PIASettings
+from fedpeft.client.batches import Batch
+from fedpeft.client.merge_choice import accepted_global, chosen_share
 from fedpeft.methods.trainable import Trainable
 from fedpeft.states import State
 
-Inputs = Sequence[dict[str, torch.Tensor]]
 Finish = Callable[[State], tuple[State, State]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """What a site looks at before it integrates; drawn when it is needed.
+
+    Args:
+        probe: the m random training samples, whose activations are compared, and whose loss accepts a plan.
+        validation: the validation split.
+        loss: mean cross-entropy of an adapter on batches.
+    """
+
+    probe: Callable[[], Sequence[Batch]]
+    validation: Callable[[], Sequence[Batch]]
+    loss: Callable[[Sequence[Batch], State], float]
 
 
 def start(
@@ -22,25 +38,28 @@ def start(
     own: State | None,
     received: State,
     settings: PIASettings | None,
-    probe: Callable[[], Inputs],
+    share: float | None,
+    samples: Samples,
 ) -> Finish:
     """Load the tensors that a round starts from, and return the function that finishes the round.
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter.
 
-    Without client PIA, or while the site has no adapter of its own, the received adapter is loaded as it is.
+    Without client PIA, with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
+    it is.
 
     Args:
         trainable: the trained part of the model; its tensors are replaced.
-        own: the site's adapter of its last round, wire keys.
-        received: the global adapter, wire keys.
+        own: the site's adapter of its last round, by key.
+        received: the global adapter, by key.
         settings: PIA's; None for any other method.
-        probe: returns the inputs of the m samples whose activations are compared.
+        share: of the global adapter in this round; None: the validation split decides.
+        samples: of the site.
 
     Returns:
         A function from the trained adapter to (upload, adapter that the site keeps).
     """
-    finish = _start(trainable, own, received, settings, probe)
+    finish = _start(trainable, own, received, settings, share, samples)
     if settings is None or not settings.aligns_before_upload:
         return finish
 
@@ -52,19 +71,51 @@ def start(
 
 
 def _start(
-    trainable: Trainable, own: State | None, received: State, settings: PIASettings | None, probe: Callable[[], Inputs]
+    trainable: Trainable,
+    own: State | None,
+    received: State,
+    settings: PIASettings | None,
+    share: float | None,
+    samples: Samples,
 ) -> Finish:
-    """As `start`, with the upload's neurons in the site's own order."""
-    if own is None or settings is None or not settings.client:
+    """`start`, with the neurons of what is uploaded in the site's own order."""
+    if own is None or settings is None or not settings.client or share == 1:
         trainable.load(received)
         trainable.set_companion(None)
         return lambda trained: (trained, trained)
     trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
     trainable.set_companion(None)
-    activations = trainable.activations([received, own], probe()) if settings.compares_activations else None
-    aligned, _ = align_global(received, own, activations, settings)
-    if settings.integration == "merge":
-        trainable.load(start_merged(own, aligned))
+    share, integrated = _integrated(trainable, own, received, settings, share, samples)
+    if settings.integration == "merge" or share == 1:
+        trainable.load(start_merged(own, integrated, share))
         return lambda trained: (trained, trained)
-    trainable.set_companion(aligned)
-    return lambda trained: finish_round(trained, aligned, settings)
+    trainable.load(own)
+    trainable.set_companion(integrated, share)
+    return lambda trained: finish_round(trained, integrated, settings, share)
+
+
+def _integrated(
+    trainable: Trainable,
+    own: State,
+    received: State,
+    settings: PIASettings,
+    share: float | None,
+    samples: Samples,
+) -> tuple[float, State]:
+    """The share of the global adapter, and the global adapter with the neurons moved that the site accepts to move."""
+    needed = settings.compares_activations or settings.accept
+    probe = samples.probe() if needed else []
+    inputs = [batch.inputs for batch in probe]
+    activations = trainable.activations([received, own], inputs) if settings.compares_activations else None
+    aligned, _ = align_global(received, own, activations, settings)
+
+    def accepted(share: float) -> State:
+        if not settings.accept:
+            return aligned
+        each_place = settings.accept == PLACES
+        loss = partial(samples.loss, probe)
+        return accepted_global(own, received, aligned, share=share, loss=loss, each_place=each_place)
+
+    if share is not None:
+        return share, accepted(share)
+    return chosen_share(own, accepted, partial(samples.loss, samples.validation()))

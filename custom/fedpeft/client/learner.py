@@ -18,7 +18,7 @@ from fedpeft import backbones
 from fedpeft.client import client_round, site_state
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.heads import build_head
-from fedpeft.client.loop import evaluate, train_epochs
+from fedpeft.client.loop import evaluate, mean_loss, train_epochs
 from fedpeft.client.lr_schedule import linear_warmup_decay
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import Network, measure_budget, score_layers
@@ -157,7 +157,10 @@ class Learner:
             own=own.adapter if own else None,
             received=received or (own.adapter if own else self._initial),
             settings=self.pia,
-            probe=lambda: self._probe(round),
+            share=self.pia.share_in(round, settings.rounds) if self.pia else None,
+            samples=client_round.Samples(
+                probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
+            ),
         )
         self.trainable.train_only(layers)
         optimizer = build_optimizer(
@@ -276,10 +279,31 @@ class Learner:
             workers=self.training.workers,
         )
 
-    def _probe(self, round: int) -> list[dict[str, torch.Tensor]]:
-        """Inputs of m random training samples, whose activations align the global adapter."""
-        seed = derive(self.training.seed, "probe", self.site, round)
-        return [batch.inputs for batch in self._sample(self.method.probe_samples, seed)]
+    def _probe(self, round: int) -> list[Batch]:
+        """The m random training samples whose activations align the global adapter."""
+        return self._sample(self.method.probe_samples, derive(self.training.seed, "probe", self.site, round))
+
+    def _validation(self) -> list[Batch]:
+        """The validation split on the device.
+
+        Raises:
+            FedpeftError: it is empty.
+        """
+        if not self.data.validation:
+            raise FedpeftError(
+                f"method.pia.share is 'validation', and site {self.site} has no validation split: set "
+                f"data.validation_fraction, or a number as share.",
+                setting="method.pia",
+            )
+        rows = self._batches(self.data.validation, self.training.evaluation_batch_size)
+        return [batch.to(self.device) for batch in rows]
+
+    def _loss(self, batches: Sequence[Batch], state: State) -> float:
+        """Mean cross-entropy of an adapter with the head as it stands, without dropout, over answers that exist."""
+        self.trainable.load(state)
+        self.backbone.eval()
+        self.head.eval()
+        return mean_loss(self._logits, batches)
 
     def _sample(self, count: int, seed: int) -> list[Batch]:
         """Random samples of the training split, in batches on the device."""

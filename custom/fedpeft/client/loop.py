@@ -72,3 +72,19 @@ def evaluate(forward: Forward, batches: Iterable[Batch], *, device: torch.device
         right.append((predicted[:, None] == batch.accepted).any(-1))
         closed.append(batch.closed)
     return answer_accuracy(torch.cat(right), torch.cat(closed))
+
+
+@torch.inference_mode()
+def mean_loss(forward: Forward, batches: Iterable[Batch]) -> float:
+    """Mean cross-entropy over the samples whose answer training has seen; infinity where it is not finite.
+
+    Args:
+        forward: the backbone's inputs to logits (B, C).
+        batches: on the model's device.
+    """
+    total = count = 0.0
+    for batch in batches:
+        seen = batch.target >= 0
+        losses = nn.functional.cross_entropy(forward(batch.inputs), batch.target, ignore_index=-1, reduction="sum")
+        total, count = total + losses.item(), count + int(seen.sum())
+    return total / count if count and math.isfinite(total) else math.inf

@@ -57,7 +57,7 @@ class AdapterTrainable(Trainable):
         """Train these layers of the site's own adapter and freeze everything else."""
         set_trainable_layers(self._peft, layers, OWN)
 
-    def set_companion(self, state: State | None) -> None:
+    def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen adapter beside the site's own one; None removes it."""
         active = [OWN]
         if state is not None:
@@ -66,6 +66,7 @@ class AdapterTrainable(Trainable):
                 self._peft.to(next(self._backbone.parameters()).device)
             load_adapter_state(self._peft, state, COMPANION)
             active.append(COMPANION)
+            tuning_of(self._config).mix(self._peft, {OWN: 1 - share, COMPANION: share})
         self._peft.base_model.set_adapter(active)
         self.train_only(None)
 

@@ -127,6 +127,10 @@ class MethodSettings:
         pia = self.pia
         if self.aggregation != "pia" or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
             raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
+        if pia.accept:
+            raise FedpeftError(
+                "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot."
+            )
         if not self.method.unequal_widths:
             raise FedpeftError(f"unequal widths (site_settings) are not supported for name={self.name!r}.")
 

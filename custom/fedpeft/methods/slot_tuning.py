@@ -117,6 +117,18 @@ class SlotTuning(Tuning, ABC):
         """
         raise FedpeftError(f"{self.name} has no hidden activations: use method.pia.support='weights'.")
 
+    def mix(self, model: nn.Module, weights: Mapping[str, float]) -> None:
+        """Weigh what several active adapters add.
+
+        Args:
+            model: PEFT model.
+            weights: by adapter; they sum to 1.
+
+        Raises:
+            FedpeftError: the method declares no companion.
+        """
+        raise FedpeftError(f"{self.name} has no companion: use method.pia.integration='merge'.")
+
     def first_state(self, config: PeftConfig, shapes: Shapes) -> State:
         """Return the values that `get_peft_model` starts from with this configuration.
 

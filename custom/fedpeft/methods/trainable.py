@@ -35,8 +35,8 @@ class Trainable:
         """Freeze all but these transformer layers; None: train everything."""
         raise NotImplementedError
 
-    def set_companion(self, state: State | None) -> None:
-        """Add a frozen copy beside the trained part, output = mean of the two; None removes it.
+    def set_companion(self, state: State | None, share: float = 0.5) -> None:
+        """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it.
 
         Raises:
             FedpeftError: the method declares no companion.

@@ -33,6 +33,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         self.role = role
         self.layer_index = layer_index
         self.merged_adapters = []
+        self.weights: dict[str, float] = {}  # by adapter, of what the active ones add; empty: their mean
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
 
     @property
@@ -109,12 +110,14 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         if self._disable_adapters:
             return result
         adapters = self.adapters
-        active = [adapters[name] for name in self.active_adapters if name in adapters]
-        if not active:
+        names = [name for name in self.active_adapters if name in adapters]
+        if not names:
             return result
+        active = [adapters[name] for name in names]
+        weights = [self.weights.get(name, 1 / len(names)) for name in names] if len(names) > 1 else [1.0]
         output = result[0] if isinstance(result, tuple) else result
         h = self.branch_input(args, output)
-        output = add_branches(output, h, active)
+        output = add_branches(output, h, active, weights)
         return (output, *result[1:]) if isinstance(result, tuple) else output
 
     def enable_adapters(self, enabled: bool) -> None:

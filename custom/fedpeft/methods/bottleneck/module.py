@@ -63,8 +63,10 @@ class Bottleneck(nn.Module):
         return self.up(self.hidden(h))
 
 
-def add_branches(output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck]) -> torch.Tensor:
-    """Return ``output + (1/K) sum_k scaling_k up_k(act(down_k(norm_k(h))))``.
+def add_branches(
+    output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bottleneck], weights: Sequence[float]
+) -> torch.Tensor:
+    """Return ``output + sum_k weight_k scaling_k up_k(act(down_k(norm_k(h))))``.
 
     K bottlenecks of one kind are computed as one bottleneck with all their neurons: a second adapter then costs no
     further pass over the tokens.
@@ -73,17 +75,18 @@ def add_branches(output: torch.Tensor, h: torch.Tensor, bottlenecks: Sequence[Bo
         output: (..., d)
         h: the adapters' input, (..., d).
         bottlenecks: the K adapters, of any widths.
+        weights: one for each.
     """
-    first, count = bottlenecks[0], len(bottlenecks)
-    if count > 1 and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
+    first, alike = bottlenecks[0], len(set(weights)) == 1
+    if len(bottlenecks) > 1 and alike and first.norm is None and all(other.kind == first.kind for other in bottlenecks):
         down_weight = torch.cat([each.down.weight for each in bottlenecks])
         down_bias = torch.cat([each.down.bias for each in bottlenecks])
         up_weight = torch.cat([each.up.weight for each in bottlenecks], dim=1)
         up_bias = sum(each.up.bias for each in bottlenecks)
         hidden = first.activate(F.linear(h.to(down_weight.dtype), down_weight, down_bias))
         branch = F.linear(hidden, up_weight, up_bias)
-        return torch.add(output, branch.to(output.dtype), alpha=first.scaling / count)
-    for each in bottlenecks:
+        return torch.add(output, branch.to(output.dtype), alpha=first.scaling * weights[0])
+    for each, weight in zip(bottlenecks, weights, strict=True):
         branch = each(h.to(each.down.bias.dtype))
-        output = torch.add(output, branch.to(output.dtype), alpha=each.scaling / count)
+        output = torch.add(output, branch.to(output.dtype), alpha=each.scaling * weight)
     return output

@@ -68,6 +68,11 @@ class BottleneckTuning(SlotTuning):
         """Return the activations that `hidden_activations` computes."""
         return hidden_activations(model, states, inputs, adapter_name=adapter_name)
 
+    def mix(self, model: nn.Module, weights: Mapping[str, float]) -> None:
+        """Tell every wrapper."""
+        for layer in (module for module in model.modules() if isinstance(module, BottleneckLayer)):
+            layer.weights = dict(weights)
+
     def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
         """Return the initial values, each of which depends on `init_seed` and its own key alone."""
         state = {}

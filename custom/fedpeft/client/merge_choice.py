@@ -1,0 +1,53 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site merges its adapter with, where it decides by losses on its own samples: which plans, and how much."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from fedpeft.alignment.client_pia import start_merged
+from fedpeft.keys import by_place
+from fedpeft.states import State
+
+GRID = (0.25, 0.5, 0.75, 1.0)
+Loss = Callable[[State], float]
+
+
+def accepted_global(
+    own: State, received: State, aligned: State, *, share: float, loss: Loss, each_place: bool
+) -> State:
+    """The global adapter with only those of its neurons moved that lower the loss of the merged adapter.
+
+    Args:
+        own: the site's adapter.
+        received: the global adapter as it came.
+        aligned: the same with its neurons in the order of the own one's.
+        share: of the global adapter in the merged one.
+        loss: of an adapter, on the probe samples.
+        each_place: decide place by place, each after the ones before, instead of once for all.
+    """
+    if not each_place:
+        moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
+        return aligned if moved < kept else received
+    chosen, lowest = dict(received), loss(start_merged(own, received, share))
+    for names in by_place(received).values():
+        candidate = chosen | {key: aligned[key] for key in names.values()}
+        if all(torch.equal(candidate[key], chosen[key]) for key in names.values()):
+            continue
+        if (value := loss(start_merged(own, candidate, share))) < lowest:
+            chosen, lowest = candidate, value
+    return chosen
+
+
+def chosen_share(own: State, accepted: Callable[[float], State], loss: Loss) -> tuple[float, State]:
+    """The share of `GRID` with the lowest loss of the merged adapter, the larger one of equals, and the global adapter.
+
+    Args:
+        own: the site's adapter.
+        accepted: from a share to the global adapter that is merged with it.
+        loss: of an adapter, on the validation questions.
+    """
+    candidates = [(share, accepted(share)) for share in reversed(GRID)]
+    return min(candidates, key=lambda candidate: loss(start_merged(own, candidate[1], candidate[0])))
