@@ -4,6 +4,7 @@
     python benchmarks/learning.py                     # every site trains all layers: all methods, three seeds
     python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
+    python benchmarks/learning.py --study             # the study of study.py: hours of two cores, resumable
     python benchmarks/learning.py --layers            # every site trains 4 of the 12 layers: F3OCUS and its peers
 
 Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`. The figures
@@ -26,7 +27,9 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import study
 import torch
+from peers import PEERS
 from rich.console import Console
 from rich.table import Table
 
@@ -42,6 +45,7 @@ ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
 ALONE = ["method.aggregation=none"]
 PIA = ["method.aggregation=pia"]
+UNMOVED = ["method.pia.integration=merge", "method.pia.solver=identity"]
 METHODS: dict[str, list[str]] = {
     "classifier": ["method.name=classifier", *ALONE],
     "local": ALONE,
@@ -62,13 +66,20 @@ METHODS: dict[str, list[str]] = {
     "fedpia, aligned at the site": [*PIA, "method.pia.integration=merge", "method.pia.aligned_at=site"],
     "fedpia, no client PIA, aligned at the site": [*PIA, "method.pia.client=false", "method.pia.aligned_at=site"],
     "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
+    "fedpia, frozen global, no server": [*PIA, "method.pia.integration=frozen_global", "method.pia.server=false"],
+    "fedavg, keeping 20 % of the own": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=0.8"],
+    "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=[1, 0.6]", "method.pia.accept=true"],
+    **{name: ["method.aggregation=fedavg"] for name in PEERS},
     "full": ["method.name=full", "method.aggregation=fedavg"],
     "pooled": ALONE,
 }
 FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
+OUTPUTS = "schedule.score_settings.target=logits"
 BY_LNTK = "4 layers, lntk alone"
 LAYERS: dict[str, list[str]] = {
     **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names()},
+    "f3ocus, exact, outputs": [*FEW, "schedule.solver=exact", OUTPUTS],
+    "4 layers, lntk of the outputs": [*FEW, "schedule.solver=own", OUTPUTS],
     "f3ocus, exact, with reply": [*FEW, "schedule.solver=exact", "schedule.scoring=with_reply"],
     BY_LNTK: [*FEW, "schedule.solver=own"],
     **{
@@ -97,7 +108,8 @@ def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
-        learners = {s: Learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
+        learner = PEERS.get(method, Learner)
+        learners = {s: learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:
@@ -176,10 +188,14 @@ def main() -> None:
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
+    parser.add_argument("--study", action="store_true", help="all runs of study.py that are not in its results yet")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, help="a JSON line for each run, when it ends; what is there is kept")
     chosen = parser.parse_args()
+    if chosen.study:
+        run_study(chosen.seeds if chosen.seeds != list(SEEDS) else study.SEEDS, chosen.out or study.RESULTS, chosen)
+        return
     methods = chosen.methods or (OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS)
     overrides = [*(["method.initialization=own"] if chosen.own else []), *chosen.set]
     console = Console(width=150)
@@ -207,6 +223,28 @@ def main() -> None:
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
         highlight=False,
     )
+
+
+def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> None:
+    """Run what is missing, a line at a time, and print the tables of all that is there."""
+    console = Console(width=150)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in results}
+    missing = [r for r in study.runs(seeds) if (r.dialects, r.method, r.seed, r.rounds) not in known]
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *chosen.set]): one for one in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            one, last = futures[future], future.result()
+            results.append({**last, "dialects": one.dialects})
+            with file.open("a") as lines:
+                lines.write(json.dumps(results[-1]) + "\n")
+            figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
+            console.print(
+                f"{number}/{len(futures)} {one.dialects} {one.method}, seed {one.seed}: {figure}", highlight=False
+            )
+    for table in study.tables(results):
+        console.print(table)
 
 
 def _earlier(file: Path | None, overrides: list[str]) -> list[dict[str, Any]]:

@@ -152,24 +152,9 @@ class Learner:
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore_head(own)
-        finish = client_round.start(
-            self.trainable,
-            own=own.adapter if own else None,
-            received=received or (own.adapter if own else self._initial),
-            settings=self.pia,
-            share=self.pia.share_in(round, settings.rounds) if self.pia else None,
-            samples=client_round.Samples(
-                probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
-            ),
-        )
+        finish = self._integrate(round, own.adapter if own else None, received)
         self.trainable.train_only(layers)
-        optimizer = build_optimizer(
-            self.trainable.parameters().items(),
-            ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
-            learning_rate=settings.learning_rate,
-            head_learning_rate=settings.head_learning_rate or settings.learning_rate,
-            weight_decay=settings.weight_decay,
-        )
+        optimizer = self._optimizer()
         if own is not None and settings.optimizer_state == "keep":
             restore_moments(optimizer, own.optimizer)
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
@@ -239,6 +224,30 @@ class Learner:
         self.head.eval()
         rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
         return evaluate(self._logits, rows, device=self.device)
+
+    def _integrate(self, round: int, own: State | None, received: State) -> client_round.Finish:
+        """Load what the round starts from; the function from the trained adapter to what is sent and what is kept."""
+        return client_round.start(
+            self.trainable,
+            own=own,
+            received=received or own or self._initial,
+            settings=self.pia,
+            share=self.pia.share_in(round, self.training.rounds) if self.pia else None,
+            samples=client_round.Samples(
+                probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
+            ),
+        )
+
+    def _optimizer(self) -> torch.optim.AdamW:
+        """AdamW over what is trained now."""
+        settings = self.training
+        return build_optimizer(
+            self.trainable.parameters().items(),
+            ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
+            learning_rate=settings.learning_rate,
+            head_learning_rate=settings.head_learning_rate or settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
 
     def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         settings = self.training

@@ -1,0 +1,119 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a user would take instead of FedPIA against sites that differ, each on the adapters and in its few lines.
+
+    FedProx   mu/2 |w - w_global|^2 beside the loss                                Li et al. 2020
+    Ditto     a model of the site's own beside the global one, drawn towards it    Li et al. 2021
+    FedALA    starts from w + (w_global - w) * W, W learned on the site's data     Zhang et al. 2023
+
+They are learners for `fedpeft.federate`, with `method.aggregation=fedavg`; heads stay at the site, as everywhere here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedpeft.client import client_round
+from fedpeft.client.learner import Learner, Update
+from fedpeft.seeds import derive
+from fedpeft.states import State
+
+ALA_RATE, ALA_SHARE, ALA_PASSES, ALA_SETTLED = 1.0, 0.8, 10, 0.01
+
+
+class FedProx(Learner):
+    """Local training is held near the global adapter."""
+
+    strength = 0.01  # mu
+
+    def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+        anchor = {key: parameter.detach().clone() for key, parameter in self.trainable.parameters().items()}
+        with held_near(self, optimizer, anchor, self.strength):
+            return super()._fit(optimizer, round)
+
+
+class Ditto(Learner):
+    """The global model is trained as FedAvg's; what is measured is the site's own, held near it."""
+
+    strength = 0.1  # lambda
+    _personal: tuple[State, dict[str, torch.Tensor], dict] | None = None
+
+    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
+        update = super().train_round(round, received, layers)
+        trained = self.trainable.state(), {key: value.clone() for key, value in self.head.state_dict().items()}
+        adapter, head, moments = self._personal or (received or self._initial, self._initial_head, None)
+        self.trainable.load(adapter)
+        self.head.load_state_dict(head)
+        optimizer = self._optimizer()
+        if moments:
+            optimizer.load_state_dict(moments)
+        anchor = {key: tensor.clone() for key, tensor in (received or self._initial).items()}
+        with held_near(self, optimizer, anchor, self.strength):
+            losses = self._fit(optimizer, round)
+        metrics = {**losses, **self.evaluate()}
+        head = {key: value.clone() for key, value in self.head.state_dict().items()}
+        self._personal = self.trainable.state(), head, optimizer.state_dict()
+        self.trainable.load(trained[0])
+        self.head.load_state_dict(trained[1])
+        return Update(state=update.state, samples=update.samples, metrics=metrics)
+
+
+class FedALA(Learner):
+    """Each number of the adapter takes its own share of the global one, learned on the site's data before training."""
+
+    _weights: dict[str, torch.Tensor] | None = None
+
+    def _integrate(self, round: int, own: State | None, received: State) -> client_round.Finish:
+        finish = super()._integrate(round, None, received or own or {})
+        if own is None or not received:
+            return finish
+        first = self._weights is None
+        weights = self._weights or {key: torch.ones_like(tensor) for key, tensor in own.items()}
+        gaps = {key: received[key] - own[key] for key in own}
+        samples = self._sample(
+            int(ALA_SHARE * len(self.data.train)), derive(self.training.seed, "ala", self.site, round)
+        )
+        parameters = self.trainable.parameters()
+        self.trainable.train_only(None)
+        before = float("inf")
+        for _ in range(ALA_PASSES if first else 1):
+            total = 0.0
+            for batch in samples:
+                self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
+                loss = torch.nn.functional.cross_entropy(self._logits(batch.inputs), batch.target)
+                gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+                for (key, _), gradient in zip(parameters.items(), gradients, strict=True):
+                    if gradient is not None:
+                        weights[key] = (weights[key] - ALA_RATE * gradient.cpu() * gaps[key]).clamp(0, 1)
+                total += loss.item()
+            if abs(before - total) < ALA_SETTLED * total:
+                break
+            before = total
+        self._weights = weights
+        self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
+        return finish
+
+
+class held_near:
+    """While it lasts, every step's gradient has `strength (w - anchor)` added."""
+
+    def __init__(self, learner: Learner, optimizer: torch.optim.Optimizer, anchor: State, strength: float) -> None:
+        parameters = learner.trainable.parameters()
+        self._pairs = [(parameters[key], tensor) for key, tensor in anchor.items() if key in parameters]
+        self._optimizer, self._strength = optimizer, strength
+
+    def __enter__(self) -> None:
+        self._hook = self._optimizer.register_step_pre_hook(self._pull)
+
+    def __exit__(self, *_: Any) -> None:
+        self._hook.remove()
+
+    def _pull(self, *_: Any) -> None:
+        for parameter, tensor in self._pairs:
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - tensor.to(parameter), alpha=self._strength)
+
+
+PEERS: dict[str, Callable[..., Learner]] = {"fedprox": FedProx, "ditto": Ditto, "fedala": FedALA}

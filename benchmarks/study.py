@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The study behind `learning.py --study`: which runs it has, and what their figures are.
+
+A run is a world (how many pairs of words contradict each other between sites), a method, a seed and a number of rounds
+of one epoch. Each is one line of `benchmarks/results/study.jsonl`; what is there is not run again. The figure of a run
+is the mean accuracy of the five sites over the last three rounds; methods are compared seed by seed, with a 95 %
+interval of the paired difference (Student's t).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from scipy import stats
+
+RESULTS = Path(__file__).parent / "results" / "study.jsonl"
+SEEDS = (0, 1, 2, 3, 4)
+WORLDS = (0, 7)
+BETWEEN = 3  # a world in the middle, for the methods of FEW
+SHORT, LONG = 12, 30
+LAST = 3  # rounds whose mean is a run's figure
+METHODS = (
+    "classifier",
+    "local",
+    "fedavg",
+    "fedavg, keeping 20 % of the own",
+    "fedpia, frozen global",
+    "fedpia, frozen global, no server",
+    "fedpia, server only",
+    "ours",
+    "fedprox",
+    "ditto",
+    "fedala",
+)
+FEW = ("fedavg", "fedpia, server only", "ours")
+LAYERS = (
+    "f3ocus, exact",
+    "f3ocus, nsga2",
+    "f3ocus, exact, outputs",
+    "4 layers, lntk alone",
+    "4 layers, lntk of the outputs",
+    "4 layers, fd",
+    "4 layers, last_k",
+    "4 layers, fishmask",
+    "4 layers, snip",
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of the study."""
+
+    dialects: int
+    method: str
+    seed: int
+    rounds: int = SHORT
+
+    @property
+    def overrides(self) -> list[str]:
+        """Settings that the study gives to every method alike."""
+        return [f"data.dialects={self.dialects}", f"training.rounds={self.rounds}", "training.local_epochs=1"]
+
+
+def runs(seeds: Sequence[int]) -> Iterator[Run]:
+    """All runs, those that answer the first question first."""
+    for seed in seeds:
+        yield from (Run(world, method, seed) for world in WORLDS for method in METHODS)
+    for seed in seeds:
+        yield from (Run(BETWEEN, method, seed) for method in FEW)
+        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
+        yield from (Run(0, method, seed) for method in LAYERS)
+
+
+def figure(result: dict[str, Any]) -> float:
+    """Mean accuracy of the sites over the last rounds, in percent."""
+    last = result["rounds"][-LAST:]
+    return 100 * statistics.fmean(site["overall"] for sites in last for site in sites.values())
+
+
+def interval(differences: Sequence[float]) -> tuple[float, float]:
+    """Mean of paired differences and half the width of its 95 % interval; infinite for one pair."""
+    mean, count = statistics.fmean(differences), len(differences)
+    if count < 2:
+        return mean, math.inf
+    return mean, float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
+
+
+def tables(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Table]:
+    """One table for each world and number of rounds: accuracy, and the paired difference to the baseline."""
+    groups: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
+    for result in results:
+        group = groups.setdefault((result["dialects"], len(result["rounds"])), {})
+        group.setdefault(result["method"], {})[result["seed"]] = figure(result)
+    for (dialects, rounds), methods in sorted(groups.items()):
+        table = Table(
+            title=f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", box=None, title_justify="left"
+        )
+        for name in ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds"):
+            table.add_column(name, justify="left" if name == "method" else "right")
+        for method in (name for name in (*METHODS, *LAYERS) if name in methods):
+            mine, theirs = methods[method], methods.get(baseline, {})
+            paired = [mine[seed] - theirs[seed] for seed in mine if seed in theirs and method != baseline]
+            mean, half = interval(paired) if paired else (0.0, 0.0)
+            difference = f"{mean:+.1f} ± {half:.1f}" if paired else ""
+            table.add_row(method, f"{statistics.fmean(mine.values()):.1f}", difference, str(len(mine)))
+        yield table
