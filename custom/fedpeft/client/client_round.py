@@ -45,8 +45,8 @@ def start(
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter.
 
-    Without client PIA, with a share of 1, or while the site has no adapter of its own, the received adapter is loaded as
-    it is.
+    Without client PIA, with a share of 1, or while the site has no adapter of its own, the received adapter is loaded
+    as it is.
 
     Args:
         trainable: the trained part of the model; its tensors are replaced.
