@@ -13,6 +13,8 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.federation import site_data
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.privacy.plugin_names import check_plugins
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.settings import build
 from fedpeft.training_settings import TrainingSettings
@@ -50,12 +52,19 @@ class SiteJob:
     data_of_sites: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def from_sections(cls, sections: Mapping[str, Any], *, site: str) -> SiteJob:
+    def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
         """Build and check the settings from a job's sections.
+
+        Args:
+            sections: of the job.
+            site: the site's name in the consortium.
+            policy: the site's own file: no plugin is imported that it does not list; None in the simulator.
 
         Raises:
             FedpeftError: a section or setting is missing or wrong; names it.
         """
+        if policy:
+            check_plugins(policy, sections)
         return cls(
             site=site,
             backbone=build(BackboneSettings, sections["backbone"], section="backbone"),

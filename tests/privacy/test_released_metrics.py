@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft.errors import LocalError
-from fedpeft.privacy.released_metrics import FILE, first_of_round, released_metrics
+from fedpeft.privacy.released_metrics import FILE, first_of_round, first_scores_of_round, released_metrics
 
 MEASURED = {"overall": 0.61234, "open": 0.51234, "closed": 0.71234, "loss": 1.23456, "loss_first": 123.456}
 ROUNDED = {"overall": 0.61, "open": 0.51, "closed": 0.71, "loss": 1.23, "loss_first": 123.0}
@@ -58,3 +58,18 @@ def test_metrics_that_may_have_left_already_stay(tmp_path, content):
     (tmp_path / FILE).write_text(content)
     with pytest.raises(LocalError, match="submit the job again"):
         first_of_round(ROUNDED, 1, tmp_path)
+
+
+def test_scores_leave_rounded_and_once_a_round(tmp_path):
+    first = first_scores_of_round([0.123456, 1 / 3], "score", 1, tmp_path)
+    assert first == [0.123, 0.333]
+    assert first_scores_of_round([0.9, 0.8], "score", 1, tmp_path) == first
+    assert first_scores_of_round([0.9, 0.8], "train", 1, tmp_path) == [0.9, 0.8]
+    assert first_scores_of_round([0.51234, 0.8], "score", 2, tmp_path) == [0.512, 0.8]
+
+
+def test_a_record_of_scores_that_cannot_be_read_lets_none_out(tmp_path):
+    first_scores_of_round([0.5], "score", 1, tmp_path)
+    (tmp_path / "released-scores-score.json").write_text("{")
+    with pytest.raises(LocalError, match="cannot be read"):
+        first_scores_of_round([0.6], "score", 1, tmp_path)

@@ -93,3 +93,12 @@ def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
     assert learner(*chosen, own={"most_trained_parameters": count})
     with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
         learner(*chosen, own={"most_trained_parameters": count - 1})
+
+
+def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
+    scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
+    assert learner(FEDAVG, *scored)
+    with pytest.raises(FedpeftError, match="most_score_rows is 16") as refused:
+        learner(FEDAVG, *scored, own={"most_score_rows": 16})
+    assert (refused.value.setting, refused.value.code) == ("schedule.score_settings", "setting-not-allowed")
+    assert learner(FEDAVG, *scored[:2], own={"most_score_rows": 16})

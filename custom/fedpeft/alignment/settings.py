@@ -128,11 +128,9 @@ class PIASettings:
             round: counted from 1.
             rounds: of the job.
         """
-        if self.share == VALIDATION:
+        if isinstance(self.share, str):
             return None
-        if not isinstance(self.share, tuple):
-            return self.share
-        first, last = self.share[0], self.share[-1]
+        first, last = (self.share[0], self.share[-1]) if isinstance(self.share, tuple) else (self.share, self.share)
         return first + (last - first) * (round - 1) / max(1, rounds - 1)
 
     @property

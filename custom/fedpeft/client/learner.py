@@ -120,7 +120,7 @@ class Learner:
         Raises:
             FedpeftError: a setting is wrong, or the site does not allow it.
         """
-        job = SiteJob.from_sections(sections, site=site)
+        job = SiteJob.from_sections(sections, site=site, policy=policy)
         if policy:
             job = admitted(policy, job)
         return cls(

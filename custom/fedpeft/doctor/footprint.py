@@ -68,7 +68,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         FedpeftError: the site does not allow the job, the backbone cannot be loaded, a setting is wrong, or a step does
             not fit on the GPU.
     """
-    job = SiteJob.from_sections(sections, site=site)
+    job = SiteJob.from_sections(sections, site=site, policy=policy)
     job = admitted(policy, job) if policy else job
     settings, training, method = job.backbone, job.training, job.method
     tuning, own = method.method.tuning(), method.settings_of(site)

@@ -22,7 +22,7 @@ def check(context: Context) -> Iterator[Finding]:
     changed = f"not default: {', '.join(differing)}" if differing else "all values are defaults"
     yield passed(f"{context.policy_file} can be used; {changed}.")
     for site in context.sites:
-        refused = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site)))
+        refused = list(refusals(policy, SiteJob.from_sections(context.job.sections, site=site, policy=policy)))
         for setting, why in refused:
             yield failed(f"{setting} {why}: change the job, or {context.policy_file}.")
         if not refused:

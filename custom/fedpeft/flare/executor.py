@@ -106,7 +106,7 @@ class SiteExecutor(Executor):
         )
         try:
             policy = self._opened(fl_ctx)
-            job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name())
+            job = SiteJob.from_sections(self._sections, site=fl_ctx.get_identity_name(), policy=policy)
             if policy:
                 admitted(policy, job)  # the training process checks too; here before anything is stored for the job
             site = SiteContext(

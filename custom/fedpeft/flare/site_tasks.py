@@ -30,7 +30,7 @@ from fedpeft.flare.messages import (
     TrainReply,
 )
 from fedpeft.flare.sum_member import SumMember
-from fedpeft.privacy.released_metrics import first_of_round, released_metrics
+from fedpeft.privacy.released_metrics import first_of_round, first_scores_of_round, released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.worker import training_process
 from fedpeft.worker.supervisor import Answer, RequestFailed
@@ -123,7 +123,10 @@ def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
     folder = site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version)
     answer = site.request({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
-    reply = ScoreReply(round=order.round, **answer.values, seconds=answer.seconds, problem="")
+    scores = answer.values["scores"]
+    if site.policy:
+        scores = first_scores_of_round(scores, SCORE, order.round, site.run)
+    reply = ScoreReply(round=order.round, scores=scores, seconds=answer.seconds, problem="")
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
 
@@ -139,7 +142,9 @@ def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
     answer = site.request({**request, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
+    scores = answer.values["scores"]
     if site.policy:
+        scores = first_scores_of_round(scores, TRAIN, order.round, site.run)
         metrics = released_metrics(metrics, answer.values["questions"], least=site.policy.least_test_samples)
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
@@ -147,7 +152,7 @@ def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
         round=order.round,
         samples=samples,
         metrics=metrics,
-        scores=answer.values["scores"],
+        scores=scores,
         seconds=answer.seconds,
         problem="",
         attempts=answer.attempts,

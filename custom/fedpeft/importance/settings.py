@@ -43,6 +43,10 @@ class LNTKSettings:
     def __post_init__(self) -> None:
         one_of("target", self.target, ("loss", "logits"))
 
+    def rows(self, samples: int, classes: int) -> int:
+        """Return the rows of the Jacobian of `samples` samples and `classes` logits."""
+        return samples * classes if self.target == "logits" else samples
+
 
 @dataclass(frozen=True, kw_only=True)
 class RGNSettings:

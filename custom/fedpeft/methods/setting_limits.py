@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 1024, 1024
+MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 64, 1024
 MOST_ENTRIES, LONGEST = 128, 256  # of a list or mapping; characters of a name in it
 Check = Callable[[Any], bool]
 Limits = Mapping[str, Check]
@@ -87,11 +87,11 @@ PARALLEL: Limits = BOTTLENECK | {"scaling": number(-MOST_SCALE, MOST_SCALE)}
 COMPACTER: Limits = BOTTLENECK | {
     "blocks": whole(MOST_BLOCKS),
     "rank": whole(MOST_WIDTH),
-    "rule_std": number(0, MOST_SCALE),
+    "rule_std": number(0, 1),
 }
 LORA: Limits = {
     "r": whole(MOST_WIDTH),
-    "lora_alpha": number(0, MOST_SCALE * MOST_WIDTH),
+    "lora_alpha": number(0, MOST_SCALE),
     "lora_dropout": number(0, 1),
     "target_modules": modules,
     "layers_to_transform": LAYERS,

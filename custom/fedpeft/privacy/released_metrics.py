@@ -1,14 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Limit the accuracies and losses that leave a site: rounded, no small groups, once per round of a job.
+"""Limit the figures that leave a site, accuracies, losses and layer scores: rounded, once per round of a job.
 
 The server chooses the model that they are measured on. Exact numbers of two models, or of a group of one question,
-would reveal how single samples are answered. Rounding only delays that; `metrics: false` prevents it.
+would reveal how single samples are answered. A group with few questions is withheld. Rounding only delays that;
+`metrics: false` prevents it, and `scores: false` for the scores.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from fedpeft.files import write_json
 ACCURACY_DECIMALS = 2  # whole percent
 LOSS_DIGITS = 3
 OVERALL = "overall"
-FILE = "released-metrics.json"
+FILE, SCORES_FILE = "released-metrics.json", "released-scores-{task}.json"
+SCORE_DIGITS = 3
 Metrics = dict[str, float | None]
 
 
@@ -51,15 +53,34 @@ def first_of_round(metrics: Metrics, round: int, folder: Path) -> Metrics:
     Raises:
         LocalError: the record of sent metrics cannot be read or written.
     """
-    file = folder / FILE
+    before = _first(metrics, round, folder / FILE)
+    return {name: before.get(name) for name in metrics}
+
+
+def first_scores_of_round(scores: Sequence[float], task: str, round: int, folder: Path) -> list[float]:
+    """Return these layer scores, rounded to three digits, or those already sent in this round for the same task.
+
+    Args:
+        scores: about to leave the site.
+        task: that they answer.
+        round, folder: as in `first_of_round`.
+
+    Raises:
+        LocalError: the record of sent scores cannot be read or written.
+    """
+    rounded = [float(f"{score:.{SCORE_DIGITS}g}") for score in scores]
+    return list(_first(rounded, round, folder / SCORES_FILE.format(task=task)))
+
+
+def _first(value: Any, round: int, file: Path) -> Any:
     try:
         before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {"round": 0}
         if before["round"] == round:
-            return {name: before["metrics"][name] for name in metrics}
+            return before["value"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
-    write_json(file, {"round": round, "metrics": metrics})
-    return metrics
+    write_json(file, {"round": round, "value": value})
+    return value
 
 
 def _rounded(value: float, *, fraction: bool) -> float:

@@ -10,12 +10,15 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from fedpeft import data
+from fedpeft import data, importance
+from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ALL
+from fedpeft.scheduling.settings import OWN as OWN_LAYERS
 
 if TYPE_CHECKING:
     from fedpeft.methods.settings import MethodSettings
@@ -70,6 +73,8 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
+    if job.schedule.active:
+        yield from _of_scores(policy, job)
     if job.schedule.active and not policy.scores:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
 
@@ -84,8 +89,17 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if name not in policy.methods:
         yield "method.name", f"is {name!r}, methods has {', '.join(policy.methods) or 'none'}"
         return
+    measured = job.method.aggregation == "pia" and (job.method.pia.accept or job.method.pia.share == VALIDATION)
+    if measured and (policy.sum_with or not policy.metrics):
+        yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
     for why in refused_settings(job.method.settings_of(job.site), job.method.method.limits):
         yield "method.settings", f"{why} for {name}, which no job may set at a site"
+
+
+def _of_scores(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+    for setting, allowed in (("score", policy.score_methods), ("solver", (ALL, OWN_LAYERS, *policy.solvers))):
+        if (name := getattr(job.schedule, setting)) not in allowed:
+            yield f"schedule.{setting}", f"is {name!r:.60}, allowed here are {', '.join(allowed)}"
 
 
 def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
@@ -173,10 +187,26 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     }
     if job.schedule.active:
         counts["least_score_samples"] = min(len(loaded.train), job.schedule.score_samples)
+    if job.method.aggregation == "pia" and job.method.pia.share == VALIDATION:
+        counts["least_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
         if count < getattr(policy, name):
             raise LocalError(
                 f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
                 code=TOO_FEW,
             )
+    if job.schedule.active:
+        _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=counts["least_answers"])
     return loaded
+
+
+def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, answers: int) -> None:
+    settings = importance.method_settings(job.schedule.score, job.schedule.score_settings)
+    rows = settings.rows(samples, answers) if hasattr(settings, "rows") else samples
+    if rows > policy.most_score_rows:
+        raise FedpeftError(
+            f"schedule.score {job.schedule.score!r} asks for {rows:,} rows of {samples} samples and {answers} answers, "
+            f"most_score_rows is {policy.most_score_rows:,}: lower schedule.score_samples, or use the loss as target.",
+            setting="schedule.score_settings",
+            code=NOT_ALLOWED,
+        )

@@ -24,8 +24,35 @@ SPLITS = ("published", "image_disjoint", "paper")
 DATASETS = ("phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest")
 AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
 BACKBONES = ("tiny-vilt", "vilt")
+SCORE_METHODS = (
+    "lntk",
+    "lntk_squared",
+    "fd",
+    "last_k",
+    "magnitude",
+    "fishmask",
+    "gradflow",
+    "grasp",
+    "snip",
+    "rgn",
+    "synflow",
+    "fedselect",
+    "spt",
+)
+SOLVERS = ("nsga2", "mopso", "annealing", "ant_colony", "bee_colony", "exact")
 METHODS = ("houlsby", "pfeiffer", "parallel", "compacter", "lora", "classifier")
 LEAST_MEMBERS = 3
+LISTS = (
+    "datasets",
+    "exclude",
+    "splits",
+    "methods",
+    "backbones",
+    "score_methods",
+    "solvers",
+    "sources",
+    "sum_with",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +73,8 @@ class SitePolicy:
         least_train_images: the same for different images.
         least_answers: the same for different answers in training.
         least_test_samples: the same for the samples on which accuracies are measured.
+        least_validation_samples: samples of the validation split, where a job has the site choose by them
+            (`method.pia.share: validation`).
         least_score_samples: samples over which a layer score is formed.
         least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
@@ -65,6 +94,10 @@ class SitePolicy:
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
+        score_methods, solvers: what a job may name as `schedule.score` and `schedule.solver`; a plugin has to be
+            listed.
+        most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
+            differentiates every logit; memory grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
             of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and
@@ -91,6 +124,7 @@ class SitePolicy:
     least_train_images: int = 20
     least_answers: int = 2
     least_test_samples: int = 10
+    least_validation_samples: int = 10
     least_score_samples: int = 8
     least_batch_size: int = 4
     least_probe_samples: int = 8
@@ -113,6 +147,9 @@ class SitePolicy:
     memory_gib: float = 0.0
     backbones: tuple[str, ...] = BACKBONES
     sources: tuple[str, ...] = ()
+    score_methods: tuple[str, ...] = SCORE_METHODS
+    solvers: tuple[str, ...] = SOLVERS
+    most_score_rows: int = 4096
     scores: bool = True
     metrics: bool = True
     head: bool = False
@@ -124,7 +161,7 @@ class SitePolicy:
         for name, root in self.roots.items():
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
-        for name in ("datasets", "exclude", "splits", "methods", "backbones", "sources", "sum_with"):
+        for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
         if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:

@@ -14,7 +14,7 @@ from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
 from fedpeft.settings import one_of
 
 SWEEPS = 2  # of best responses; a third gains little
-MOST = 10_000  # a job may set them, and it is the server that computes
+MOST, MOST_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +38,11 @@ class PopulationSettings:
         require_number("population", self.population, low=2, high=MOST, whole=True)
         require_number("iterations", self.iterations, low=1, high=MOST, whole=True)
         one_of("start", self.start, ("random", "ends", "path"))
+        if self.population * self.iterations > MOST_EVALUATIONS:
+            raise FedpeftError(
+                f"population {self.population} times iterations {self.iterations} is above {MOST_EVALUATIONS:,}: lower "
+                f"one of them."
+            )
 
 
 def require_number(name: str, value: Any, *, low: float, high: float = math.inf, whole: bool = False) -> None:

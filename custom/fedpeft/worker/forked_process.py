@@ -29,6 +29,9 @@ def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
 
 
+SECONDS_TO_CONNECT = 5.0  # to a server whose queue is full, perhaps another user's under its name
+
+
 class ForkedProcess:
     """A process started by a fork server, with the part of the `subprocess.Popen` interface that its owner uses.
 
@@ -45,11 +48,13 @@ class ForkedProcess:
         request = {"module": module, "environment": dict(os.environ), "folder": os.getcwd()}
         self._numbers: list[int] = []  # its id once it has begun, and its exit code once it has ended
         self._control = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(SECONDS_TO_CONNECT)
         try:
             self._control.connect(f"\0{address}")
             if not same_user(self._control):
                 raise PermissionError(f"the fork server {address} is another user's")
             socket.send_fds(self._control, [json.dumps(request).encode()], [fd])
+            self._control.settimeout(None)
         except OSError:
             self._control.close()
             raise

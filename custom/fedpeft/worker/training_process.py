@@ -84,6 +84,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
 
 
 def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, Any] | None) -> Learner:
+    os.umask(0o077)  # what a site keeps is its own account's
     _print_to(Path(log))
     own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
     if own and own.memory_gib:
@@ -95,7 +96,7 @@ def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, An
 
 def _print_to(file: Path) -> None:
     """Redirect stdout and stderr, including a crash's traceback, to a file of the site."""
-    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
         os.dup2(descriptor, stream.fileno())

@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A plugin that a site has not listed is not imported for a job, and the answer does not tell that it is installed."""
+
+import pytest
+
+from fedpeft import registry
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.plugin_names import check_plugins
+from fedpeft.privacy.site_policy import SCORE_METHODS, SOLVERS, SitePolicy
+from fedpeft.registry import Registry
+
+KINDS = {
+    "method.name": ("METHODS", "methods"),
+    "backbone.name": ("BACKBONES", "backbones"),
+    "data.dataset": ("DATASETS", "datasets"),
+    "schedule.score": ("SCORES", "score_methods"),
+    "schedule.solver": ("SOLVERS", "solvers"),
+}
+
+
+class Point:
+    """An entry point that must not be loaded."""
+
+    name, value, module, dist = "research", "no_such_module_at_all:thing", "no_such_module_at_all", None
+
+    def load(self):
+        raise AssertionError("the plugin is imported")
+
+
+@pytest.fixture(params=KINDS)
+def setting(request, monkeypatch):
+    """A setting that names a plugin of its kind."""
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    name, _ = KINDS[request.param]
+    monkeypatch.setattr(f"fedpeft.privacy.plugin_names.{name}", Registry("thing", "fedpeft.things"))
+    return request.param
+
+
+def sections(setting, value):
+    section, name = setting.split(".")
+    return {section: {name: value}}
+
+
+def test_a_plugin_that_is_not_listed_is_answered_as_an_unknown_name(setting):
+    with pytest.raises(FedpeftError, match="not in local/fedpeft.json") as refused:
+        check_plugins(SitePolicy(), sections(setting, "research"))
+    assert (refused.value.setting, refused.value.code) == (setting, "setting-refused")
+
+
+def test_a_plugin_that_is_listed_may_be_named(setting):
+    check_plugins(SitePolicy(**{KINDS[setting][1]: ("research",)}), sections(setting, "research"))
+
+
+@pytest.mark.parametrize("value", [None, 3, ["research"], {"research": 1}, "unknown"])
+def test_what_is_no_plugin_is_left_to_the_settings(setting, value):
+    check_plugins(SitePolicy(), sections(setting, value))
+
+
+def test_the_data_of_other_sites_are_looked_at_too(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr("fedpeft.privacy.plugin_names.DATASETS", Registry("data set", "fedpeft.datasets"))
+    for data in ({"sites": {"south": {"dataset": "research"}}}, {"dataset": "research"}):
+        with pytest.raises(FedpeftError, match="research"):
+            check_plugins(SitePolicy(), {"data": data})
+
+
+def test_the_scores_and_solvers_that_ship_are_allowed_by_default():
+    from fedpeft import importance, scheduling
+
+    assert importance.names() == SCORE_METHODS
+    assert scheduling.names() == SOLVERS
