@@ -42,7 +42,7 @@ def sections(setting, value):
 
 
 def test_a_plugin_that_is_not_listed_is_answered_as_an_unknown_name(setting):
-    with pytest.raises(FedpeftError, match="not in local/fedpeft.json") as refused:
+    with pytest.raises(FedpeftError, match=r"not in local/fedpeft\.json") as refused:
         check_plugins(SitePolicy(), sections(setting, "research"))
     assert (refused.value.setting, refused.value.code) == (setting, "setting-refused")
 
