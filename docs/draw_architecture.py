@@ -20,7 +20,7 @@ SERVER, SITE, SHARED, INK, SOFT = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#
 FLOORS = [
     ("people", SOFT, ["cli", "doctor", "report", "status"]),
     ("FLARE", SOFT, ["flare"]),
-    ("who works where", SHARED, ["server", "client", "worker", "messages", "privacy", "admission"]),
+    ("who works where", SHARED, ["server", "client", "worker", "privacy", "admission"]),
     ("the papers", SHARED, ["alignment", "importance", "scheduling"]),
     ("what is tuned", SHARED, ["methods", "backbones", "data"]),
     ("names and values", SOFT, ["keys", "states", "settings", "registry"]),
@@ -33,8 +33,8 @@ ROUND = [  # who, what, where
     ("site", "align the global adapter", "alignment/client_pia"),
     ("site", "train, evaluate, keep the state", "client/learner, site_state"),
     ("site", "score its layers, if scheduled", "client/scoring"),
-    ("site", "let out what may leave", "privacy/reply_policy"),
-    ("server", "check the reply", "messages/reply_contract"),
+    ("site", "let out what may leave", "flare/reply_policy"),
+    ("server", "check the reply", "flare/reply_contract"),
     ("server", "align and integrate", "alignment/integration"),
     ("server", "keep and report", "server/checkpoint, run_recorder"),
 ]
