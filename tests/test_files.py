@@ -31,7 +31,7 @@ tensors = {{"layer.0.output.up.weight": torch.ones(2, 3)}}
 folder = pathlib.Path(sys.argv[1])
 {call}
 """
-CHECKPOINT = "job='j', lineage='j-1', round={}, state=tensors, scores={{}}, settings={{}}, history={{}}"
+CHECKPOINT = "job='j', submitter='', lineage='j-1', round={}, state=tensors, scores={{}}, settings={{}}, history={{}}"
 SITE = "round={}, adapter=tensors, head=tensors, optimizer=tensors"
 CASES = {
     "checkpoint": (
@@ -39,7 +39,9 @@ CASES = {
         f"module.save(folder, module.Checkpoint({CHECKPOINT.format(2)}), keep=3)",
         lambda folder: checkpoint.save(
             folder,
-            Checkpoint(job="j", lineage="j-1", round=3, state=TENSORS, scores={}, settings={}, history={}),
+            Checkpoint(
+                job="j", submitter="", lineage="j-1", round=3, state=TENSORS, scores={}, settings={}, history={}
+            ),
             keep=3,
         ),
     ),

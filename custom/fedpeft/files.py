@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Write and remove files and folders so that they are either complete or absent, even if the process dies.
+"""Write, set aside and remove files and folders so that they are either complete or absent, even if the process dies.
 
 Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
 of a dead process are removed by the next process that writes there.
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from safetensors import SafetensorError
 
 from fedpeft.errors import LocalError
 
+SET_ASIDE = "set-aside"
 SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
 _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 
@@ -62,6 +64,14 @@ def drop(folder: Path) -> None:
     with contextlib.suppress(FileNotFoundError):
         folder.replace(dropped)
         _remove(dropped)
+
+
+def set_aside(path: Path) -> None:
+    """Move a round's state to a folder that no job reads; nothing is removed."""
+    aside = path.parent / SET_ASIDE
+    aside.mkdir(exist_ok=True)
+    os.utime(path)
+    path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -98,8 +98,8 @@ def _check_resume(job: Path, lineages: Path) -> None:
     training = build(TrainingSettings, arguments.get("training"), section="training")
     schedule = build(ScheduleSettings, arguments.get("schedule"), section="schedule")
     settings = lasting(method, training, schedule)
-    job_name = arguments.get("job", "")
-    to_resume(lineages, federation.resume_from, job=job_name, settings=settings, rounds=training.rounds)
+    job_name, name = arguments.get("job", ""), federation.resume_from
+    to_resume(lineages, name, job=job_name, submitter="", settings=settings, rounds=training.rounds)
 
 
 def _controller_arguments(file: Path) -> Mapping[str, Any]:

@@ -7,12 +7,14 @@ import time
 
 import pytest
 
-from fedpeft.client.kept_state import GIB, claim, make_room, set_aside
-from fedpeft.client.state_lock import StateLock
+from fedpeft.client.kept_state import GIB, claim, make_room
 from fedpeft.errors import LocalError
+from fedpeft.files import set_aside
+from fedpeft.state_lock import StateLock
 
 SETTINGS = {"method": {"adapter": "houlsby"}, "training": {"rounds": 5}, "schedule": {"budget_range": (1, 2)}}
 OTHER = {**SETTINGS, "training": {"rounds": 6}}
+LEAD = "lead@north.org (north)"
 DAY = 24 * 3600
 
 
@@ -30,28 +32,38 @@ def round_of(lineage, number, size=10):
 
 
 def lineage(folder, name, *, days, size=10, settings=SETTINGS):
-    claim(folder / name, settings, "job-1")
+    claim(folder / name, settings, "job-1", submitter=LEAD)
     round_of(folder / name, 1, size)
     return aged(folder / name, days)
 
 
 def test_a_resumed_job_with_the_same_settings_goes_on(tmp_path):
-    claim(tmp_path / "small-1", SETTINGS, "first job")
+    claim(tmp_path / "small-1", SETTINGS, "first job", submitter=LEAD)
     round_of(tmp_path / "small-1", 1)
-    claim(tmp_path / "small-1", SETTINGS, "second job")
-    claim(tmp_path / "small-1", SETTINGS, "second job")
+    claim(tmp_path / "small-1", SETTINGS, "second job", submitter=LEAD)
+    claim(tmp_path / "small-1", SETTINGS, "second job", submitter=LEAD)
     assert (tmp_path / "small-1" / "job.json").read_text().count("second job") == 1
 
 
 def refuse(folder, settings=SETTINGS, what="belongs to another job"):
     with pytest.raises(LocalError, match=what) as refused:
-        claim(folder, settings, "attack")
+        claim(folder, settings, "attack", submitter=LEAD)
     assert refused.value.code == "state-of-another-job"
 
 
 def test_a_job_with_other_settings_is_refused(tmp_path):
-    claim(tmp_path / "small-1", SETTINGS, "first job")
+    claim(tmp_path / "small-1", SETTINGS, "first job", submitter=LEAD)
     refuse(tmp_path / "small-1", OTHER, "made with another training")
+
+
+def test_a_job_of_another_submitter_is_refused(tmp_path):
+    claim(tmp_path / "small-1", SETTINGS, "first job", submitter=LEAD)
+    before = (tmp_path / "small-1" / "job.json").read_bytes()
+    for submitter in ("lead@south.org (south)", "lead@north.org (south)", ""):
+        with pytest.raises(LocalError, match=r"was made for 'lead@north\.org") as refused:
+            claim(tmp_path / "small-1", SETTINGS, "second job", submitter=submitter)
+        assert refused.value.code == "state-of-another-job"
+    assert (tmp_path / "small-1" / "job.json").read_bytes() == before
 
 
 def test_state_that_does_not_say_whose_it_is_belongs_to_nobody(tmp_path):
@@ -63,7 +75,7 @@ def test_state_that_does_not_say_whose_it_is_belongs_to_nobody(tmp_path):
 
 def test_a_folder_without_any_state_is_as_good_as_none(tmp_path):
     (tmp_path / "small-1").mkdir()
-    claim(tmp_path / "small-1", SETTINGS, "first job")
+    claim(tmp_path / "small-1", SETTINGS, "first job", submitter=LEAD)
 
 
 def test_what_is_set_aside_is_complete_and_never_replaced(tmp_path):

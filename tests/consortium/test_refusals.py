@@ -55,6 +55,14 @@ def test_the_server_answers_nobody_without_a_certificate_of_its_authority(federa
     assert answer(federation) == b""
 
 
+@pytest.mark.parametrize("target", ["server", *SITES])
+@pytest.mark.parametrize("command", ["process_info {}", "show_config_vars {}", "speed {} {} 1 1"])
+def test_no_process_answers_the_network_diagnosis(federation, command, target):
+    said = str(federation.lead.api.do_command(command.format(target, target)))
+    assert "invalid_request" in said
+    assert "Process ID" not in said
+
+
 def test_a_site_of_another_authority_stays_out(federation, foreign):
     with started(foreign / ABSENT):
         wait_until(lambda: "CERTIFICATE_VERIFY_FAILED" in (foreign / ABSENT / "console.txt").read_text())

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from kits import SITES
+from kits import LEAD, SITES
 
 from fedpeft.jobs import write_job
 from fedpeft.server.checkpoint import FACTS
@@ -88,6 +88,7 @@ def test_a_server_that_names_the_state_of_another_job_removes_nothing(federation
     attack = sections(*CHOSEN, f"resume_from={lineage}/round-00001", "training.learning_rate=1.0e-3")
     forged = federation.kits / "server" / "fedpeft" / lineage / "round-00001" / FACTS
     facts = json.loads(forged.read_text())
+    assert facts["submitter"].startswith(LEAD)
     facts["settings"]["training"]["learning_rate"] = 1e-3
     forged.write_text(json.dumps(facts))
     _, run = submitted(federation, tmp_path / "attack", "victim", attack)

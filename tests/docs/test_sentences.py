@@ -28,7 +28,7 @@ from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, T
 from fedpeft.flare.reply_contract import check_reply, read_introduction
 from fedpeft.jobs import compose, write_job
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server import handshake
+from fedpeft.server import checkpoint, handshake
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
 from fedpeft.training_settings import TrainingSettings
@@ -150,6 +150,13 @@ def _(here):
 def _(here):
     write_job(here.folder / "job", "small", here.sections("resume_from=latest"))
     simulate(here.folder / "job", workspace=here.folder / "ws", threads=1)
+
+
+@case("the job of another lead")
+def _(here):
+    facts = {"job": "small", "lineage": "small-1", "round": 1, "state": {}, "scores": {}, "settings": {}, "history": {}}
+    checkpoint.save(here.folder / "small-1", checkpoint.Checkpoint(**facts, submitter="lead@north.org (north)"), keep=1)
+    checkpoint.find(here.folder, "small-1", job="small", submitter="lead@south.org (south)")
 
 
 @case("YAML that explodes")

@@ -13,9 +13,9 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.client.kept_state import GIB
-from fedpeft.client.state_lock import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.state_lock import StateLock
 from fedpeft.worker.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"
@@ -43,7 +43,7 @@ class Consortium:
     """A site with a start-up kit and its own file; every job has a run folder and an executor of its own."""
 
     def __init__(self, root):
-        self.root, self.trained, self.executors = root, [], {}
+        self.root, self.trained, self.executors, self.submitter = root, [], {}, "north"
         self.accuracies, self.questions = iter([0.12345, 0.2, 0.3]), {"open": 10, "closed": 10}
         for folder in ("startup", "local"):
             (root / folder).mkdir()
@@ -95,6 +95,7 @@ class Consortium:
         context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
         context.set_prop(ReservedKey.IDENTITY_NAME, "north")
         context.set_prop(ReservedKey.RUN_NUM, job)
+        context.set_prop(FLContextKey.JOB_META, {"submitter_name": self.submitter, "submitter_org": "hospital"})
         context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
         return context
 
@@ -168,6 +169,15 @@ def test_two_jobs_do_not_share_a_state(site, monkeypatch):
 def test_a_job_with_other_data_or_another_backbone_does_not_go_on_from_a_state(site, sections):
     site.hello()
     assert site.hello(job="job-2", **sections).problem == "state-of-another-job"
+
+
+def test_a_job_of_another_lead_does_not_go_on_from_a_state(site):
+    site.hello()
+    site.executors["job-1"].handle_event(EventType.END_RUN, site._context(HELLO, "job-1"))
+    site.submitter = "south"
+    assert site.hello(job="job-2").problem == "state-of-another-job"
+    site.submitter = "north"
+    assert site.hello(job="job-3").problem == ""
 
 
 def test_what_leaves_of_a_round_is_rounded_and_leaves_once(site):

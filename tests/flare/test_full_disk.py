@@ -33,7 +33,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_in_one_sentence(run, t
     assert "round-00002 cannot be written (No space left on device): make room on its disk" in manifest["reason"]
     assert str(tmp_path / "state") in manifest["reason"]
     assert harness.panics == [manifest["reason"]]
-    assert checkpoint.find(tmp_path / "state", "latest", job="test").round == 1
+    assert checkpoint.find(tmp_path / "state", "latest", job="test", submitter="").round == 1
     assert not list(tmp_path.rglob("*.draft"))
     assert history["rounds"][0]["round"] == 1
 

@@ -143,7 +143,7 @@ def test_a_global_adapter_that_explodes_is_neither_saved_nor_the_newest_checkpoi
     assert "the new global adapter has" in manifest["reason"]
     assert harness.panics == [manifest["reason"]]
     assert len(harness.saved) == manifest["rounds"] == 1
-    newest = checkpoint.find(tmp_path / "state", "latest", job="test")
+    newest = checkpoint.find(tmp_path / "state", "latest", job="test", submitter="")
     assert newest.round == 1
     assert torch.equal(newest.state[DOWN], harness.saved[0][DOWN])
 

@@ -6,11 +6,13 @@ import shutil
 
 import pytest
 import torch
-from harness import LAYERS, assigned, introduction, reply, scheduled, scores
+from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, scores
+from nvflare.apis.fl_constant import FLContextKey
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.state_folder import prune, state_folder
 from fedpeft.server import checkpoint
+from fedpeft.state_lock import StateLock, is_in_use
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
 WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}
@@ -124,7 +126,7 @@ def test_a_broken_checkpoint_names_its_folder_and_an_older_one_still_works(run, 
 
 def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
     run(rounds=5)
-    assert sorted(path.name for path in (tmp_path / "state").glob("*/*")) == [f"round-0000{n}" for n in (3, 4, 5)]
+    assert sorted(path.name for path in (tmp_path / "state").glob("*/round-*")) == [f"round-0000{n}" for n in (3, 4, 5)]
     for day in range(1, 6):
         (tmp_path / "old" / f"a-2026010{day}-000000-abcdef").mkdir(parents=True)
     (tmp_path / "old" / "a-b-20260101-000000-abcdef").mkdir()
@@ -135,12 +137,87 @@ def test_only_the_newest_rounds_and_lineages_are_kept(run, tmp_path):
     assert kept == [*(f"a-2026010{day}-000000-abcdef" for day in (3, 4, 5)), "a-b-20260101-000000-abcdef"]
 
 
-def test_going_back_gives_up_the_rounds_after_it(run, tmp_path):
+def test_going_back_sets_the_rounds_after_it_aside(run, tmp_path):
     run(rounds=5)
     (lineage,) = (tmp_path / "state").iterdir()
     with pytest.raises(SystemExit):
         run(lambda s: introduction(s, finished=3), dies_in(5), rounds=5, resume_from=f"{lineage.name}/round-3")
-    assert sorted(path.name for path in lineage.iterdir()) == ["round-00003", "round-00004"]
+    assert sorted(path.name for path in lineage.glob("round-*")) == ["round-00003", "round-00004"]
+    aside = sorted(path.name.rpartition("round-")[2] for path in (lineage / "set-aside").iterdir())
+    assert aside == ["00004", "00005"]
+
+
+@pytest.fixture
+def submit(run, monkeypatch):
+    """Function: run a job of the submitter of this name."""
+
+    def start(name, *args, **kwargs):
+        meta = {"submitter_name": f"{name}@hospital.org", "submitter_org": name}
+        monkeypatch.setattr(Harness, "context_props", {FLContextKey.JOB_META: meta})
+        return run(*args, **kwargs)
+
+    return start
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_another_submitter_gets_and_changes_nothing_of_a_job(submit, tmp_path):
+    with pytest.raises(SystemExit):
+        submit("north", train=dies_in(3), rounds=4)
+    (lineage,) = (tmp_path / "state").iterdir()
+    before = contents(lineage)
+    for name, reason in (
+        ("latest", "there is no checkpoint of test for resume_from=latest"),
+        (lineage.name, "belongs to another submitter than south@hospital.org (south)"),
+        (f"{lineage.name}/round-1", "belongs to another submitter than south@hospital.org (south)"),
+    ):
+        harness, manifest, _ = submit("south", resumed, drawn, rounds=4, resume_from=name)
+        assert reason in manifest["reason"]
+        assert harness.saved == []
+    assert contents(lineage) == before
+    _, manifest, _ = submit("north", resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert manifest["lineage"] == lineage.name
+
+
+def test_jobs_of_another_submitter_prune_nothing(tmp_path):
+    mine = checkpoint.new_lineage("test", "north")
+    (tmp_path / mine).mkdir()
+    for _ in range(5):
+        other = checkpoint.new_lineage("test", "south")
+        (tmp_path / other).mkdir()
+    for folder in tmp_path.iterdir():
+        os.utime(folder, (0, 0))
+    prune(tmp_path, other)
+    assert (tmp_path / mine).is_dir()
+    assert len(list(tmp_path.iterdir())) == 4
+
+
+def test_a_lineage_that_another_job_uses_is_refused(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(StateLock.take, "__kwdefaults__", {"patience": 0})
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4)
+    (lineage,) = (tmp_path / "state").iterdir()
+    running = StateLock()
+    running.take(lineage, "job-1")
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert "is used by job job-1" in manifest["reason"]
+    running.release()
+    _, manifest, _ = run(resumed, drawn, rounds=4, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+
+
+def test_a_job_holds_its_lineage_while_it_runs(run, tmp_path):
+    def train(site, order):
+        held.append(any(is_in_use(lineage) for lineage in (tmp_path / "state").glob("*")))
+        return drawn(site, order)
+
+    held = []
+    run(train=train, rounds=2)
+    assert held == [False] * 3 + [True] * 3
+    assert not any(is_in_use(lineage) for lineage in (tmp_path / "state").iterdir())
 
 
 def test_a_broken_checkpoint_of_another_job_does_not_matter(run, tmp_path):
@@ -167,4 +244,7 @@ def test_a_new_lineage_is_a_plain_name(job, monkeypatch, tmp_path):
         def get_identity_name(self):
             return "server"
 
-    assert state_folder(Context(), checkpoint.new_lineage(job)).parent == tmp_path / "server"
+    assert (
+        state_folder(Context(), checkpoint.new_lineage(job, "lead@hospital.org (hospital)")).parent
+        == tmp_path / "server"
+    )

@@ -16,7 +16,7 @@ from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.client_req_processors import ClientRequestProcessors
 from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
-from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
+from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
 from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.provisioning import AUTHORIZATION
@@ -31,6 +31,7 @@ def guarded(monkeypatch):
     for owner, name in (
         (ShellCommandProcessor, "process"),
         (ReportEnvProcessor, "process"),
+        (SysInfoProcessor, "process"),
         (ClientInfoProcessor, "process"),
         (ClientEngine, "delete_run"),
     ):
@@ -76,8 +77,10 @@ def test_no_command_runs_at_a_site(command, guarded, ask, kit):
     assert "fedpeft.json" not in answer
 
 
-@pytest.mark.parametrize("topic", [SysCommandTopic.REPORT_ENV, InfoCollectorTopic.SHOW_ERRORS])
-def test_no_path_and_no_error_text_leaves(topic, guarded, ask):
+@pytest.mark.parametrize(
+    "topic", [SysCommandTopic.REPORT_ENV, SysCommandTopic.SYS_INFO, InfoCollectorTopic.SHOW_ERRORS]
+)
+def test_no_path_no_error_text_and_no_fact_of_the_machine_leaves(topic, guarded, ask):
     assert REFUSED in ask(topic)
 
 

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Which job a state folder belongs to, and how much state a site keeps; a server cannot use or remove another job's.
 
-<lineages>/<lineage>/job.json                       the settings of the job that made it, the jobs that used it
+<lineages>/<lineage>/job.json                       whose job made it, its settings, the jobs that used it
 <lineages>/<lineage>/round-00003/                   `site_state`
 <lineages>/<lineage>/set-aside/<when>-round-00003/  later rounds, set aside when a job resumed from an earlier one
 """
@@ -9,28 +9,28 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fedpeft.client.state_lock import is_in_use
 from fedpeft.errors import LocalError
-from fedpeft.files import drop, write_json
+from fedpeft.files import SET_ASIDE, drop, write_json
+from fedpeft.state_lock import is_in_use
 
-OWNER, SET_ASIDE = "job.json", "set-aside"
+OWNER = "job.json"
 OTHER, FULL = "state-of-another-job", "state-full"
 DAY, GIB = 24 * 3600, 2**30
 
 
-def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
-    """Let a job use a state folder that is new or was made with the same settings.
+def claim(folder: Path, settings: Mapping[str, Any], job: str, *, submitter: str) -> None:
+    """Let a job use a state folder that is new or was made with the same settings for the same submitter.
 
     Args:
         folder: of the lineage that the server names.
         settings: of the job, JSON-serializable; a resumed job must have the same.
         job: FLARE's job id.
+        submitter: who submitted it, empty in the simulator.
 
     Raises:
         LocalError: it belongs to another job.
@@ -39,26 +39,20 @@ def claim(folder: Path, settings: Mapping[str, Any], job: str) -> None:
     if not file.exists():
         if any(folder.glob("round-*")):
             raise _other(folder, f"its {OWNER} is missing")
-        write_json(file, {"settings": settings, "jobs": [job]})
+        write_json(file, {"settings": settings, "submitter": submitter, "jobs": [job]})
         return
     try:
         owner = json.loads(file.read_text())
-        made_with, jobs = owner["settings"], list(owner["jobs"])
+        made_with, made_for, jobs = owner["settings"], owner.get("submitter", ""), list(owner["jobs"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _other(folder, f"{file} cannot be read: {error}") from error
+    if made_for != submitter:
+        raise _other(folder, f"it was made for {made_for or 'nobody'!r:.80}, this job is of {submitter!r:.80}")
     if made_with != settings:
         differing = sorted(name for name in {*made_with, *settings} if made_with.get(name) != settings.get(name))
         raise _other(folder, f"it was made with another {', '.join(differing)}")
     if job not in jobs:
-        write_json(file, {"settings": settings, "jobs": [*jobs, job]})
-
-
-def set_aside(path: Path) -> None:
-    """Move a round's state to a folder that no job reads; nothing is removed."""
-    aside = path.parent / SET_ASIDE
-    aside.mkdir(exist_ok=True)
-    os.utime(path)
-    path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
+        write_json(file, {"settings": settings, "submitter": submitter, "jobs": [*jobs, job]})
 
 
 def make_room(lineages: Path, current: str, *, days: float, gib: float, needed: int = 0) -> None:

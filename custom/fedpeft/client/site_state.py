@@ -14,9 +14,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedpeft.client.kept_state import set_aside
 from fedpeft.errors import LocalError
-from fedpeft.files import drop, replacing
+from fedpeft.files import drop, replacing, set_aside
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")

@@ -13,6 +13,7 @@ from nvflare.private.fed.utils.app_deployer import AppDeployer
 
 from fedpeft.admission.job import admit_app
 from fedpeft.admission.refusal import AdmissionError
+from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.frame_limits import limit_frames
 from fedpeft.flare.message_limits import limit_messages
@@ -29,6 +30,7 @@ class SubmissionGuard(FLComponent):
         super().__init__()
         guard_configurations()
         guard_submissions()
+        guard_cell_requests()
         limit_frames()
         limit_messages()
 
@@ -40,6 +42,7 @@ class AdmittedAppDeployer(AppDeployer):
         guard_configurations()
         guard_deployments()
         guard_requests()
+        guard_cell_requests()
         limit_frames()
         limit_messages()
 

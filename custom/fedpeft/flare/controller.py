@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from nvflare.apis.fl_constant import FLContextKey
@@ -17,7 +18,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings
+from fedpeft.federation import LATEST, FederationSettings
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
@@ -38,6 +39,7 @@ from fedpeft.flare.returning_sites import accept_returning
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
+from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.keys import layers_of
 from fedpeft.methods.settings import MethodSettings
@@ -53,6 +55,7 @@ from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.update_check import outlying
 from fedpeft.settings import build
+from fedpeft.state_lock import StateLock
 from fedpeft.training_settings import TrainingSettings
 from fedpeft.worker import fork_server
 
@@ -98,6 +101,7 @@ class FederationController(ModelController):
         self._job = job
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
+        self._lock = StateLock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Report the job's progress on request, and accept sites that return."""
@@ -131,7 +135,7 @@ class FederationController(ModelController):
             check_secure_sum(self._method, self._schedule, self._federation)
             threading.Thread(target=_import_peft, daemon=True).start()
             before = self._checkpoint()
-            self._lineage = before.lineage if before else checkpoint.new_lineage(self._job)
+            self._lineage = before.lineage if before else checkpoint.new_lineage(self._job, self._submitter)
             prune(lineages_folder(self.fl_ctx), self._lineage)
             introductions = self._handshake(recorder, before)
             state = self._rounds(recorder, introductions, before)
@@ -146,18 +150,36 @@ class FederationController(ModelController):
         except Exception as error:
             recorder.fail(f"{type(error).__name__} on the server: {error}; its log has the traceback.")
             raise
+        finally:
+            self._lock.release()
         for line in lines:
             self.info(line)
 
     def _checkpoint(self) -> Checkpoint | None:
-        """The checkpoint to resume from, if the job names one."""
-        return checkpoint.to_resume(
+        """The checkpoint to resume from, if the job names one; from then on no other job can use its lineage."""
+        load = partial(
+            checkpoint.to_resume,
             lineages_folder(self.fl_ctx),
-            self._federation.resume_from,
             job=self._job,
+            submitter=self._submitter,
             settings=self._lasting,
             rounds=self._training.rounds,
         )
+        name = self._federation.resume_from
+        before = load(name)
+        if before is None:
+            return None
+        self._lock_lineage(before.lineage)
+        return load(before.lineage if name == LATEST else name)  # the job that held it may have gone on
+
+    def _lock_lineage(self, lineage: str) -> Path:
+        folder = state_folder(self.fl_ctx, lineage)
+        self._lock.take(folder, self.fl_ctx.get_job_id())
+        return folder
+
+    @property
+    def _submitter(self) -> str:
+        return submitter_of(self.fl_ctx)
 
     @property
     def _lasting(self) -> dict[str, Any]:
@@ -385,6 +407,7 @@ class FederationController(ModelController):
         """Write the checkpoint of a finished round."""
         finished = Checkpoint(
             job=self._job,
+            submitter=self._submitter,
             lineage=self._lineage,
             round=number,
             state=state,
@@ -392,7 +415,7 @@ class FederationController(ModelController):
             settings=self._lasting,
             history=recorder.history,
         )
-        checkpoint.save(state_folder(self.fl_ctx, self._lineage), finished, keep=self._federation.checkpoints)
+        checkpoint.save(self._lock_lineage(self._lineage), finished, keep=self._federation.checkpoints)
 
     def _outlying(self, accepted: dict[str, TrainReply], current: DeltaBroadcast) -> dict[str, str]:
         """Return, by site, the reason to refuse its update; none with a secure sum, where updates are masked."""

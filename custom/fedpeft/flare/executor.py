@@ -18,15 +18,16 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedpeft.client.kept_state import claim, make_room
-from fedpeft.client.state_lock import StateLock
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.flare.message_limits import LARGEST_MB, MB, Limit, limit_messages
 from fedpeft.flare.own_policy import SIMULATED, policy_of
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
+from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.state_lock import StateLock
 from fedpeft.worker.connection import WORKER, Aborted
 from fedpeft.worker.failure import Failure
 from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
@@ -167,7 +168,7 @@ def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: 
         prune(lineages, order.lineage)
     else:
         make_room(lineages, order.lineage, days=policy.kept_days, gib=policy.kept_gib, needed=needed)
-    claim(folder, _lasting(job), fl_ctx.get_job_id())
+    claim(folder, _lasting(job), fl_ctx.get_job_id(), submitter=submitter_of(fl_ctx))
     if policy is not None:  # the simulator has several processes, one after another, and its own lock
         lock.take(folder, fl_ctx.get_job_id())
     return folder

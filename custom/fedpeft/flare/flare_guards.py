@@ -27,6 +27,7 @@ from fedpeft.admission.archive import MAX_ARCHIVE, check_archive
 from fedpeft.admission.job import admit_configuration, admit_submission
 from fedpeft.admission.refusal import AdmissionError
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.site_request_guards import guard_requests
 
@@ -120,6 +121,7 @@ def main() -> int:
     guard_submissions()
     guard_deployments()
     guard_requests()
+    guard_cell_requests()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")

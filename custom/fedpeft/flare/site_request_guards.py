@@ -20,7 +20,7 @@ from nvflare.private.defs import InfoCollectorTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
-from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor
+from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
 from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.function_guard import replace_function
@@ -36,6 +36,7 @@ def guard_requests() -> None:
     """At a site: refuse requests that read its machine, and protect every folder that is not a finished job's."""
     replace_function(ShellCommandProcessor, "process", _refused)
     replace_function(ReportEnvProcessor, "process", _refused)
+    replace_function(SysInfoProcessor, "process", _refused)
     replace_function(ClientInfoProcessor, "process", _without_errors)
     replace_function(ClientEngine, "delete_run", _of_finished_jobs)
 

@@ -16,6 +16,7 @@ from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import drop
+from fedpeft.state_lock import is_in_use
 
 VARIABLE = "FEDPEFT_STATE"
 NAME = "fedpeft"
@@ -49,12 +50,12 @@ def lineages_folder(fl_ctx: FLContext) -> Path:
 
 
 def prune(lineages: Path, current: str) -> None:
-    """Remove lineages of the same job as `current` that are older than a day and not among the newest `KEPT`."""
+    """Remove unused lineages of the same job as `current`, older than a day and not among the newest `KEPT`."""
     job = _job(current)
     own = sorted(path for path in lineages.glob("*") if path.name != current and _job(path.name) == job)
     for old in own[: -(KEPT - 1)]:
         with contextlib.suppress(FileNotFoundError):  # another job may remove it too
-            if time.time() - old.stat().st_mtime > SECONDS_IN_USE:
+            if time.time() - old.stat().st_mtime > SECONDS_IN_USE and not is_in_use(old):
                 drop(old)
 
 

@@ -2,12 +2,14 @@
 """The server's checkpoints: after every round, all that is needed to resume the job.
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
+    <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
 A folder under its final name is complete (`fedpeft.files`).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import secrets
@@ -23,7 +25,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import LATEST, checkpoint_of
-from fedpeft.files import drop, replacing
+from fedpeft.files import drop, replacing, set_aside
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.training_settings import TrainingSettings
@@ -37,6 +39,7 @@ class Checkpoint:
 
     Args:
         job: the job's name.
+        submitter: who submitted it, empty in the simulator.
         lineage: name that the job shares with those that resume it.
         round: the last finished round.
         state: the global adapter, empty where nothing is exchanged.
@@ -46,6 +49,7 @@ class Checkpoint:
     """
 
     job: str
+    submitter: str
     lineage: str
     round: int
     state: dict[str, torch.Tensor]
@@ -54,9 +58,15 @@ class Checkpoint:
     history: dict[str, Any]
 
 
-def new_lineage(job: str) -> str:
-    """Make a lineage name for a new job: the job's name, the time and random letters."""
-    return f"{_plain(job)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+def new_lineage(job: str, submitter: str) -> str:
+    """Make a lineage name for a new job: the job's name, the submitter's digest, the time and random letters."""
+    return f"{_prefix(job, submitter)}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{secrets.token_hex(3)}"
+
+
+def _prefix(job: str, submitter: str) -> str:
+    """What the lineages of one submitter's job have in common; nobody else's are looked up or pruned under it."""
+    digest = f"-{hashlib.sha256(submitter.encode()).hexdigest()[:8]}" if submitter else ""
+    return _plain(job) + digest
 
 
 def _plain(job: str) -> str:
@@ -69,22 +79,25 @@ def lasting(method: MethodSettings, training: TrainingSettings, schedule: Schedu
 
 
 def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
-    """Write one round atomically into the lineage's folder and remove all but the newest `keep`."""
+    """Write one round atomically into the lineage's folder and remove all but the newest `keep`.
+
+    This round and later ones of a job that was further, before it was resumed from an earlier round, are set aside.
+    """
     final = folder / f"round-{checkpoint.round:05d}"
+    for other in sorted(folder.glob("round-*")):
+        if other.name >= final.name:
+            set_aside(other)
     facts = {name: value for name, value in vars(checkpoint).items() if name != "state"}
     with replacing(final) as draft:
         draft.mkdir()
         save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
         (draft / FACTS).write_text(json.dumps(facts))
-    for later in folder.glob("round-*"):  # left by a job that was resumed from an earlier round
-        if later.name > final.name:
-            drop(later)
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
 
 
 def to_resume(
-    lineages: Path, resume_from: str, *, job: str, settings: Mapping[str, Any], rounds: int
+    lineages: Path, resume_from: str, *, job: str, submitter: str, settings: Mapping[str, Any], rounds: int
 ) -> Checkpoint | None:
     """Load the checkpoint that a job resumes from; None for a new job.
 
@@ -92,15 +105,17 @@ def to_resume(
         lineages: the folder of all lineages.
         resume_from: as in `FederationSettings`.
         job: the job's name.
+        submitter: who submits it, empty in the simulator.
         settings: the sections that it must share with the original job.
         rounds: total number of rounds of the job.
 
     Raises:
-        FedpeftError: the checkpoint does not exist, was made with other settings, or has all rounds already.
+        FedpeftError: the checkpoint does not exist, belongs to another job or submitter, was made with other settings,
+            or has all rounds already.
     """
     if not resume_from:
         return None
-    checkpoint = find(lineages, resume_from, job=job)
+    checkpoint = find(lineages, resume_from, job=job, submitter=submitter)
     check_same(checkpoint, settings)
     if checkpoint.round >= rounds:
         raise FedpeftError(
@@ -109,19 +124,20 @@ def to_resume(
     return checkpoint
 
 
-def find(lineages: Path, name: str, *, job: str) -> Checkpoint:
+def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     """Read the checkpoint that a job names.
 
     Args:
         lineages: the folder of all lineages.
-        name: `latest` (of this job), a lineage, or `<lineage>/round-<number>`.
+        name: `latest` (of this submitter's jobs of this name), a lineage, or `<lineage>/round-<number>`.
         job: the job's name.
+        submitter: who submits it, empty in the simulator.
 
     Raises:
-        FedpeftError: it does not exist, cannot be read, or belongs to another job.
+        FedpeftError: it does not exist, cannot be read, or belongs to another job or submitter.
     """
     if name == LATEST:
-        own = re.compile(re.escape(_plain(job)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
+        own = re.compile(re.escape(_prefix(job, submitter)) + r"-\d{8}-\d{6}-[0-9a-f]{6}")
         rounds = [path for path in lineages.glob("*/round-*") if own.fullmatch(path.parent.name)]
         rounds.sort(key=lambda path: (path.stat().st_mtime_ns, path.name))
     else:
@@ -133,6 +149,11 @@ def find(lineages: Path, name: str, *, job: str) -> Checkpoint:
             f"without resume_from."
         )
     facts = _facts(rounds[-1])
+    if facts["submitter"] != submitter:
+        raise FedpeftError(
+            f"the checkpoint resume_from={name} belongs to another submitter than {submitter or 'the simulator'}: only "
+            f"who submitted a job can resume it, submit yours without resume_from."
+        )
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
@@ -154,8 +175,9 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = json.loads((folder / FACTS).read_text())
-        return {name: facts[name] for name in ("job", "lineage", "round", "scores", "settings", "history")}
+        facts = {"submitter": ""} | json.loads((folder / FACTS).read_text())
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history")
+        return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error
 

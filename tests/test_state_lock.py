@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from fedpeft.client.state_lock import StateLock, is_in_use
 from fedpeft.errors import LocalError
+from fedpeft.state_lock import StateLock, is_in_use
 
 HOLD = """
 import pathlib, sys
-from fedpeft.client.state_lock import StateLock
+from fedpeft.state_lock import StateLock
 StateLock().take(pathlib.Path(sys.argv[1]), "job-1")
 print("held", flush=True)
 sys.stdin.read()
