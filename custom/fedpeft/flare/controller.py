@@ -133,7 +133,8 @@ class FederationController(ModelController):
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
             check_secure_sum(self._method, self._schedule, self._federation)
-            threading.Thread(target=_import_peft, daemon=True).start()
+            importing = threading.Thread(target=_import_peft, daemon=True)
+            importing.start()
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job, self._submitter)
             prune(lineages_folder(self.fl_ctx), self._lineage)
@@ -141,6 +142,7 @@ class FederationController(ModelController):
             state = self._rounds(recorder, introductions, before)
             if state and self._method.method.exports:
                 family = next(iter(introductions.values())).family
+                importing.join()  # two threads that import the same modules may meet half-way
                 export_adapter(recorder.folder / ADAPTER, state, self._method, family=family)
             lines = recorder.complete()
         except FedpeftError as error:
