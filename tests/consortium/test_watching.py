@@ -49,6 +49,7 @@ def test_who_may_view_jobs_can_follow_one_to_its_end(federation, small_job, name
     with JobSession(federation.kits / name, job) as session:
         last = follow(session.progress, console=console)
     assert (last.state, last.round, last.rounds) == ("completed", 2, 2)
+    federation.lead.wait_for_job(job, timeout=900)  # the job's part is over before its sites have ended theirs
     downloaded = federation.lead.download_job_result(job, str(tmp_path))
     assert read_progress(run_folder(type(tmp_path)(downloaded))).state == "completed"
 
