@@ -9,7 +9,8 @@ from simulator_runs import sabotage
 pytestmark = pytest.mark.simulator
 SERVER_MB = 800  # 520 in this job; 1050 and 1210 where the giant of 256 MB is read
 TOO_LARGE = "site vqa-rad sent more than"
-DEEDS = {2: ("giant", TOO_LARGE), 4: ("giant text", TOO_LARGE), 6: ("hang", "sent no usable reply in round 6")}
+# the giants last: under load, one of them was once named as the reason why a later round lacked a reply
+DEEDS = {2: ("hang", "sent no usable reply in round 2"), 4: ("giant", TOO_LARGE), 6: ("giant text", TOO_LARGE)}
 
 
 @pytest.fixture(scope="module")

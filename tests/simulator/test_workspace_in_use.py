@@ -14,6 +14,7 @@ from simulator_runs import simulate, write
 from fedpeft.workspace import seed
 
 pytestmark = pytest.mark.simulator
+ROUNDS = 12  # enough for the first run to go on while a second one starts beside it
 RESUME = ("resume_from=latest",)
 SIMULATE = [sys.executable, "-m", "fedpeft.cli", "simulate"]
 HOLD = """
@@ -36,7 +37,7 @@ def used(tmp_path_factory, sections):
     """A run that is killed after its first round, with a second one beside it, resumed twice."""
     folder = tmp_path_factory.mktemp("used")
     workspace = folder / "ws"
-    chosen = "federation.sites=[slake, vqa-rad]", "training.rounds=3"
+    chosen = "federation.sites=[slake, vqa-rad]", f"training.rounds={ROUNDS}"
     jobs = {name: write(folder / name, sections(*chosen, *more)) for name, more in (("job", ()), ("again", RESUME))}
     with subprocess.Popen(
         [*SIMULATE, str(jobs["job"]), "-t", "2", "-w", str(workspace)],
@@ -45,7 +46,7 @@ def used(tmp_path_factory, sections):
         text=True,
     ) as first:
         said = ""
-        while "round 1 of 3" not in said:
+        while f"round 1 of {ROUNDS}" not in said:
             line = first.stdout.readline()
             assert line, said
             said += line
@@ -88,7 +89,7 @@ def test_kill_9_leaves_no_process(used):
 def test_the_killed_run_is_resumed_in_the_same_workspace(used):
     assert used.resumed.code == 0, used.resumed.text
     manifest = json.loads((used.resumed.results / "manifest.json").read_text())
-    assert manifest["rounds"] == 3
+    assert manifest["rounds"] == ROUNDS
     assert manifest["resumed"]["after_round"] >= 1
 
 
@@ -102,7 +103,7 @@ def test_what_the_killed_run_left_is_beside_the_workspace(used):
 
 def test_a_completed_run_that_is_resumed_keeps_its_results(used):
     assert used.once_more.code == 1
-    assert "has finished all its 3 rounds: nothing is left to resume." in used.once_more.error
+    assert f"has finished all its {ROUNDS} rounds: nothing is left to resume." in used.once_more.error
     assert used.same
 
 
