@@ -381,6 +381,7 @@ class FederationController(ModelController):
         """
         inbox = Inbox(read)
         for site, model in orders.items():
+            take_refusal(site)  # of an earlier task
             self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
         enough_since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
