@@ -23,7 +23,7 @@ def test_a_run_that_completed_is_believed(tmp_path):
 
 
 def test_no_manifest_is_told(tmp_path):
-    with pytest.raises(FedpeftError, match=r"holds no manifest\.json: the job did not come to its end"):
+    with pytest.raises(FedpeftError, match=r"holds no manifest\.json: the job did not finish"):
         verify(tmp_path)
 
 
