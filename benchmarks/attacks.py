@@ -35,7 +35,7 @@ from small_run import CULPRIT, SITES, SMALL, Run, simulate
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.flare.messages import SCORE, TRAIN
+from fedpeft.messages.types import SCORE, TRAIN
 
 SECRET = "hospital-database-password"
 SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")

@@ -16,7 +16,8 @@ from measured import ROOT
 
 from fedpeft import report
 from fedpeft.flare import controller
-from fedpeft.flare.messages import FIELDS, Introduction
+from fedpeft.flare.messages import FIELDS, to_model
+from fedpeft.messages.types import Introduction
 
 sys.path.insert(0, str(ROOT / "tests" / "flare"))
 
@@ -66,7 +67,7 @@ def rows() -> Iterator[Row]:
 
 
 def _extra_field(site: str) -> Any:
-    model = introduction(site).to_model()
+    model = to_model(introduction(site))
     if site == CULPRIT:
         model.meta[FIELDS] |= {"patients": ["name"]}
     return model

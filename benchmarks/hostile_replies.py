@@ -18,7 +18,8 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.messages import FIELDS, TRAIN
+from fedpeft.flare.messages import FIELDS
+from fedpeft.messages.types import TRAIN
 
 Tensors = dict[Any, Any]
 Reply = Callable[["Sent"], Any]  # changes it; a Shareable that it returns is sent in its place

@@ -24,10 +24,11 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.flare.accepted import accept
+from fedpeft.client.accepted import accept
+from fedpeft.client.order_limits import REPEATS, note_order
 from fedpeft.flare.executor import PROBLEM, SiteExecutor
-from fedpeft.flare.messages import FIELDS, HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.flare.order_limits import REPEATS, note_order
+from fedpeft.flare.messages import FIELDS, to_model
+from fedpeft.messages.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
 from fedpeft.privacy.problem_codes import sentence
 
 SECRET = "/home/lead/patient-7"
@@ -114,7 +115,7 @@ def _ask(task: str, order: Any, *, before: list[Any] = (), sections: dict[str, A
         executor = SiteExecutor(**SECTIONS | changed)
         executor._supervisor.close()  # nothing may be asked of it
         context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-        reply = executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=1)), context, Signal())
+        reply = executor.execute(task, FLModelUtils.to_shareable(to_model(order, round=1)), context, Signal())
         kept = "the state of other jobs is as it was" if _content(state) == was else "the state of jobs differs"
         noted = root / "run" / "fedpeft" / PROBLEM
         full = (

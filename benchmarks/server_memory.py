@@ -10,7 +10,8 @@ from pathlib import Path
 
 from fedpeft.flare import controller
 from fedpeft.flare.aggregator import PIAAggregator
-from fedpeft.flare.message_limits import Limit, limit_messages
+from fedpeft.flare.message_limits import limit_messages
+from fedpeft.messages.limits import Limit
 
 UNLIMITED = Limit(10**12, "a terabyte.")
 

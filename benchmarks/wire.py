@@ -64,17 +64,18 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     from nvflare.fuel.f3.cellnet.defs import CellChannel, ReturnCode
     from nvflare.fuel.f3.cellnet.utils import make_reply
 
-    from fedpeft.flare.messages import TrainOrder, TrainReply
+    from fedpeft.flare.messages import from_model, to_model
+    from fedpeft.messages.types import TrainOrder, TrainReply
 
     state = initial(**adapter)
     own, frames = cell("server", port)
 
     def hand_out(_):
         order = TrainOrder(lineage="job-1", round=1, base=0, version=1, layers=None, scored=False, state=state)
-        return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(order.to_model(round=1, rounds=5)))
+        return make_reply(ReturnCode.OK, body=FLModelUtils.to_shareable(to_model(order, round=1, rounds=5)))
 
     def take(request):
-        back = TrainReply.from_model(FLModelUtils.from_shareable(request.payload)).state
+        back = from_model(TrainReply, FLModelUtils.from_shareable(request.payload)).state
         same = back.keys() == state.keys() and all(back[key].equal(state[key]) for key in state)
         return make_reply(ReturnCode.OK if same else ReturnCode.INVALID_REQUEST)
 
@@ -94,7 +95,8 @@ def visit(port: int, pipe: Connection) -> None:
     from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey, ReturnCode
     from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
-    from fedpeft.flare.messages import METRICS, TrainOrder, TrainReply
+    from fedpeft.flare.messages import from_model, to_model
+    from fedpeft.messages.types import METRICS, TrainOrder, TrainReply
 
     own, frames = cell("site", port)
     while not own.is_cell_connected("server"):
@@ -118,11 +120,11 @@ def visit(port: int, pipe: Connection) -> None:
         pipe.send(None)
         while asked := pipe.recv():
             if asked == TRAIN:
-                order = TrainOrder.from_model(FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
+                order = from_model(TrainOrder, FLModelUtils.from_shareable(ask(TRAIN, Shareable())))
             elif asked == REPLY:
                 facts = {"samples": 300, "metrics": dict.fromkeys(METRICS, 0.5), "seconds": 1.0}
                 reply = TrainReply(round=order.round, state=order.state, scores=[], problem="", **facts)
-                ask(REPLY, FLModelUtils.to_shareable(reply.to_model(round=1)))
+                ask(REPLY, FLModelUtils.to_shareable(to_model(reply, round=1)))
             pipe.send(sum(frames))
     own.stop()
 

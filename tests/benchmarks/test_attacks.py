@@ -11,7 +11,8 @@ import torch
 from nvflare.apis.shareable import Shareable
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.flare.messages import METRICS, TrainOrder, TrainReply
+from fedpeft.flare.messages import to_model
+from fedpeft.messages.types import METRICS, TrainOrder, TrainReply
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEY = "layer.0.output.down.bias"
@@ -76,14 +77,15 @@ def sent(benchmark):
         problem="",
         state={KEY: torch.ones(2)},
     )
-    reply, order = (FLModelUtils.to_shareable(message.to_model(round=2)) for message in (reply, order))
+    reply, order = (FLModelUtils.to_shareable(to_model(message, round=2)) for message in (reply, order))
     return benchmark("hostile_replies").Sent(reply, order, FLModelUtils.to_shareable(reply_of_round_1()))
 
 
 def reply_of_round_1():
-    return TrainReply(
-        round=1, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={}
-    ).to_model(round=1)
+    return to_model(
+        TrainReply(round=1, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={}),
+        round=1,
+    )
 
 
 def test_every_hostile_reply_differs_from_a_sound_one(benchmark):

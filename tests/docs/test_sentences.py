@@ -19,14 +19,15 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 import fedpeft
 from fedpeft import data
 from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.client.accepted import accept
 from fedpeft.client.learner import Learner
 from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor
-from fedpeft.flare.accepted import accept
-from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
-from fedpeft.flare.reply_contract import check_reply, read_introduction
+from fedpeft.flare.messages import from_model, to_model
 from fedpeft.jobs import compose, write_job
+from fedpeft.messages.reply_contract import check_introduction, check_train_reply
+from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server import checkpoint, handshake
 from fedpeft.settings import build
@@ -64,8 +65,8 @@ def agreement(**changes):
     return problems["north"]
 
 
-EXPECTED = {"site": "north", "round": 2, "schema": SCHEMA, "dtype": "float32", "samples": 5, "scores": 0}
 ORDER = TrainOrder(lineage="job-1", round=2, base=0, version=0, layers=None, scored=False, state={})
+EXPECTED = {"site": "north", "order": ORDER, "schema": SCHEMA, "dtype": "float32", "samples": 5}
 
 
 def reply(state):
@@ -73,7 +74,7 @@ def reply(state):
     sent = TrainReply(
         round=2, samples=5, metrics=dict.fromkeys(METRICS), scores=[], seconds=1.0, problem="", state={**good, **state}
     )
-    check_reply(sent, **EXPECTED)
+    check_train_reply(sent, **EXPECTED)
 
 
 def manifest(folder, *rows):
@@ -91,7 +92,7 @@ def answered(here, task, order, sections):
     context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
     chosen = {name: sections[name] for name in ("backbone", "method", "training", "data", "schedule")}
     site = executor.SiteExecutor(**chosen)
-    shareable = FLModelUtils.to_shareable(order.to_model(round=2))
+    shareable = FLModelUtils.to_shareable(to_model(order, round=2))
     context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
     answer = site.execute(task, shareable, context, signal)
     site.handle_event(EventType.END_RUN, context)
@@ -202,7 +203,7 @@ def _(here):
     sections = here.sections()
     hello = Hello(version=fedpeft.__version__, lineage="job-1")
     answer = answered(here, HELLO, hello, {**sections, "data": {"dataset": "vqa_rad", "site": "head"}})
-    read_introduction(answer, site="north", initial=False, most_samples=100)
+    check_introduction(from_model(Introduction, answer), site="north", initial=False, most_samples=100)
 
 
 @case("no weights for the backbone")
@@ -269,8 +270,8 @@ def _(here):
 
 def trained(here):
     accept(introduction(), here.folder)
-    reply = TrainReply.from_model(answered(here, TRAIN, ORDER, here.sections()))
-    check_reply(reply, **EXPECTED)
+    reply = from_model(TrainReply, answered(here, TRAIN, ORDER, here.sections()))
+    check_train_reply(reply, **EXPECTED)
 
 
 @case("a site's training process dies, twice")

@@ -14,7 +14,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.client.kept_state import GIB
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.state_lock import StateLock
 from fedpeft.worker.supervisor import Answer
 
@@ -65,9 +66,9 @@ class Consortium:
             executor = self.executors[job] = SiteExecutor(**SECTIONS | sections)
             executor._supervisor.close()
             executor._supervisor.request = self.request
-        shareable = FLModelUtils.to_shareable(order.to_model(round=0))
+        shareable = FLModelUtils.to_shareable(to_model(order, round=0))
         reply = executor.execute(task, shareable, self._context(task, job), Signal())
-        return (Introduction if task == HELLO else TrainReply).from_model(FLModelUtils.from_shareable(reply))
+        return from_model(Introduction if task == HELLO else TrainReply, FLModelUtils.from_shareable(reply))
 
     def hello(self, lineage="small-1", **how):
         return self.answer(HELLO, Hello(version="1", lineage=lineage), **how)

@@ -12,7 +12,8 @@ from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, int
 from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
-from fedpeft.flare.messages import METRICS, Introduction, TrainOrder
+from fedpeft.flare.messages import to_model
+from fedpeft.messages.types import METRICS, Introduction, TrainOrder
 from fedpeft.methods.settings import MethodSettings
 
 
@@ -236,7 +237,7 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     order = TrainOrder(lineage="job-1", round=1, base=0, version=0, layers=None, scored=False, state={})
 
     def answer(site, **changes):
-        model = reply(site, order, **changes).to_model()
+        model = to_model(reply(site, order, **changes))
         model.meta["client_name"] = site
         receivers[site](model)
 
@@ -256,7 +257,7 @@ def test_only_usable_replies_count_towards_the_quorum(monkeypatch):
     sites = {site: introduction(site) for site in SITES}
     read = partial(server._read_training, dict.fromkeys(SITES, order), sites)
     server._method = MethodSettings(aggregation="fedavg")
-    orders = {site: order.to_model() for site in SITES}
+    orders = {site: to_model(order) for site in SITES}
     accepted, refused = server._request("train", orders, read, round=1, timeout=60, needed=1)
     assert set(accepted) == {"chest"}
     assert set(refused) == {"slake", "vqa-rad"}

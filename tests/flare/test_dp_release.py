@@ -11,9 +11,9 @@ import torch
 from filtered_site import KEYS, SHAPES, Site, adapter, introduction, score_order, train_order
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.flare.filters import BLOCKED
-from fedpeft.flare.messages import METRICS, Hello
+from fedpeft.messages.types import METRICS, Hello
 from fedpeft.privacy import epsilon
+from fedpeft.privacy.reply_policy import BLOCKED
 
 TINY = 1e-9
 PRIVACY = {"clip": 1.0, "noise": 2.0, "score_clip": 1.0, "score_noise": 4.0}

@@ -17,7 +17,8 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare import executor as module
 from fedpeft.flare import task_check
-from fedpeft.flare.messages import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.messages.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.worker.connection import Aborted, Lost
 
 
@@ -72,11 +73,11 @@ def site(tmp_path, monkeypatch):
 
 def execute(executor, context, message=ORDER, task=TRAIN):
     context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-    return executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=2)), context, Signal())
+    return executor.execute(task, FLModelUtils.to_shareable(to_model(message, round=2)), context, Signal())
 
 
 def reply(shareable, kind=TrainReply):
-    return kind.from_model(FLModelUtils.from_shareable(shareable))
+    return from_model(kind, FLModelUtils.from_shareable(shareable))
 
 
 def test_the_learner_is_built_when_the_run_starts_and_ended_with_it(site, tmp_path):
@@ -191,7 +192,7 @@ def test_the_server_is_asked_now_and_then_whether_it_still_waits(monkeypatch, co
 def test_another_component_of_a_job_cannot_make_it_train(site):
     """It would send the reply itself, past the site's filters."""
     executor, context, _ = site()
-    order = FLModelUtils.to_shareable(ORDER.to_model(round=2))
+    order = FLModelUtils.to_shareable(to_model(ORDER, round=2))
     assert executor.execute(TRAIN, order, context, Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
@@ -203,7 +204,7 @@ import sys
 import nvflare.private.fed.app.simulator.simulator_worker, fedpeft.flare.executor
 assert not {heavy} & {{*sys.modules}}
 fedpeft.flare.executor._import_tensors()
-import fedpeft.flare.site_tasks, fedpeft.flare.sum_member, fedpeft.flare.order_limits, fedpeft.privacy.site_check
+import fedpeft.worker.site_tasks, fedpeft.client.sum_member, fedpeft.client.order_limits, fedpeft.privacy.site_check
 assert {heavy} & {{*sys.modules}} <= {{'torch'}}, {heavy} & {{*sys.modules}}
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -11,9 +11,9 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.flare.filters import BLOCKED
-from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreReply, TrainReply
-from fedpeft.flare.reply_policy import HEADERS, KNOWN
+from fedpeft.flare.filters import HEADERS
+from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
+from fedpeft.privacy.reply_policy import BLOCKED, KNOWN
 
 HELLO = Hello(version="1")
 CODE = "out-of-memory"

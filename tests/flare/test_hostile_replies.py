@@ -13,24 +13,25 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.server.server_runner import ServerRunner
 
-from fedpeft.flare.messages import FIELDS, METRICS
+from fedpeft.flare.messages import FIELDS, to_model
+from fedpeft.messages.types import METRICS
 
 
 def edited(site, order, **changes):
     """A sound reply with fields changed after it was built."""
-    model = reply(site, order).to_model()
+    model = to_model(reply(site, order))
     model.meta[FIELDS] |= changes
     return model
 
 
 def with_params(site, order, params):
-    shareable = FLModelUtils.to_shareable(reply(site, order).to_model())
+    shareable = FLModelUtils.to_shareable(to_model(reply(site, order)))
     shareable["DXO"]["data"] = params(shareable["DXO"]["data"])
     return shareable
 
 
 def without_fields(site, order):
-    model = reply(site, order).to_model()
+    model = to_model(reply(site, order))
     model.meta.clear()
     return model
 

@@ -27,8 +27,10 @@ from safetensors.torch import save
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import message_limits
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.message_limits import MB, Limit, limit_messages, take_refusal
-from fedpeft.flare.messages import FIELDS, SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
+from fedpeft.flare.message_limits import limit_messages, take_refusal
+from fedpeft.flare.messages import FIELDS, from_model, to_model
+from fedpeft.messages.limits import MB, Limit
+from fedpeft.messages.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
 from fedpeft.server.handshake import SLACK, limit_of_replies
 
 REMEDY = "look at the log there."
@@ -73,7 +75,7 @@ def fetched(source, name="T0"):
 
 def reply_with(value):
     values = {"round": 1, "samples": 5, "metrics": {}, "scores": [], "seconds": 1.0, "problem": ""}
-    model = TrainReply(**values, state={}).to_model()
+    model = to_model(TrainReply(**values, state={}))
     model.params = {"key": value}
     return model
 
@@ -87,7 +89,7 @@ def test_tensors_that_are_too_large_together_are_left_at_their_sender_and_refuse
     value = fetched(source)
     assert source.tensors - source.left <= 5
     with pytest.raises(FedpeftError, match="site chest sent more than 1 MB, which was not read: look at the log"):
-        TrainReply.from_model(reply_with(value), sender="site chest")
+        from_model(TrainReply, reply_with(value), sender="site chest")
 
 
 @pytest.mark.parametrize("order", [train_order, score_order])
@@ -101,7 +103,7 @@ def test_an_order_that_is_too_large_is_left_at_the_server(context, tmp_path, ord
     assert server.tensors - server.left <= 7
     task = {TrainOrder: TRAIN, ScoreOrder: SCORE}[type(message)]
     site.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-    answer = executor.execute(task, FLModelUtils.to_shareable(message.to_model(round=1)), site, Signal())
+    answer = executor.execute(task, FLModelUtils.to_shareable(to_model(message, round=1)), site, Signal())
     assert FLModelUtils.from_shareable(answer).meta[FIELDS]["problem"] == TOO_LARGE
     filtered = Site(tmp_path / "filtered")
     filtered.hello()

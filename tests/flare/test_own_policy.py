@@ -11,9 +11,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import LocalError
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.flare.messages import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.flare.messages import from_model, to_model
 from fedpeft.flare.own_policy import policy_of, simulated
-from fedpeft.flare.site_tasks import allowed
+from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.privacy.reply_policy import allowed
 from fedpeft.privacy.site_policy import SitePolicy
 
 SECRET = "/home/lead/patient-7"
@@ -42,7 +43,7 @@ def answer(context, task, order, **sections):
     executor = SiteExecutor(**{**SECTIONS, **sections})
     executor._supervisor.close()
     context.set_prop(FLContextKey.TASK_NAME, task, private=True, sticky=False)
-    shareable = executor.execute(task, FLModelUtils.to_shareable(order.to_model(round=0)), context, Signal())
+    shareable = executor.execute(task, FLModelUtils.to_shareable(to_model(order, round=0)), context, Signal())
     assert SECRET not in repr(shareable)
     return FLModelUtils.from_shareable(shareable)
 
@@ -72,7 +73,7 @@ ASKED = [
 def test_a_job_that_asks_for_more_is_told_the_setting_and_leaves_nothing(context, tmp_path, sections, code, setting):
     site = context()
     (tmp_path / "local" / "fedpeft.json").write_text("{}")
-    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
+    got = from_model(Introduction, answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
     assert (got.problem, got.setting, got.samples) == (code, setting, {})
     assert not (tmp_path / "fedpeft").exists(), "nothing is kept for such a job"
 
@@ -84,8 +85,8 @@ def test_without_a_file_in_order_every_task_is_refused(context, tmp_path, conten
     site = context()
     if content:
         (tmp_path / "local" / "fedpeft.json").write_text(content)
-    assert Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="a"))).problem == code
-    assert TrainReply.from_model(answer(site, TRAIN, TRAINING)).problem == code
+    assert from_model(Introduction, answer(site, HELLO, Hello(version="1", lineage="a"))).problem == code
+    assert from_model(TrainReply, answer(site, TRAIN, TRAINING)).problem == code
 
 
 def test_a_server_that_names_the_state_of_another_job_gets_nothing_and_loses_nothing(context, tmp_path):
@@ -94,7 +95,7 @@ def test_a_server_that_names_the_state_of_another_job_gets_nothing_and_loses_not
     victim = tmp_path / "fedpeft" / "small-1"
     (victim / "round-00003").mkdir(parents=True)
     (victim / "job.json").write_text(json.dumps({"settings": {"training": {"rounds": 30}}, "jobs": ["theirs"]}))
-    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1")))
+    got = from_model(Introduction, answer(site, HELLO, Hello(version="1", lineage="small-1")))
     assert got.problem == "state-of-another-job"
     assert (victim / "round-00003").is_dir()
 
@@ -124,5 +125,5 @@ def test_a_member_of_a_sum_sends_no_accuracies_and_refuses_data_by_site(context,
         "method": {"aggregation": "fedavg", "secure_sum": True},
         "data": {"dataset": "manifest", "sites": {name: {"dataset": "phantom"} for name in members[1:]}},
     }
-    got = Introduction.from_model(answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
+    got = from_model(Introduction, answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))
     assert (got.problem, got.setting, got.samples) == ("setting-not-allowed", "data.sites", {})

@@ -21,7 +21,8 @@ from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare import controller as module
-from fedpeft.flare.messages import FIELDS, METRICS, ScoreReply, TrainReply
+from fedpeft.flare.messages import FIELDS, to_model
+from fedpeft.messages.types import METRICS, ScoreReply, TrainReply
 
 HONEST = ["slake", "vqa-rad"]
 SPOILT = [f"spoilt-{number}" for number in range(50)]
@@ -147,7 +148,7 @@ def run(monkeypatch, **spoilt):
             change = spoilt.get(task, {}).get(site)
             if change is None:
                 return message
-            shareable = copy.deepcopy(FLModelUtils.to_shareable(message.to_model()))
+            shareable = copy.deepcopy(FLModelUtils.to_shareable(to_model(message)))
             change(shareable)
             return shareable
 

@@ -2,17 +2,14 @@
 """A job with method.secure_sum: the server gets the mean of all sites, or the round is lost and says by whom."""
 
 import dataclasses
-from types import SimpleNamespace
 
 import pytest
 import torch
 from harness import SCHEMA, SITES, introduction, reply
-from nvflare.apis.fl_constant import ReservedKey
-from nvflare.apis.fl_context import FLContext
 
+from fedpeft.client.sum_member import SumMember
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import TrainOrder
-from fedpeft.flare.sum_member import SumMember
+from fedpeft.messages.types import TrainOrder
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.site_policy import SitePolicy
 
@@ -164,21 +161,13 @@ def test_a_site_refuses_an_order_that_would_show_more_than_the_sum(consortium, c
     assert refused.value.code == "secure-sum-refused"
 
 
-def context(folder):
-    fl_ctx = FLContext()
-    fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "chest", private=True, sticky=False)
-    workspace = SimpleNamespace(get_startup_kit_dir=lambda: str(folder))
-    fl_ctx.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
-    return fl_ctx
-
-
 def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of_its_file(tmp_path):
     method, policy = MethodSettings(**METHOD), SitePolicy(sum_with=tuple(SITES))
     with pytest.raises(FedpeftError, match="a secure sum needs the start-up kit"):
-        SumMember.of(context(tmp_path), method, policy, {})
-    simulated = SumMember.of(context(tmp_path), method, None, {})
+        SumMember.of("chest", method, policy, {}, job=JOB, startup=tmp_path)
+    simulated = SumMember.of("chest", method, None, {}, job=JOB, startup=tmp_path)
     assert (simulated.kit, simulated.members) == (None, None)
-    without = SumMember.of(context(tmp_path), MethodSettings(aggregation="fedavg"), SitePolicy(), {})
+    without = SumMember.of("chest", MethodSettings(aggregation="fedavg"), SitePolicy(), {}, job=JOB, startup=tmp_path)
     assert without.offer(tmp_path, job=JOB, round=1) == {}
 
 
@@ -186,5 +175,6 @@ def test_sites_that_were_sent_different_jobs_do_not_mask_alike(tmp_path):
     """A server that has the others train with a rate of nothing would read one site off the sum."""
     method = MethodSettings(**METHOD)
     rates = ({"training": {"learning_rate": rate}} for rate in (1e-3, 1e-3, 1e-30))
-    one, same, other = (SumMember.of(context(tmp_path), method, None, sections).settings for sections in rates)
+    members = [SumMember.of("chest", method, None, rate, job=JOB, startup=tmp_path) for rate in rates]
+    one, same, other = (member.settings for member in members)
     assert one == same != other

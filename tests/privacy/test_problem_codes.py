@@ -6,8 +6,9 @@ import pytest
 import fedpeft
 from fedpeft.data import DataError, DataSettings
 from fedpeft.errors import FedpeftError, LocalError
-from fedpeft.flare.messages import Introduction
-from fedpeft.flare.reply_contract import read_introduction
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.messages.reply_contract import check_introduction
+from fedpeft.messages.types import Introduction
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.problem_codes import CODES, is_known, sentence
 from fedpeft.setting_names import declared_part, names
@@ -122,9 +123,13 @@ def test_every_setting_of_a_job_is_declared():
 
 @pytest.mark.parametrize("problem", ["no such code", FORGED, "x" * 2_000_000])
 def test_the_server_prints_one_short_line_whatever_a_site_says(problem):
-    introduction = Introduction(version=fedpeft.__version__, problem=problem)
+    def read():
+        model = to_model(Introduction(version=fedpeft.__version__, problem=problem))
+        introduction = from_model(Introduction, model, sender="site north")
+        check_introduction(introduction, site="north", initial=False, most_samples=100)
+
     with pytest.raises(FedpeftError) as refused:
-        read_introduction(introduction.to_model(), site="north", initial=False, most_samples=100)
+        read()
     assert str(refused.value).startswith("site north ")
     assert str(refused.value).isprintable()
     assert len(str(refused.value)) < 200

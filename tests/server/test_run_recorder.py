@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from fedpeft.flare.messages import METRICS, TrainReply
+from fedpeft.messages.types import METRICS, TrainReply
 from fedpeft.server.run_recorder import RunRecorder
 
 

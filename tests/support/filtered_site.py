@@ -10,8 +10,9 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
-from fedpeft.flare.filters import TASKS, AdapterOnly, RememberOrder
-from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.flare.filters import AdapterOnly, RememberOrder
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.messages.types import METRICS, TASKS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 KEYS = ("layer.0.output.down.weight", "layer.0.output.down.bias", "layer.1.output.down.weight", "shared.rule")
 SHAPES = ((2, 3), (2,), (2, 3), (4,))
@@ -87,15 +88,15 @@ class Site:
         before, after = RememberOrder(**self.remember), AdapterOnly(**self.settings)
         for one in (before, after):
             one.set_prop(FilterContextKey.SOURCE, self.source)
-        sent = FLModelUtils.to_shareable(order.to_model(round=getattr(order, "round", 0)))
+        sent = FLModelUtils.to_shareable(to_model(order, round=getattr(order, "round", 0)))
         self.asked = sent if forget else before.process(sent, context)
-        back = FLModelUtils.to_shareable(reply.to_model(round=getattr(reply, "round", 0)))
+        back = FLModelUtils.to_shareable(to_model(reply, round=getattr(reply, "round", 0)))
         return after.process(spoil(back) or back, context)
 
     def message(self, task, order, reply, **how):
         """As `answer`, read the way the server reads it."""
         model = FLModelUtils.from_shareable(self.answer(task, order, reply, **how))
-        return TASKS[task][1].from_model(model)
+        return from_model(TASKS[task].reply, model)
 
     def hello(self, **changes):
         return self.message("hello", Hello(version="1"), introduction(**changes))

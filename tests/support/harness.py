@@ -15,8 +15,20 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft.flare.aggregator import PIAAggregator
-from fedpeft.flare.controller import HELLO, SCORE, FederationController
-from fedpeft.flare.messages import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.flare.controller import FederationController
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.messages.types import (
+    HELLO,
+    METRICS,
+    SCORE,
+    Hello,
+    Introduction,
+    Reply,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+)
 
 SITES = ["slake", "vqa-rad", "chest"]
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
@@ -84,8 +96,8 @@ class Harness(FederationController):
         answer = self._answer(task_name, site, data)
         if answer is None:
             return
-        if hasattr(answer, "to_model"):
-            answer = answer.to_model()
+        if isinstance(answer, Reply):
+            answer = to_model(answer)
         task = ClientTask(Client(site, "token"), self._prepare_task(data, task_name, timeout, callback))
         task.result = answer if isinstance(answer, Shareable) else FLModelUtils.to_shareable(answer)
         with contextlib.suppress(Exception):  # FLARE ends the task of this site then, see WFCommServer
@@ -99,13 +111,13 @@ class Harness(FederationController):
 
     def _answer(self, task, site, order):
         if task == HELLO:
-            self.hello = Hello.from_model(order)
+            self.hello = from_model(Hello, order)
             answer = self.introduce(site)
             asked_later = (self._schedule.active or self._method.secure_sum) and not self.hello.initial
             return replace(answer, state={}) if asked_later and isinstance(answer, Introduction) else answer
         if task == SCORE:
-            return self.score(site, ScoreOrder.from_model(order))
-        return self.train(site, TrainOrder.from_model(order))
+            return self.score(site, from_model(ScoreOrder, order))
+        return self.train(site, from_model(TrainOrder, order))
 
     def get_component(self, component_id):
         return self.aggregator

@@ -55,6 +55,9 @@ def check_round(
 def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
     """Refuse values that are not finite floating-point tensors, and wrong keys.
 
+    Without a schema (that is `fedpeft.state_schema`): widths may differ between sites, and whoever calls this from a
+    notebook has announced nothing.
+
     Args:
         state: key -> tensor.
         owner: its name in errors, e.g. `site slake`.

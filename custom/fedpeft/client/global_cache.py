@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import replacing
+from fedpeft.state_schema import first_misfit
 
 FILE = "received.safetensors"
 OUTDATED, REFUSED = "adapter-outdated", "order-refused"
@@ -46,20 +47,20 @@ def check_received(
         FedpeftError: names the key.
     """
     shapes = announced.shapes
-    if unknown := set(state) - set(shapes):
-        raise _refused(f"has a tensor {min(map(str, unknown))!r:.120}, which this site's adapter does not have")
-    if whole and state and (missing := set(shapes) - set(state)):
-        raise _refused(f"lacks {min(missing)}")
-    longest = max((side for shape in shapes.values() for side in shape), default=0)
-    for key, tensor in state.items():
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
-            raise _refused(f"has no dense tensor as {key}")
-        if str(tensor.dtype) != f"torch.{announced.dtype}":
-            raise _refused(f"has {key} as {tensor.dtype}, this site announced {announced.dtype}")
-        own, shape = list(shapes[key]), list(tensor.shape)
-        fits = len(shape) == len(own) and max(shape, default=0) <= longest if any_width else shape == own
-        if not fits:
-            raise _refused(f"has {key} with shape {shape!r:.60}, this site announced {own}")
+    longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width else None
+    misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), longest=longest)
+    if misfit is None:
+        return
+    if misfit.unknown:
+        raise _refused(f"has a tensor {min(map(str, misfit.unknown))!r:.120}, which this site's adapter does not have")
+    if misfit.missing:
+        raise _refused(f"lacks {min(misfit.missing)}")
+    key = misfit.key
+    if misfit.what == "form":
+        raise _refused(f"has no dense tensor as {key}")
+    if misfit.what == "dtype":
+        raise _refused(f"has {key} as {state[key].dtype}, this site announced {announced.dtype}")
+    raise _refused(f"has {key} with shape {list(state[key].shape)!r:.60}, this site announced {list(shapes[key])}")
 
 
 def _refused(what: str) -> FedpeftError:

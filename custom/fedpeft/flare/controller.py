@@ -22,7 +22,17 @@ from fedpeft.federation import LATEST, FederationSettings
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
-from fedpeft.flare.messages import (
+from fedpeft.flare.messages import from_model, to_model
+from fedpeft.flare.progress import report_progress
+from fedpeft.flare.returning_sites import accept_returning
+from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
+from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
+from fedpeft.flare.submitter import submitter_of
+from fedpeft.flare.tensors import register_tensors
+from fedpeft.keys import layers_of
+from fedpeft.messages.reply_contract import check_introduction, check_score_reply, check_train_reply
+from fedpeft.messages.types import (
     HELLO,
     SCORE,
     TRAIN,
@@ -33,15 +43,6 @@ from fedpeft.flare.messages import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.flare.progress import report_progress
-from fedpeft.flare.reply_contract import read_introduction, read_scores, read_training
-from fedpeft.flare.returning_sites import accept_returning
-from fedpeft.flare.run_folder import run_folder
-from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
-from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
-from fedpeft.flare.submitter import submitter_of
-from fedpeft.flare.tensors import register_tensors
-from fedpeft.keys import layers_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import check_secure_sum
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -232,17 +233,18 @@ class FederationController(ModelController):
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
         """Introductions by site, and the reasons why others have none; site `initial` sends its initial adapter."""
         orders = {
-            site: Hello(
-                version=fedpeft.__version__, initial=site == initial, lineage=self._lineage, finished=finished
-            ).to_model(round=0)
+            site: Hello(version=fedpeft.__version__, initial=site == initial, lineage=self._lineage, finished=finished)
             for site in sites
         }
+        models = {site: to_model(order, round=0) for site, order in orders.items()}
         most = self._federation.max_samples
 
         def read(model: FLModel, site: str) -> Introduction:
-            return read_introduction(model, site=site, initial=site == initial, most_samples=most)
+            introduction = from_model(Introduction, model, sender=f"site {site}")
+            check_introduction(introduction, site=site, initial=site == initial, most_samples=most)
+            return introduction
 
-        return self._request(HELLO, orders, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
+        return self._request(HELLO, models, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
 
     def _rounds(
         self, recorder: RunRecorder, introductions: dict[str, Introduction], before: Checkpoint | None
@@ -276,7 +278,7 @@ class FederationController(ModelController):
             assignment = planner.assignment(number, sites)
             orders = {site: self._order(number, site, current, assignment, sum_keys) for site in sites}
             timeout = self._federation.round_timeout
-            models = {site: order.to_model(round=number, rounds=rounds) for site, order in orders.items()}
+            models = {site: to_model(order, round=number, rounds=rounds) for site, order in orders.items()}
             read = partial(self._read_training, orders, introductions)
             accepted, refused = self._request(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
             refused |= self._outlying(accepted, current)
@@ -337,10 +339,12 @@ class FederationController(ModelController):
                 version=current.version,
                 state=current.payload(site),
             )
-            orders[site] = order.to_model(round=number, rounds=self._training.rounds)
+            orders[site] = to_model(order, round=number, rounds=self._training.rounds)
 
         def read(model: FLModel, site: str) -> ScoreReply:
-            return read_scores(model, site=site, round=number, introduction=due[site])
+            reply = from_model(ScoreReply, model, sender=f"site {site}")
+            check_score_reply(reply, site=site, round=number, schema=due[site].schema)
+            return reply
 
         timeout = self._federation.round_timeout
         replies, problems = self._request(SCORE, orders, read, round=number, timeout=timeout, needed=needed)
@@ -351,10 +355,17 @@ class FederationController(ModelController):
     def _read_training(
         self, orders: dict[str, TrainOrder], introductions: dict[str, Introduction], model: FLModel, site: str
     ) -> TrainReply:
-        exchanges = self._method.exchanges
-        return read_training(
-            model, site=site, order=orders[site], introduction=introductions[site], exchanges=exchanges
+        reply = from_model(TrainReply, model, sender=f"site {site}")
+        introduction = introductions[site]
+        check_train_reply(
+            reply,
+            site=site,
+            order=orders[site],
+            schema=introduction.schema if self._method.exchanges else {},
+            dtype=introduction.dtype,
+            samples=introduction.samples["train"],
         )
+        return reply
 
     def _request(
         self,

@@ -20,12 +20,13 @@ from nvflare.apis.signal import Signal
 from fedpeft.client.kept_state import claim, make_room
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.message_limits import LARGEST_MB, MB, Limit, limit_messages
+from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.own_policy import SIMULATED, policy_of
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
+from fedpeft.messages.limits import LARGEST_MB, MB, Limit
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.state_lock import StateLock
 from fedpeft.worker.connection import WORKER, Aborted
@@ -33,7 +34,8 @@ from fedpeft.worker.failure import Failure
 from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
 
 if TYPE_CHECKING:
-    from fedpeft.flare.site_tasks import Order
+    from fedpeft.client.sum_member import SumMember
+    from fedpeft.messages.types import Order
     from fedpeft.site_job import SiteJob
 
 PROBLEM = "problem.json"
@@ -90,16 +92,20 @@ class SiteExecutor(Executor):
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Answer one task; a problem is sent as a reply, so that the server can continue without this site."""
-        from fedpeft.flare.messages import HELLO
-        from fedpeft.flare.site_tasks import TASKS, SiteContext, allowed, read, write
-        from fedpeft.flare.sum_member import SumMember
+        from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+        from fedpeft.flare.messages import from_model, to_model
+        from fedpeft.messages.empty_replies import empty_reply
+        from fedpeft.messages.types import HELLO, TASKS
+        from fedpeft.privacy.reply_policy import allowed
         from fedpeft.privacy.site_check import admitted
         from fedpeft.site_job import SiteJob
+        from fedpeft.worker.site_tasks import WORK, SiteContext
 
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        task, model, folder = TASKS[task_name], read(shareable), run_folder(fl_ctx)
+        task, model, folder = TASKS[task_name], FLModelUtils.from_shareable(shareable), run_folder(fl_ctx)
         request = partial(
             self._supervisor.request,
             aborted=TaskCheck(fl_ctx, abort_signal),
@@ -113,11 +119,11 @@ class SiteExecutor(Executor):
             site = SiteContext(
                 request=request,
                 folder_of=partial(_state_of, fl_ctx, job, policy, self._lock),
-                member_of=partial(SumMember.of, fl_ctx, job.method, policy, self._sections),
+                member_of=partial(_member_of, fl_ctx, job, policy, self._sections),
                 policy=policy,
                 run=folder,
             )
-            message, line = task.work(model, site)
+            message, line = WORK[task_name](from_model(task.order, model), site)
             message = allowed(message, policy)
         except Aborted:
             self.log_info(
@@ -130,13 +136,20 @@ class SiteExecutor(Executor):
             failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
             self._log(failed.failure.detail, failed.failure, fl_ctx)
             write_json(folder / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": failed.failure.detail})
-            message = task.excuse(model.current_round, failed)
+            message = empty_reply(
+                task.reply,
+                round=model.current_round,
+                problem=failed.failure.code,
+                setting=failed.failure.setting,
+                seconds=failed.seconds,
+                attempts=failed.attempts,
+            )
         else:
             if task_name == HELLO and policy is None:
                 self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {SIMULATED}", fire_event=False)
             if line:
                 self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {line}", fire_event=False)
-        return write(message, model.current_round)
+        return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
         """Read the site's policy and start building the learner with it."""
@@ -153,9 +166,9 @@ class SiteExecutor(Executor):
 
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
     """Check an order, claim the state of its lineage for the job, and return the state folder."""
-    from fedpeft.flare.accepted import check_accepted
-    from fedpeft.flare.messages import Hello
-    from fedpeft.flare.order_limits import check_order, note_order
+    from fedpeft.client.accepted import check_accepted
+    from fedpeft.client.order_limits import check_order, note_order
+    from fedpeft.messages.types import Hello
 
     check_order(order, job)
     folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
@@ -172,6 +185,16 @@ def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: 
     if policy is not None:  # the simulator has several processes, one after another, and its own lock
         lock.take(folder, fl_ctx.get_job_id())
     return folder
+
+
+def _member_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, sections: dict[str, Any]) -> SumMember:
+    """The site's part in the job's secure sums."""
+    from fedpeft.client.sum_member import SumMember
+
+    startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
+    return SumMember.of(
+        fl_ctx.get_identity_name(), job.method, policy, sections, job=fl_ctx.get_job_id(), startup=startup
+    )
 
 
 def _lasting(job: SiteJob) -> dict[str, Any]:

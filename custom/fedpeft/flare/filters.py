@@ -13,45 +13,38 @@ written to the site's log, and the server learns only that the reply was blocked
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
+from nvflare.apis.dxo import DataKind
 from nvflare.apis.filter import Filter, FilterContextKey, FilterSource
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
-from nvflare.app_common.abstract.fl_model import FLModel
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.announced import FOLDER, AnnouncementStore, Order
 from fedpeft.flare.executor import PROBLEM
-from fedpeft.flare.messages import (
-    HELLO,
-    SCORE,
-    TOO_LARGE,
-    TRAIN,
-    Hello,
-    Introduction,
-    ScoreOrder,
-    ScoreReply,
-    TrainOrder,
-    TrainReply,
-)
+from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.flare.own_policy import simulated
-from fedpeft.flare.reply_policy import Reply, permitted, read, refusal
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
+from fedpeft.messages.empty_replies import empty_reply
+from fedpeft.messages.types import TASKS, TOO_LARGE, Hello, Introduction, Order, Reply, ScoreOrder, TrainOrder
 from fedpeft.privacy import PrivacySettings, epsilon
+from fedpeft.privacy.announced import FOLDER, AnnouncementStore
 from fedpeft.privacy.dp_release import release_reply
+from fedpeft.privacy.reply_policy import BLOCKED, check_known, only, permitted
 from fedpeft.settings import build
 
 OFF = "off"
 BOOK = "book.jsonl"
-BLOCKED = "reply-blocked"
 ORDER = "fedpeft.order"
-TASKS = {HELLO: (Hello, Introduction), SCORE: (ScoreOrder, ScoreReply), TRAIN: (TrainOrder, TrainReply)}
+HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
 
 
 class RememberOrder(Filter):
@@ -75,11 +68,11 @@ class RememberOrder(Filter):
             _refuse(self, self._unknown, fl_ctx)
             store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
             model = FLModelUtils.from_shareable(shareable)
-            message = TASKS[task][0].from_model(model)
+            message = from_model(TASKS[task].order, model)
             remembered: Order | Exception = message
             if isinstance(message, Hello) and not store.trained:
                 shareable["DXO"]["meta"] = copy.deepcopy(model.meta)
-                shareable["DXO"]["meta"]["fedpeft"]["initial"] = True
+                shareable["DXO"]["meta"][FIELDS]["initial"] = True
             if not isinstance(message, Hello):  # scoring also loads the adapter that the site has trained
                 store.note_training()
         except Exception as error:
@@ -110,11 +103,11 @@ class AdapterOnly(Filter):
                 return make_reply(code if code in vars(ReturnCode).values() else ReturnCode.TASK_RESULT_FILTER_ERROR)
             if task not in TASKS:
                 raise FedpeftError(f"the reply to a task {task!r:.60}, which is not a task of fedpeft.")
-            return FLModelUtils.to_shareable(self._checked(shareable, TASKS[task][1], fl_ctx))
+            return _shareable(self._checked(shareable, TASKS[task].reply, fl_ctx))
         except Exception as error:
             return self._block(task, shareable, error, fl_ctx)
 
-    def _checked(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> FLModel:
+    def _checked(self, shareable: Shareable, kind: type[Reply], fl_ctx: FLContext) -> Reply:
         _refuse(self, self._unknown, fl_ctx)
         settings = self._settings()
         order = fl_ctx.get_prop(ORDER)
@@ -124,27 +117,29 @@ class AdapterOnly(Filter):
                 f"task_data_filters with direction in, see fedpeft.flare.policy."
             )
         store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
-        reply = read(shareable, kind)
+        reply = _read(shareable, kind)
         announced = store.load()
-        model = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
+        sent = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
         if isinstance(reply, Introduction):
             if settings and settings.noise:
                 epsilon([settings.noise], settings.delta)  # report a missing accountant before training
             if announced is None and not reply.problem:
                 store.save(reply)
-            return model
+            return sent
         if settings is None or reply.problem:
-            return model
+            return sent
+        # the executor has accepted the order before: this is written to disk
+        received = apply_delta(store.folder, order.state, base=order.base, version=order.version)
         release = release_reply(
-            kind.from_model(model),
+            sent,
             order,
-            store.reference(order),  # the executor has accepted the order before: this is written to disk
+            received or store.first_adapter(),
             settings,
             folder=store.folder,
             book=lineages_folder(fl_ctx) / BOOK,
         )
         self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {release.summary}", fire_event=False)
-        return release.reply.to_model(round=order.round)
+        return release.reply
 
     def _settings(self) -> PrivacySettings | None:
         if self._privacy == OFF:
@@ -162,7 +157,7 @@ class AdapterOnly(Filter):
         order = fl_ctx.get_prop(ORDER)
         round = order.round if isinstance(order, (ScoreOrder, TrainOrder)) else 0
         too_large = isinstance(order, FedpeftError) and order.code == TOO_LARGE
-        return FLModelUtils.to_shareable(refusal(TASKS[task][1], round, TOO_LARGE if too_large else BLOCKED))
+        return _shareable(empty_reply(TASKS[task].reply, round=round, problem=TOO_LARGE if too_large else BLOCKED))
 
 
 def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
@@ -171,3 +166,21 @@ def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:
         raise FedpeftError(f"{name} is in the job: only a site's own privacy.json may use it.")
     if unknown:
         raise FedpeftError(f"{name} has no argument {min(unknown)!r}: correct the site's privacy.json.")
+
+
+def _read(shareable: Shareable, kind: type[Reply]) -> Reply:
+    """The message in a reply that FLARE is about to send, before it adds its own headers, if nothing else is in it."""
+    only("part", shareable, {ReservedHeaderKey.HEADERS, "DXO"})
+    only("header", shareable.get(ReservedHeaderKey.HEADERS) or {}, HEADERS)
+    content = shareable.get("DXO")
+    only("part of the content", content if isinstance(content, Mapping) else {}, {"kind", "data", "meta"})
+    if not isinstance(content, Mapping) or content.get("kind") != DataKind.WEIGHTS:
+        got = content.get("kind") if isinstance(content, Mapping) else type(content).__name__
+        raise FedpeftError(f"content of kind {got!r:.60}, only {DataKind.WEIGHTS!r} may leave.")
+    only("meta field", content.get("meta") or {}, {FIELDS})
+    check_known(kind, (content.get("meta") or {}).get(FIELDS) or {})
+    return from_model(kind, FLModelUtils.from_shareable(shareable), sender="the executor")
+
+
+def _shareable(reply: Reply) -> Shareable:
+    return FLModelUtils.to_shareable(to_model(reply, round=getattr(reply, "round", 0)))

@@ -18,7 +18,7 @@ class Inbox(Generic[R]):
     """Takes replies from FLARE's threads; only what `read` accepts counts, and nothing raises.
 
     Args:
-        read: from what arrived and the site to a checked reply, see `reply_contract`.
+        read: from what arrived and the site to a checked reply, see `fedpeft.messages.reply_contract`.
     """
 
     def __init__(self, read: Callable[[FLModel, str], R]) -> None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any
 
 from nvflare.fuel.f3.cellnet import cell
@@ -24,9 +23,8 @@ from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from fedpeft.flare.function_guard import replace_function
+from fedpeft.messages.limits import MB, Limit, Unread
 
-MB = 10**6
-LARGEST_MB = 1024  # of a job's message: the weights of ViLT-B, masked for a secure sum, have 900 MB
 MOST_NOTED = 100  # senders whose refused messages are recorded
 LONGEST_NAME = 1000  # characters of a recorded name, which comes with the message
 _COUNT = "fedpeft_count"
@@ -35,25 +33,7 @@ _lock = threading.Lock()
 _refused: dict[str, str] = {}
 
 
-@dataclass(frozen=True)
-class Limit:
-    """The largest message in bytes, and the remedy if a larger one is legitimate."""
-
-    size: int
-    remedy: str
-
-    def __str__(self) -> str:
-        return f"more than {self.size / MB:.0f} MB, which was not read: {self.remedy}"
-
-
 _limit = Limit(64 * MB, "only messages of a job may be larger.")
-
-
-@dataclass(frozen=True)
-class Unread:
-    """Placeholder of a tensor that was not fetched, because its message exceeds the limit."""
-
-    limit: Limit
 
 
 class _UnreadItems:

@@ -12,6 +12,7 @@ from torch import nn
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, layer_of, parse_key
 from fedpeft.methods.lookup import tuning_of
+from fedpeft.state_schema import first_misfit
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -81,19 +82,25 @@ def check_state(state: Mapping[str, torch.Tensor], shapes: Mapping[str, tuple[in
     Raises:
         FedpeftError: names the first key that is missing, unknown, not a tensor, or of another shape.
     """
-    for key in shapes:
-        if key not in state:
-            raise FedpeftError(f"the adapter state lacks {key!r}: it comes from another adapter or other layers.")
-    for key, tensor in state.items():
-        if key not in shapes:
-            raise FedpeftError(f"the adapter state has {key!r}, which this adapter does not: check method and layers.")
-        if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
-            raise FedpeftError(f"{key!r} in the adapter state is {type(tensor).__name__}, not a floating-point tensor.")
-        if tuple(tensor.shape) != tuple(shapes[key]):
-            raise FedpeftError(
-                f"{key!r} in the adapter state has shape {tuple(tensor.shape)}, here it is {tuple(shapes[key])}: "
-                "use the same reduction_factor and backbone."
-            )
+    plain = {key: tensor.detach() if isinstance(tensor, nn.Parameter) else tensor for key, tensor in state.items()}
+    misfit = first_misfit(plain, shapes)
+    if misfit is None:
+        return
+    if misfit.missing:
+        raise FedpeftError(
+            f"the adapter state lacks {misfit.missing[0]!r}: it comes from another adapter or other layers."
+        )
+    if misfit.unknown:
+        raise FedpeftError(
+            f"the adapter state has {misfit.unknown[0]!r}, which this adapter does not: check method and layers."
+        )
+    key, tensor = misfit.key, state[misfit.key]
+    if misfit.what == "form":
+        raise FedpeftError(f"{key!r} in the adapter state is {type(tensor).__name__}, not a floating-point tensor.")
+    raise FedpeftError(
+        f"{key!r} in the adapter state has shape {tuple(tensor.shape)}, here it is {tuple(shapes[key])}: "
+        "use the same reduction_factor and backbone."
+    )
 
 
 def set_trainable_layers(model: nn.Module, layers: Iterable[int] | None = None, adapter_name: str = "default") -> None:

@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import replacing, write_json
-from fedpeft.flare.messages import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.messages.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 from fedpeft.privacy import PrivacySettings, release_adapter, release_scores
 from fedpeft.privacy.ledger import enter
 from fedpeft.privacy.settings import RECEIVED, WITHHOLD

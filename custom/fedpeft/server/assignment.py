@@ -8,11 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.messages.reply_contract import check_scores
 from fedpeft.scheduling import choose, schedule
 from fedpeft.scheduling.settings import OWN, ScheduleSettings
-
-LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +63,3 @@ def assign(
         importance=float((table * mask).sum()),
         variance=float(mask.sum(axis=0).var()),
     )
-
-
-def check_scores(scores: Sequence[float], count: int, site: str) -> None:
-    """Refuse scores that are not finite, negative or of the wrong number; the error names the site."""
-    if len(scores) != count:
-        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
-    for number, value in enumerate(scores):
-        if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
-            raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")

@@ -11,8 +11,8 @@ import torch
 
 from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.message_limits import MB, Limit
-from fedpeft.flare.messages import Introduction, Schema
+from fedpeft.messages.limits import MB, Limit
+from fedpeft.messages.types import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
 
 SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers

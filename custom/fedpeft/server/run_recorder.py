@@ -15,7 +15,7 @@ import fedpeft
 from fedpeft.data import is_procedural
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
-from fedpeft.flare.messages import ACCURACIES, Introduction, TrainReply
+from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.tensorboard import Board
 from fedpeft.server.assignment import Assignment

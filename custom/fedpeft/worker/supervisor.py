@@ -10,12 +10,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.worker.connection import WORKER, Aborted, Lost, WorkerProcess
 from fedpeft.worker.failure import Failure
 from fedpeft.worker.training_process import OPEN
 
-ATTEMPTS = 2
 LOG = "training.log"
 
 
@@ -95,7 +95,7 @@ class WorkerSupervisor:
             Aborted: the answer is no longer needed.
         """
         began = time.monotonic()
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
                 answer, tensors = self._attempt(header, state, lambda: self._closed or aborted())
                 if "values" in answer:
@@ -108,9 +108,9 @@ class WorkerSupervisor:
             if not failure.retryable:
                 raise RequestFailed(failure, attempts=attempt, seconds=_seconds_since(began))
             self._discard()
-            if attempt < ATTEMPTS:
+            if attempt < MOST_ATTEMPTS:
                 report(failure)
-        raise RequestFailed(failure, attempts=ATTEMPTS, seconds=_seconds_since(began))
+        raise RequestFailed(failure, attempts=MOST_ATTEMPTS, seconds=_seconds_since(began))
 
     def close(self) -> None:
         """End the training process for good; a pending request raises `Aborted`."""

@@ -10,10 +10,10 @@ import json
 from pathlib import Path
 
 from fedpeft.client.global_cache import AdapterSchema, check_received
+from fedpeft.client.order_limits import refused
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
-from fedpeft.flare.messages import Introduction, ScoreOrder, TrainOrder
-from fedpeft.flare.order_limits import refused
+from fedpeft.messages.types import Introduction, ScoreOrder, TrainOrder
 
 FILE = "accepted.json"
 

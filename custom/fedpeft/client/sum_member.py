@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nvflare.apis.fl_context import FLContext
-
 from fedpeft.errors import SecureSumError
-from fedpeft.flare.messages import TrainOrder
+from fedpeft.messages.types import TrainOrder
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy import secure_sum
 from fedpeft.privacy.secure_round import weight_of
@@ -41,23 +39,31 @@ class SumMember:
 
     @classmethod
     def of(
-        cls, fl_ctx: FLContext, method: MethodSettings, policy: SitePolicy | None, sections: Mapping[str, Any]
+        cls,
+        site: str,
+        method: MethodSettings,
+        policy: SitePolicy | None,
+        sections: Mapping[str, Any],
+        *,
+        job: str,
+        startup: Path | None,
     ) -> SumMember:
-        """Create it from a FLARE context.
+        """Create it for a site that takes part in a job.
 
         Args:
-            fl_ctx: of the site.
+            site: its name.
             method: of a job that the site's own file allows.
             policy: that file; None in the simulator.
             sections: of the job, as deployed to this site.
+            job: FLARE's id of the job.
+            startup: folder of the site's certificate; None in the simulator.
 
         Raises:
             SecureSumError: the site's certificate is missing.
         """
-        site, settings = fl_ctx.get_identity_name(), digest_of(sections, job=fl_ctx.get_job_id())
-        if policy is None or not method.secure_sum:
+        settings = digest_of(sections, job=job)
+        if policy is None or startup is None or not method.secure_sum:
             return cls(site=site, method=method, settings=settings)
-        startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir())
         return cls(site=site, method=method, settings=settings, kit=Kit.load(startup), members=policy.sum_with)
 
     def offer(self, folder: Path, *, job: str, round: int) -> SignedKey:

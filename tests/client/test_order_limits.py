@@ -3,9 +3,9 @@
 
 import pytest
 
+from fedpeft.client.order_limits import REPEATS, check_order, note_order
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import Hello, ScoreOrder, TrainOrder
-from fedpeft.flare.order_limits import REPEATS, check_order, note_order
+from fedpeft.messages.types import Hello, ScoreOrder, TrainOrder
 from fedpeft.site_job import SiteJob
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}

@@ -7,21 +7,18 @@ It is on disk because the simulator runs every task in a new process.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from safetensors.torch import load_file, save_file
 
-from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import LocalError
 from fedpeft.files import replacing, write_json
-from fedpeft.flare.messages import Hello, Introduction, ScoreOrder, TrainOrder
+from fedpeft.messages.types import Introduction
+from fedpeft.states import State
 
 FOLDER = "outgoing"
 ANNOUNCED, TRAINED, INITIAL = "announced.json", "trained", "initial.safetensors"
-Order = Hello | ScoreOrder | TrainOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +89,6 @@ class AnnouncementStore:
         except (OSError, ValueError, TypeError) as error:
             raise LocalError(f"what this site announced cannot be read from {file} ({error}).") from error
 
-    def reference(self, order: ScoreOrder | TrainOrder) -> Mapping[str, torch.Tensor]:
-        """The global adapter of an order, or the site's untrained initial one if the order has none.
-
-        Raises:
-            FedpeftError: the order is based on a version that is not on disk.
-        """
-        whole = apply_delta(self.folder, order.state, base=order.base, version=order.version)
-        return whole or load_file(self.folder / INITIAL)
+    def first_adapter(self) -> State:
+        """The adapter that the site started from, which no data have touched."""
+        return load_file(self.folder / INITIAL)

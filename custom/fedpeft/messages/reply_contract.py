@@ -1,109 +1,56 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a reply must be: the one place that turns what a site sent into a checked message, or into a reason by name.
+"""What a reply must be: the one place that says of a site's message whether it is usable, or why not.
 
-The server reads every reply here, as it arrives; a site's outgoing filter holds its own replies to the same checks.
+The server checks every reply here as it arrives; a site's own filter holds what it sends to the same checks.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from nvflare.app_common.abstract.fl_model import FLModel
 
 from fedpeft import backbones, data
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.message_fields import LARGEST_WHOLE_NUMBER, shown, some
-from fedpeft.flare.messages import (
-    ACCURACIES,
-    METRICS,
-    SPLITS,
-    Introduction,
-    Schema,
-    ScoreReply,
-    TrainOrder,
-    TrainReply,
-)
 from fedpeft.keys import belongs, layers_of, parse_key
+from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
+from fedpeft.messages.limits import MOST_ATTEMPTS
+from fedpeft.messages.types import ACCURACIES, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
-from fedpeft.server.assignment import check_scores
-from fedpeft.worker.supervisor import ATTEMPTS
+from fedpeft.state_schema import first_misfit
 
 DTYPES = ("float32", "bfloat16", "float16")
 LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
 LARGEST_FIGURE = 1e9  # seconds and losses
+LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MOST_AXES = 8
 
 
-def read_introduction(model: FLModel, *, site: str, initial: bool, most_samples: int) -> Introduction:
-    """The reply to `hello` of a site that can take part.
+def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
+    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
 
     Args:
-        model: what arrived.
-        site: who sent it.
+        introduction: from the site, its fields of their declared types.
+        site: its name.
         initial: whether it was to send the adapter that it starts from.
         most_samples: training samples that a site may announce.
 
     Raises:
         FedpeftError: naming the site and what is wrong, or why it cannot take part.
     """
-    introduction = Introduction.from_model(model, sender=f"site {site}")
     if introduction.problem:
         reason = sentence(introduction.problem, introduction.setting)
         raise FedpeftError(f"site {site} cannot take part: {reason}")
-    check_introduction(introduction, site=site, most_samples=most_samples)
+    check_announcement(introduction, site=site, most_samples=most_samples)
     schema = introduction.schema if initial else {}
     check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
-    return introduction
 
 
-def read_scores(model: FLModel, *, site: str, round: int, introduction: Introduction) -> ScoreReply:
-    """The reply to `score`, with one score for each layer that the site announced.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong.
-    """
-    reply = ScoreReply.from_model(model, sender=f"site {site}")
-    check_score_reply(reply, site=site, round=round, layers=len(layers_of(introduction.schema)))
-    return reply
-
-
-def read_training(
-    model: FLModel, *, site: str, order: TrainOrder, introduction: Introduction, exchanges: bool
-) -> TrainReply:
-    """The reply to `train`: exactly what the site announced, of the layers that it was to train.
-
-    Args:
-        model: what arrived.
-        site: who sent it.
-        order: what the site was to do.
-        introduction: what it announced.
-        exchanges: whether adapters travel in this job.
-
-    Raises:
-        FedpeftError: naming the site and what is wrong.
-    """
-    reply = TrainReply.from_model(model, sender=f"site {site}")
-    announced = introduction.schema if exchanges else {}
-    assigned = {key: shape for key, shape in announced.items() if belongs(key, order.layers)}
-    check_reply(
-        reply,
-        site=site,
-        round=order.round,
-        schema=assigned,
-        dtype=introduction.dtype,
-        samples=introduction.samples["train"],
-        scores=len(layers_of(announced)) if order.scored else 0,
-        masked=bool(order.sum_keys),
-    )
-    return reply
-
-
-def check_introduction(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
+def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
     """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys.
 
     Raises:
@@ -137,8 +84,14 @@ def check_introduction(introduction: Introduction, *, site: str, most_samples: i
             raise FedpeftError(f"site {site} announces {key} with shape {shape!r:.60}, which is no shape.")
 
 
-def check_score_reply(reply: ScoreReply, *, site: str, round: int, layers: int) -> None:
-    """Accept a reply only if it has one score for each of that many layers.
+def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:
+    """Accept a reply to `score` only with one score for each layer that the site announced.
+
+    Args:
+        reply: from the site, its fields of their declared types.
+        site: its name.
+        round: that it must be for.
+        schema: that the site announced.
 
     Raises:
         FedpeftError: naming the site and what is wrong.
@@ -148,50 +101,41 @@ def check_score_reply(reply: ScoreReply, *, site: str, round: int, layers: int) 
         raise FedpeftError(f"site {site} could not score round {round}: {reason}")
     _check_round(reply.round, round, site)
     _check_seconds(reply.seconds, site)
-    check_scores(reply.scores, layers, site)
+    check_scores(reply.scores, len(layers_of(schema)), site)
 
 
-def check_reply(
-    reply: TrainReply,
-    *,
-    site: str,
-    round: int,
-    schema: Schema,
-    dtype: str,
-    samples: int,
-    scores: int,
-    masked: bool = False,
+def check_train_reply(
+    reply: TrainReply, *, site: str, order: TrainOrder, schema: Schema, dtype: str, samples: int
 ) -> None:
-    """Accept a reply only if it is what the site announced, and finite.
+    """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
 
     Args:
         reply: from the site, its fields of their declared types.
         site: its name.
-        round: that it must be for.
-        schema: by key, the shapes of the tensors that it must hold.
-        dtype: of these tensors.
-        samples: training samples that the site announced.
-        scores: layer scores that it must hold.
-        masked: whether its tensors are masked for a secure sum.
+        order: what it was to do.
+        schema: that the site announced; empty where no adapters travel in this job.
+        dtype: that it announced.
+        samples: training samples that it announced.
 
     Raises:
         FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
     """
     if reply.problem:
-        attempts = f" in {ATTEMPTS} attempts" if reply.attempts == ATTEMPTS else ""
+        attempts = f" in {MOST_ATTEMPTS} attempts" if reply.attempts == MOST_ATTEMPTS else ""
         raise FedpeftError(
-            f"site {site} could not finish round {round}{attempts}: {sentence(reply.problem, reply.setting)}"
+            f"site {site} could not finish round {order.round}{attempts}: {sentence(reply.problem, reply.setting)}"
         )
-    _check_round(reply.round, round, site)
+    _check_round(reply.round, order.round, site)
     if reply.samples != samples:
         raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
     _check_seconds(reply.seconds, site)
-    if not 1 <= reply.attempts <= ATTEMPTS:
-        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {ATTEMPTS}.")
+    if not 1 <= reply.attempts <= MOST_ATTEMPTS:
+        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {MOST_ATTEMPTS}.")
     _check_metrics(reply.metrics, site)
-    check_scores(reply.scores, scores, site)
-    check_tensors(reply.state, site=site, schema=schema, dtype=dtype, masked=masked)
-    _check_sum_key(reply.sum_key, site, needed=masked)
+    check_scores(reply.scores, len(layers_of(schema)) if order.scored else 0, site)
+    assigned = {key: shape for key, shape in schema.items() if belongs(key, order.layers)}
+    check_tensors(reply.state, site=site, schema=assigned, dtype=dtype, masked=bool(order.sum_keys))
+    _check_sum_key(reply.sum_key, site, needed=bool(order.sum_keys))
 
 
 def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
@@ -207,31 +151,40 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
     Raises:
         FedpeftError: naming the site and the key.
     """
-    missing, extra = set(schema) - set(state), set(state) - set(schema)
-    if missing or extra:
+    if masked:
+        misfit = first_misfit(state, schema, dtype="int64")
+    else:
+        misfit = first_misfit(state, schema, dtype=dtype, bound=LARGEST_WEIGHT)
+    if misfit is None:
+        return
+    if misfit.what == "keys":
+        missing, extra = misfit.missing, misfit.unknown
         what = f"lacks {some(missing)}" if missing else f"has unannounced keys {some(extra)}"
         raise FedpeftError(f"the adapter of site {site} {what}: it must send exactly the tensors of its schema.")
-    for key, tensor in state.items():
-        if masked and getattr(tensor, "dtype", None) != torch.int64:
-            raise FedpeftError(f"site {site} sent {key} without a mask in a secure sum: this round is lost.")
-        dense = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type != "meta"
-        if not dense or not (masked or tensor.is_floating_point()):
-            kind = f"{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
-            raise FedpeftError(f"site {site} sent {key} as {kind}: only dense floating-point tensors are accepted.")
-        if list(tensor.shape) != list(schema[key]):
-            raise FedpeftError(f"site {site} sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}.")
-        if masked:
-            continue
-        if str(tensor.dtype) != f"torch.{dtype}":
-            raise FedpeftError(f"site {site} sent {key} as {tensor.dtype}, announced was {dtype}.")
-        low, high = (float(end) for end in torch.aminmax(tensor)) if tensor.numel() else (0.0, 0.0)
-        if not (math.isfinite(low) and math.isfinite(high)):
-            raise FedpeftError(f"site {site} sent NaN or infinity in {key}: its training diverged.")
-        if max(-low, high) > LARGEST_WEIGHT:
-            raise FedpeftError(
-                f"site {site} sent {max(-low, high):.3g} in {key}, no weight is above {LARGEST_WEIGHT:g}: its training "
-                f"diverged."
-            )
+    key, tensor = misfit.key, state[misfit.key]
+    if masked and getattr(tensor, "dtype", None) != torch.int64:
+        raise FedpeftError(f"site {site} sent {key} without a mask in a secure sum: this round is lost.")
+    if misfit.what == "form" or not (masked or tensor.is_floating_point()):
+        kind = f"{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
+        raise FedpeftError(f"site {site} sent {key} as {kind}: only dense floating-point tensors are accepted.")
+    if misfit.what == "dtype":
+        raise FedpeftError(f"site {site} sent {key} as {tensor.dtype}, announced was {dtype}.")
+    if misfit.what == "shape":
+        raise FedpeftError(f"site {site} sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}.")
+    if misfit.what == "finite":
+        raise FedpeftError(f"site {site} sent NaN or infinity in {key}: its training diverged.")
+    raise FedpeftError(
+        f"site {site} sent {misfit.largest:.3g} in {key}, no weight is above {LARGEST_WEIGHT:g}: its training diverged."
+    )
+
+
+def check_scores(scores: Sequence[float], count: int, site: str) -> None:
+    """Refuse scores that are not finite, negative or of the wrong number; the error names the site."""
+    if len(scores) != count:
+        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
+    for number, value in enumerate(scores):
+        if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
+            raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")
 
 
 def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:

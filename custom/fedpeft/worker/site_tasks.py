@@ -3,44 +3,36 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from nvflare.apis.shareable import Shareable
-from nvflare.app_common.abstract.fl_model import FLModel
-from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
+from fedpeft.client.accepted import accept
 from fedpeft.client.global_cache import apply_delta
-from fedpeft.errors import FedpeftError
-from fedpeft.flare.accepted import accept
-from fedpeft.flare.messages import (
+from fedpeft.client.sum_member import SumMember
+from fedpeft.messages.types import (
     HELLO,
     METRICS,
     SCORE,
     TRAIN,
     Hello,
     Introduction,
+    Order,
+    Reply,
     ScoreOrder,
     ScoreReply,
     TrainOrder,
     TrainReply,
 )
-from fedpeft.flare.sum_member import SumMember
 from fedpeft.privacy.released_metrics import first_of_round, first_scores_of_round, released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.worker import training_process
-from fedpeft.worker.supervisor import Answer, RequestFailed
+from fedpeft.worker.supervisor import Answer
 
 Request = Callable[..., Answer]
-Order = Hello | ScoreOrder | TrainOrder
 FolderOf = Callable[[Order], Path]
 MemberOf = Callable[[], SumMember]
-HEAD, BLOCKED = "head.", "reply-blocked"
-Reply = Introduction | ScoreReply | TrainReply
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,46 +54,8 @@ class SiteContext:
     run: Path
 
 
-@dataclass(frozen=True, kw_only=True)
-class SiteTask:
-    """One kind of task.
-
-    Args:
-        work: function of the server's message and the site; returns the reply and a line for the site's log.
-        excuse: function of the round and the failed request; returns a reply that reports the problem.
-    """
-
-    work: Callable[[FLModel, SiteContext], tuple[Reply, str]]
-    excuse: Callable[[int, RequestFailed], Reply]
-
-
-def read(shareable: Shareable) -> FLModel:
-    """Read the server's message."""
-    return FLModelUtils.from_shareable(shareable)
-
-
-def write(reply: Reply, round: int) -> Shareable:
-    """Convert a reply to FLARE's message."""
-    return FLModelUtils.to_shareable(reply.to_model(round=round))
-
-
-def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
-    """Remove what the site's own file withholds from a reply.
-
-    Raises:
-        FedpeftError: it has a classifier's head, which may not leave.
-    """
-    if policy is None:
-        return reply
-    if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
-        reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
-    if not policy.head and any(key.startswith(HEAD) for key in getattr(reply, "state", {})):
-        raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
-    return reply
-
-
-def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
-    hello, member = Hello.from_model(model), site.member_of()
+def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
+    member = site.member_of()
     folder = site.folder_of(hello)
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.request({**request, "folder": str(folder)})
@@ -114,12 +68,7 @@ def _introduce(model: FLModel, site: SiteContext) -> tuple[Introduction, str]:
     return introduction, line * bool(unanswerable)
 
 
-def _no_introduction(_: int, failed: RequestFailed) -> Introduction:
-    return Introduction(version=fedpeft.__version__, **_problem(failed))
-
-
-def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
-    order = ScoreOrder.from_model(model)
+def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:
     folder = site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version)
     answer = site.request({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
@@ -130,12 +79,8 @@ def _score(model: FLModel, site: SiteContext) -> tuple[ScoreReply, str]:
     return reply, f"round {order.round}: scored {len(reply.scores)} layers"
 
 
-def _no_scores(round: int, failed: RequestFailed) -> ScoreReply:
-    return ScoreReply(round=round, scores=[], seconds=failed.seconds, **_problem(failed))
-
-
-def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
-    order, member = TrainOrder.from_model(model), site.member_of()
+def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
+    member = site.member_of()
     folder = site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
@@ -162,25 +107,5 @@ def _train(model: FLModel, site: SiteContext) -> tuple[TrainReply, str]:
     return reply, f"round {order.round}: training loss {measured['loss']:.3f}"
 
 
-def _no_training(round: int, failed: RequestFailed) -> TrainReply:
-    return TrainReply(
-        round=round,
-        samples=0,
-        metrics=dict.fromkeys(METRICS),
-        scores=[],
-        seconds=failed.seconds,
-        **_problem(failed),
-        attempts=failed.attempts,
-        state={},
-    )
-
-
-def _problem(failed: RequestFailed) -> dict[str, Any]:
-    return {"problem": failed.failure.code, "setting": failed.failure.setting}
-
-
-TASKS = {
-    HELLO: SiteTask(work=_introduce, excuse=_no_introduction),
-    SCORE: SiteTask(work=_score, excuse=_no_scores),
-    TRAIN: SiteTask(work=_train, excuse=_no_training),
-}
+# functions of the server's message and the site; each returns the reply and a line for the site's log
+WORK: dict[str, Callable[..., tuple[Reply, str]]] = {HELLO: _introduce, SCORE: _score, TRAIN: _train}

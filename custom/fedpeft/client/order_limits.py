@@ -11,13 +11,12 @@ from pathlib import Path
 
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import write_json
-from fedpeft.flare.messages import SCORE, TRAIN, Hello, ScoreOrder, TrainOrder
+from fedpeft.messages.types import SCORE, TRAIN, Hello, Order, ScoreOrder, TrainOrder
 from fedpeft.site_job import SiteJob
 
 REFUSED = "order-refused"
 FILE = "orders.json"
 REPEATS = 10  # of one round: a site whose processes were killed gets its task again
-Order = Hello | ScoreOrder | TrainOrder
 
 
 def check_order(order: Order, job: SiteJob) -> None:
