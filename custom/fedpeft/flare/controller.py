@@ -29,7 +29,7 @@ from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
-from fedpeft.flare.tensors import register_tensors
+from fedpeft.flare.tensors import register_early, register_tensors
 from fedpeft.keys import layers_of
 from fedpeft.messages.reply_contract import check_introduction, check_score_reply, check_train_reply
 from fedpeft.messages.types import (
@@ -121,6 +121,7 @@ class FederationController(ModelController):
             self.panic(str(error))
             return
         if is_simulated(fl_ctx):
+            register_early()
             self._fork_server = fork_server.start()
         super().control_flow(abort_signal, fl_ctx)
 
