@@ -10,8 +10,21 @@ from nvflare.apis.fl_context import FLContext
 from fedpeft.flare import controller as module
 
 
+PICTURES = {"plots": "convergence", "schedule_plot": "schedule_figure", "front_plot": "fronts_figure"}
+
+
 @pytest.fixture
-def run(tmp_path, monkeypatch):
+def pictures():
+    """For tests of the pictures in a run's report; without it `run` draws none, which is most of a small run's time."""
+
+
+@pytest.fixture
+def run(request, tmp_path, monkeypatch):
+    """Function: run a harness to its end; returns it, the manifest and the history."""
+    if "pictures" not in request.fixturenames:
+        for part, figure in PICTURES.items():
+            monkeypatch.setattr(f"fedpeft.report.{part}.{figure}", lambda history, *, dark: None)
+        monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: b"a picture")
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: tmp_path / "state")
     monkeypatch.setattr(module, "state_folder", lambda fl_ctx, lineage: tmp_path / "state" / lineage)

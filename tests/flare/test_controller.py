@@ -17,7 +17,7 @@ from fedpeft.messages.types import METRICS, Introduction, TrainOrder
 from fedpeft.methods.settings import MethodSettings
 
 
-def test_a_job_averages_records_and_completes(run):
+def test_a_job_averages_records_and_completes(run, pictures):
     harness, manifest, history = run()
     assert manifest["status"] == "completed"
     assert manifest["rounds"] == 2
@@ -125,7 +125,7 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
     assert told in manifest["reason"]
 
 
-def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run):
+def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run, pictures):
     orders = []
 
     def train(site, order):
@@ -140,6 +140,7 @@ def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run):
     assert torch.equal(last["layer.0.output.up.weight"], torch.ones(2, 2))
     assert torch.equal(last["layer.1.output.up.weight"], torch.zeros(2, 2))
     assert history["rounds"][0]["schedule"]["layers"] == {site: [0] for site in SITES}
+    assert {"report/schedule.png", "report/fronts.png"} <= set(manifest["files"])
 
 
 def test_a_site_is_sent_only_what_it_lacks(run):

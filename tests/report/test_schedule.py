@@ -2,6 +2,7 @@
 """The schedule of the layers: read, drawn and tabled exactly as the history has it."""
 
 import io
+from functools import cache
 
 import matplotlib
 import numpy as np
@@ -47,22 +48,28 @@ def panels(figure):
     return {int(title.split()[1]): axes for title, axes in titles.items() if title.startswith("Round")}
 
 
-RUNS = [
-    scheduled(),
-    scheduled(rounds=1),
-    scheduled(("a",), 1, 1),
-    scheduled(tuple(f"site-{i}" for i in range(30)), 2, 32, absent=0.4),
-    scheduled(rounds=40, absent=0.5),
-    scheduled(layers=6, first=6),
-]
-IDS = ["five", "one round", "one layer", "many", "long", "upper layers"]
+RUNS = {
+    "five": scheduled(),
+    "one round": scheduled(rounds=1),
+    "one layer": scheduled(("a",), 1, 1),
+    "many": scheduled(tuple(f"site-{i}" for i in range(30)), 2, 32, absent=0.4),
+    "long": scheduled(rounds=40, absent=0.5),
+    "upper layers": scheduled(layers=6, first=6),
+}
 
 
-@pytest.mark.parametrize("made", RUNS, ids=IDS)
-def test_every_score_is_drawn_and_every_chosen_layer_marked(made):
+@cache
+def drawn_run(name):
+    """The picture of one of RUNS, drawn once for all tests."""
+    return schedule_figure(history_of(RUNS[name]))
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_every_score_is_drawn_and_every_chosen_layer_marked(name):
+    made = RUNS[name]
     history = history_of(made)
     sites, entries = list(layer_use(history)), {entry["round"]: entry["schedule"] for entry in made["rounds"]}
-    drawn = panels(schedule_figure(history))
+    drawn = panels(drawn_run(name))
     assert list(drawn) == [one.round for one in shown_rounds(history)]
     for number, axes in drawn.items():
         (image,), (dots,) = axes.images, axes.collections
@@ -75,9 +82,9 @@ def test_every_score_is_drawn_and_every_chosen_layer_marked(made):
         assert [int(label.get_text()) - first for label in axes.get_xticklabels()] == axes.get_xticks().tolist()
 
 
-@pytest.mark.parametrize("made", RUNS, ids=IDS)
-def test_the_bars_count_every_round(made):
-    figure = schedule_figure(history_of(made))
+@pytest.mark.parametrize("name", RUNS)
+def test_the_bars_count_every_round(name):
+    made, figure = RUNS[name], drawn_run(name)
     (bars,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("Layer use")]
     numbers = made["rounds"][0]["schedule"]["numbers"]
     chosen = [layer for e in made["rounds"] for layers in e["schedule"]["layers"].values() for layer in layers]
@@ -102,8 +109,8 @@ def seen(axis):
 
 
 def test_no_text_covers_another_or_leaves_the_picture():
-    for made in (*RUNS, scheduled(("a-hospital-with-a-very-long-name-indeed", "b"), 2)):
-        figure = schedule_figure(history_of(made))
+    long_name = schedule_figure(history_of(scheduled(("a-hospital-with-a-very-long-name-indeed", "b"), 2)))
+    for figure in (*map(drawn_run, RUNS), long_name):
         legends = [text for axes in figure.axes if axes.get_legend() for text in axes.get_legend().get_texts()]
         axis = [one for axes in figure.axes for one in (axes.xaxis, axes.yaxis)]
         ticks = [tick.label1 if tick.label1.get_visible() else tick.label2 for one in axis for tick in seen(one)]
@@ -136,7 +143,7 @@ def test_the_table_says_what_was_saved():
 
 @pytest.mark.parametrize("planned", [(), (1,), (0, 1, 2)])
 def test_picture_and_table_stand_exactly_where_some_round_is_scheduled(tmp_path, planned):
-    made = scheduled(rounds=3)
+    made = scheduled(("a", "b"), 3, 4)
     for index, entry in enumerate(made["rounds"]):
         entry["schedule"] = entry["schedule"] if index in planned else {}
     if 2 not in planned:

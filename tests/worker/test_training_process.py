@@ -16,6 +16,7 @@ from safetensors.torch import save
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
+from fedpeft.worker.fork_server import ADDRESS
 from fedpeft.worker.frames import BadFrame, receive, send, unpack
 from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
 from fedpeft.worker.training_process import INTRODUCE, OPEN, SCORE, TRAIN, serve
@@ -115,10 +116,12 @@ def ask(supervisor, request, state=None):
 
 
 @pytest.fixture
-def supervisors(tmp_path):
+def supervisors(tmp_path, monkeypatch, fork_server_name):
+    """Function: a site's supervisor, whose training processes are forked, or each a Python of its own."""
     made = []
 
-    def start(sections, site):
+    def start(sections, site, *, forked=True):
+        monkeypatch.setenv(ADDRESS, fork_server_name if forked else "")
         supervisor = WorkerSupervisor(sections)
         made.append(supervisor)
         (tmp_path / site).mkdir(exist_ok=True)
@@ -134,7 +137,7 @@ def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path,
     chosen = sections("method.initialization=own", "training.learning_rate=0.3")
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / "here" / s) for s in SITES}
     expected = list(federate(learners))
-    there = {site: supervisors(chosen, site) for site in SITES}
+    there = {site: supervisors(chosen, site, forked=site != "slake") for site in SITES}
     state = {}
     for result in expected:
         replies = {}
