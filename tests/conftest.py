@@ -49,25 +49,36 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(scope="session")
 def tiny_source(tmp_path_factory) -> str:
     """Folder of a two-layer ViLT with random weights and a tokenizer of single letters."""
-    import torch
-    from transformers import BertTokenizerFast, ViltConfig, ViltModel
+    from tiny_vilt import tiny_vilt
+    from transformers import BertTokenizerFast
 
     folder = tmp_path_factory.mktemp("tiny_vilt")
     words = [*TOKENS, *(f"##{token}" for token in TOKENS[5:])]
-    config = ViltConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        image_size=16,
-        patch_size=8,
-        vocab_size=len(words),
-        max_position_embeddings=40,
-    )
-    torch.manual_seed(0)
-    ViltModel(config).save_pretrained(folder)
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "vocab_size": len(words), "max_position_embeddings": 40}
+    tiny_vilt(**sizes).save_pretrained(folder)
     BertTokenizerFast(vocab={word: number for number, word in enumerate(words)}).save_pretrained(folder)
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def fresh_processes():
+    """Processes that know nothing of fedpeft yet."""
+    from fresh import FreshProcesses
+
+    processes = FreshProcesses()
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="session")
+def fork_server_name():
+    """Name of a fork server, as it stands in the environment of the processes that use it."""
+    from fedpeft.worker import fork_server
+
+    server = fork_server.start()
+    yield os.environ.pop(fork_server.ADDRESS)
+    server.stdin.close()
+    assert server.wait(60) == 0
 
 
 @pytest.fixture(scope="session")

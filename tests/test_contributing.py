@@ -1,10 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Each row of CONTRIBUTING's table carried out: one file and one entry point of a package beside fedpeft, no more."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -156,14 +153,11 @@ def test_every_group_of_the_table_is_tried():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", ROWS)
-def test_one_file_and_one_entry_point_are_enough(group, tmp_path, tiny_source):
+def test_one_file_and_one_entry_point_are_enough(fresh_processes, group, tmp_path, tiny_source):
     written, used = ROWS[group]
     (tmp_path / "mine.py").write_text(written)
     information = tmp_path / "mine-1.dist-info"
     information.mkdir()
     (information / "METADATA").write_text("Metadata-Version: 2.1\nName: mine\nVersion: 1\n")
     (information / "entry_points.txt").write_text(f"[{group}]\nmine = mine:MINE\n")
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])}
-    command = [sys.executable, "-c", COMMON + used, str(ROOT), tiny_source]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert not fresh_processes.run(COMMON + used, str(ROOT), tiny_source, path=[str(tmp_path)])

@@ -1,27 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A tiny ViLT with random weights, inputs for it, and adapter states with values worth telling apart."""
+"""The tiny ViLT, inputs for it, and adapter states with values worth telling apart."""
 
 import pytest
 import torch
-from transformers import ViltConfig, ViltModel
-
-LAYERS, HIDDEN = 2, 32
-
-
-def build_vilt() -> ViltModel:
-    config = ViltConfig(
-        hidden_size=HIDDEN,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=2,
-        intermediate_size=64,
-        image_size=16,
-        patch_size=8,
-        vocab_size=50,
-        max_position_embeddings=16,
-    )
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        return ViltModel(config).eval()
+from tiny_vilt import SMALL, tiny_vilt
 
 
 def draw_state(shapes: dict, seed: int = 3) -> dict:
@@ -38,17 +20,17 @@ def run_vilt(model, samples: int = 3) -> torch.Tensor:
 def draw_batch(samples: int = 3, seed: int = 1) -> dict:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "input_ids": torch.randint(0, 50, (samples, 5), generator=generator),
+        "input_ids": torch.randint(0, SMALL["vocab_size"], (samples, 5), generator=generator),
         "attention_mask": torch.ones(samples, 5, dtype=torch.long),
         # patches that are embedded already: ViLT's own embedding shuffles them with the global generator
-        "image_embeds": torch.randn(samples, 4, HIDDEN, generator=generator),
+        "image_embeds": torch.randn(samples, 4, SMALL["hidden_size"], generator=generator),
         "pixel_mask": torch.ones(samples, 4, dtype=torch.long),
     }
 
 
 @pytest.fixture
 def vilt():
-    return build_vilt
+    return tiny_vilt
 
 
 @pytest.fixture

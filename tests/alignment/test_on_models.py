@@ -4,6 +4,7 @@
 import pytest
 import torch
 from samples import generator
+from tiny_vilt import tiny_vilt
 
 import fedpeft.adapters as adapters
 from fedpeft.alignment import PIASettings, align_global
@@ -32,11 +33,8 @@ def random_state(model, seed):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_model_computes_the_same_with_the_aligned_adapter(kind, inputs):
     from peft import get_peft_model
-    from transformers import ViltConfig, ViltModel
 
-    torch.manual_seed(0)
-    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
-    base = ViltModel(ViltConfig(**shape, image_size=32, patch_size=8, vocab_size=50, max_position_embeddings=16))
+    base = tiny_vilt(num_attention_heads=4, image_size=32)
     reduction = KINDS[kind]
     model = get_peft_model(base, adapters.config(kind, **({"reduction_factor": reduction} if reduction else {}))).eval()
 

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+from tiny_vilt import tiny_vilt
 from transformers import BertTokenizerFast
-from transformers.models.vilt.configuration_vilt import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltForMaskedLM
 
 from fedpeft.backbones import BackboneSettings, build
@@ -31,17 +31,10 @@ def masked_lm_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("vilt-mlm")
     shutil.copy(TINY_FOLDER / "vocab.txt", folder)
     BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
-    torch.manual_seed(0)
-    config = ViltConfig(
-        vocab_size=len((folder / "vocab.txt").read_text().split()),
-        hidden_size=24,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=48,
-        image_size=64,
-        patch_size=16,
-    )
-    ViltForMaskedLM(config).save_pretrained(folder)
+    words = len((folder / "vocab.txt").read_text().split())
+    sizes = {"hidden_size": 24, "intermediate_size": 48, "image_size": 64, "patch_size": 16}
+    model = tiny_vilt(ViltForMaskedLM, vocab_size=words, max_position_embeddings=40, **sizes)
+    model.save_pretrained(folder)
     return folder
 
 

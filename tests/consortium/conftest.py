@@ -4,12 +4,18 @@
 A third site has a kit, too, and is never started.
 """
 
+import io
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, started, wait_until
+from kits import ABSENT, LEAD, MEMBER, SITES, connected, free_port, provision, session, started, wait_until
+from rich.console import Console
 
+from fedpeft.flare.job_session import JobSession
 from fedpeft.jobs import write_job
+from fedpeft.status import follow
 
 
 @pytest.fixture(scope="session")
@@ -21,13 +27,34 @@ def small_job(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory, small_policy):
-    """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`."""
+def federation(tmp_path_factory, small_policy, fork_server_name):
+    """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`.
+
+    The first site's training processes are forked, which is quicker; those of the other are as in production.
+    """
     port = free_port()
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
-    with started(*(kits / name for name in ("server", *SITES))):
+    forking = {SITES[0]: fork_server_name}
+    with started(*(kits / name for name in ("server", *SITES)), forking=forking):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)
         wait_until(lambda: connected(federation) == set(SITES))
         yield federation
         federation.lead.close()
+
+
+@pytest.fixture(scope="session")
+def finished(federation, small_job, tmp_path_factory):
+    """The small job at its end: `followed` by lead and member (what each saw last), and the lead's `download`."""
+    job = federation.lead.submit_job(str(small_job))
+
+    def last_seen(name):
+        with JobSession(federation.kits / name, job) as opened:
+            return follow(opened.progress, console=Console(file=io.StringIO(), width=120))
+
+    with ThreadPoolExecutor() as pool:
+        followed = dict(zip((LEAD, MEMBER), pool.map(last_seen, (LEAD, MEMBER)), strict=True))
+    # the job's part is over before its sites have ended theirs
+    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
+    download = Path(federation.lead.download_job_result(job, str(tmp_path_factory.mktemp("download"))))
+    return SimpleNamespace(followed=followed, download=download)

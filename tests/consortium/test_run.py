@@ -2,7 +2,6 @@
 """A job over mutual TLS ends with the manifest, and computes what it computes without FLARE."""
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,12 +18,10 @@ from fedpeft.verify import verify
 pytestmark = pytest.mark.consortium
 
 
-@pytest.fixture(scope="module")
-def download(federation, small_job, tmp_path_factory):
+@pytest.fixture
+def download(finished):
     """What the lead downloads after the small job."""
-    job = federation.lead.submit_job(str(small_job))
-    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
-    return Path(federation.lead.download_job_result(job, str(tmp_path_factory.mktemp("download"))))
+    return finished.download
 
 
 def test_it_ends_with_the_manifest(download):

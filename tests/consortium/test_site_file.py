@@ -2,7 +2,7 @@
 """What only a site decides, in a running consortium: a job that asks for it learns the name of the setting."""
 
 import json
-import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -49,40 +49,45 @@ def test_what_only_a_site_decides_is_refused_by_name(federation, sections, tmp_p
     assert told.startswith("data.exclude is set: only this site decides which images are excluded")
 
 
-@pytest.mark.parametrize(
-    ("asked", "setting"),
-    [
-        ("schedule.score_samples=1", "schedule.score_samples"),
-        ("backbone.source={folder}", "backbone.source"),
-        ("training.rounds=100000", "training.rounds"),
-    ],
-)
-def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections, tmp_path, asked, setting):
-    chosen = sections(*CHOSEN, "schedule.solver=own", "schedule.budget=1", asked.format(folder=tmp_path / "secret"))
-    job, run = submitted(federation, tmp_path, "asks", chosen)
-    reason = json.loads((run / "manifest.json").read_text())["reason"]
-    assert all(REFUSED.format(site, setting) in reason for site in SITES)
-    assert str(tmp_path / "secret") not in printed(federation, job, run)
-
-
-def test_a_site_without_its_own_file_takes_part_in_nothing(federation, small_job, tmp_path):
-    file = federation.kits / SITES[0] / "local" / "fedpeft.json"
-    shutil.move(file, tmp_path / "fedpeft.json")
+@contextmanager
+def own_file(federation, site, **changes):
+    """Change a site's own file for a while; a job reads it when it starts."""
+    file = federation.kits / site / "local" / "fedpeft.json"
+    before = file.read_text()
+    file.write_text(json.dumps({**json.loads(before), **changes}))
     try:
-        job = federation.lead.submit_job(str(small_job))
-        federation.lead.wait_for_job(job, timeout=900)
+        yield file
     finally:
-        shutil.move(tmp_path / "fedpeft.json", file)
-    run = run_folder(Path(federation.lead.download_job_result(job, str(tmp_path / "download"))))
+        file.write_text(before)
+
+
+def test_what_goes_beyond_a_sites_limits_is_refused_by_name(federation, sections, tmp_path):
+    """Each site has a limit that the other has not."""
+    secret = str(tmp_path / "secret")
+    chosen = sections(*CHOSEN, f"backbone.source={secret}", "training.rounds=100000")
+    with own_file(federation, SITES[0], most_rounds=100_000), own_file(federation, SITES[1], sources=[secret]):
+        job, run = submitted(federation, tmp_path, "asks", chosen)
+    reason = json.loads((run / "manifest.json").read_text())["reason"]
+    assert REFUSED.format(SITES[0], "backbone.source") in reason
+    assert REFUSED.format(SITES[1], "training.rounds") in reason
+    assert secret not in printed(federation, job, run)
+
+
+def test_a_site_without_its_own_file_takes_part_in_nothing(federation, sections, tmp_path):
+    """The other site's file forbids what the job asks."""
+    chosen = sections(*CHOSEN, "schedule.solver=own", "schedule.budget=1", "schedule.score_samples=1")
+    with own_file(federation, SITES[0]) as file:
+        file.unlink()
+        _, run = submitted(federation, tmp_path, "asks", chosen)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     assert f"site {SITES[0]} cannot take part: it has no local/fedpeft.json" in reason
-    assert f"site {SITES[1]}" not in reason
+    assert REFUSED.format(SITES[1], "schedule.score_samples") in reason
+    assert reason.count("has no local/fedpeft.json") == 1
 
 
-def test_a_server_that_names_the_state_of_another_job_removes_nothing(federation, sections, tmp_path):
+def test_a_server_that_names_the_state_of_another_job_removes_nothing(federation, finished, sections, tmp_path):
     """Its own checkpoint is forged, so that it goes on with the victim's state after round 1, in another job."""
-    _, run = submitted(federation, tmp_path, "victim", sections(*CHOSEN))
-    lineage = json.loads((run / "manifest.json").read_text())["lineage"]
+    lineage = json.loads((run_folder(finished.download) / "manifest.json").read_text())["lineage"]
     kept = {site: sorted(state_of(federation, site, lineage).glob("round-*")) for site in SITES}
     assert all(len(rounds) == 2 for rounds in kept.values())
     attack = sections(*CHOSEN, f"resume_from={lineage}/round-00001", "training.learning_rate=1.0e-3")
@@ -91,7 +96,7 @@ def test_a_server_that_names_the_state_of_another_job_removes_nothing(federation
     assert facts["submitter"].startswith(LEAD)
     facts["settings"]["training"]["learning_rate"] = 1e-3
     forged.write_text(json.dumps(facts))
-    _, run = submitted(federation, tmp_path / "attack", "victim", attack)
+    _, run = submitted(federation, tmp_path / "attack", "small", attack)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     for site in SITES:
         assert f"site {site} cannot take part: what it kept under this name belongs to another job" in reason

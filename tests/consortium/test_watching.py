@@ -1,17 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What doctor says of real kits beside a running server, and what the server says of a running job."""
 
-import io
 import shutil
 
 import pytest
 from kits import LEAD, MEMBER, SITES, free_port, provision
-from rich.console import Console
 
 from fedpeft.doctor import examine, open_context
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.job_session import JobSession
-from fedpeft.status import follow, read_progress, run_folder
+from fedpeft.status import read_progress, run_folder
 
 pytestmark = pytest.mark.consortium
 
@@ -43,15 +41,10 @@ def test_doctor_sees_a_kit_of_another_consortium(federation, tmp_path):
 
 
 @pytest.mark.parametrize("name", [LEAD, MEMBER])
-def test_who_may_view_jobs_can_follow_one_to_its_end(federation, small_job, name, tmp_path):
-    job = federation.lead.submit_job(str(small_job))
-    console = Console(file=io.StringIO(), width=120)
-    with JobSession(federation.kits / name, job) as session:
-        last = follow(session.progress, console=console)
+def test_who_may_view_jobs_can_follow_one_to_its_end(finished, name):
+    last = finished.followed[name]
     assert (last.state, last.round, last.rounds) == ("completed", 2, 2)
-    federation.lead.wait_for_job(job, timeout=900)  # the job's part is over before its sites have ended theirs
-    downloaded = federation.lead.download_job_result(job, str(tmp_path))
-    assert read_progress(run_folder(type(tmp_path)(downloaded))).state == "completed"
+    assert read_progress(run_folder(finished.download)).state == "completed"
 
 
 def test_an_unknown_job_is_told(federation):

@@ -9,7 +9,6 @@ from nvflare.apis.fl_context import FLContext
 
 from fedpeft.flare import controller as module
 
-
 PICTURES = {"plots": "convergence", "schedule_plot": "schedule_figure", "front_plot": "fronts_figure"}
 
 

@@ -14,11 +14,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import psutil
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from fedpeft.processes import end
+from fedpeft.worker.fork_server import ADDRESS
 
 ROOT = Path(__file__).parents[2]
 SITES = ("slake", "vqa-rad")
@@ -32,6 +34,8 @@ ENVIRONMENT = {
     "DB_PASSWORD": SECRET,  # of server and sites alike; nothing of it may reach anybody
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "OMP_NUM_THREADS": "1",
+    # with a home of its own matplotlib would look for the machine's fonts first
+    "MPLCONFIGDIR": matplotlib.get_configdir(),
 }
 
 
@@ -65,21 +69,27 @@ def provision(
 
 
 @contextmanager
-def started(*kits: Path) -> Iterator[None]:
-    """The participants of these kits, started as their readme says, and ended whatever happens."""
+def started(*kits: Path, forking: Mapping[str, str] | None = None) -> Iterator[None]:
+    """The participants of these kits, started as their readme says, and ended whatever happens.
+
+    Args:
+        kits: their folders.
+        forking: by site, the fork server of its training processes; of others each is a Python of its own.
+    """
     try:
         for kit in kits:
-            start(kit)
+            start(kit, fork_server=(forking or {}).get(kit.name, ""))
         yield
     finally:
         end(int(file.read_text()) for kit in kits for file in kit.glob("*pid.fl"))
 
 
-def start(kit: Path) -> None:
+def start(kit: Path, *, fork_server: str = "") -> None:
     """Start a participant as its readme says."""
+    environment = {**ENVIRONMENT, ADDRESS: fork_server}
     with (kit / "console.txt").open("w") as console:
         script = kit / "startup" / "start.sh"
-        subprocess.run([script], check=True, stdout=console, stderr=console, env=ENVIRONMENT)
+        subprocess.run([script], check=True, stdout=console, stderr=console, env=environment)
 
 
 def connected(federation) -> set[str]:
