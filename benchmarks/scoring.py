@@ -29,7 +29,12 @@ from torch import Tensor, nn
 from fedpeft import adapters, backbones
 from fedpeft.importance import adapter_layers, names, score
 
-SLOW = ("lntk_squared",)  # a backward pass for each class
+SLOW = ("lntk_squared", "lntk, logits")  # a backward pass for each class
+OUTPUTS = {  # the kernel of the outputs, exact and of a few combinations of logits for each sample
+    "lntk, logits": {"target": "logits"},
+    **{f"lntk, {count} directions": {"target": "logits", "directions": count} for count in (4, 8)},
+}
+KNOWN = (*names(), *OUTPUTS)
 ROUND_LAYERS = 4
 FEW_SAMPLES = 2  # a backward pass for each
 
@@ -83,6 +88,8 @@ class Scored(nn.Module):
             settings["model"] = self
         if method == "fedselect":
             settings["previous"] = {layer: [p.detach() + 1 for p in group] for layer, group in self.layers.items()}
+        settings |= OUTPUTS.get(method, {})
+        method = method.partition(",")[0]
         batch = {name: tensor[:samples] for name, tensor in self.batch.items()}
         return score(self, self.layers, [batch], self.losses, method=method, **settings)
 
@@ -108,10 +115,10 @@ def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def disagreement(model: Scored, samples: int) -> float:
+def disagreement(model: Scored, method: str, samples: int) -> float:
     """Largest relative difference between LNTK's eigenvalues and those from autograd, row by row."""
-    fast = model.score("lntk", samples=samples, normalize=False)
-    slow = model.score("lntk", samples=samples, normalize=False, gradients="rows")
+    fast = model.score(method, samples=samples, normalize=False)
+    slow = model.score(method, samples=samples, normalize=False, gradients="rows")
     return float(((fast - slow).abs() / slow).max())
 
 
@@ -140,19 +147,22 @@ def measure(options: argparse.Namespace, adapter: str, methods: Sequence[str]) -
     runs: dict[str, Callable[[], Any]] = {"training step": model.step}
     runs |= {method: partial(model.score, method) for method in methods}
     compared = min(options.samples, FEW_SAMPLES) if options.full_size else options.samples
-    error = disagreement(model, compared)
+    compared_methods = [method for method in ("lntk", "lntk, logits") if method in methods]
+    errors = {method: disagreement(model, method, compared) for method in compared_methods}
     times = medians(runs, options.repeats)
     print(f"{adapter:<24}{'CPU s':>10}{'/ step':>9}")
     for name, value in times.items():
         print(f"{name:<24}{value:>10.3f}{value / times['training step']:>9.2f}")
-    print(f"lntk, largest relative difference to {compared} rows of autograd: {error:.1e}\n", flush=True)
+    for method, error in errors.items():
+        print(f"{method}: largest relative difference to {compared} samples by autograd, row by row: {error:.1e}")
+    print(flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--full-size", action="store_true", help="ViLT-B instead of the tiny ViLT")
     parser.add_argument("--adapters", nargs="+", default=["houlsby", "pfeiffer"], choices=adapters.names())
-    parser.add_argument("--methods", nargs="+", default=None, choices=names())
+    parser.add_argument("--methods", nargs="+", default=None, choices=KNOWN, metavar="SCORE", help="; ".join(KNOWN))
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--repeats", type=int, default=5)
@@ -160,7 +170,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    methods = options.methods or [name for name in names() if not (options.full_size and name in SLOW)]
+    methods = options.methods or [name for name in KNOWN if not (options.full_size and name in SLOW)]
 
     print(f"{platform.platform()}, {os.cpu_count()} cores, torch {torch.__version__}, {datetime.date.today()}")
     print(

@@ -3,9 +3,11 @@
 
 import pytest
 import torch
-from nets import Batch, jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
+from nets import CLASSES, Batch, jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
 
+from fedpeft.errors import FedpeftError
 from fedpeft.importance import adapter_layers, score
+from fedpeft.importance import directions as directions_module
 from fedpeft.importance import jacobian as jacobian_module
 from fedpeft.importance import lntk as lntk_module
 
@@ -192,6 +194,68 @@ def test_products_of_half_precision_gradients_do_not_underflow(gradients):
     exact = score(model_fn(single), layers_of(single), [tokens()], loss)
     found = score(model_fn(model), layers_of(model), [batch], tiny, gradients=gradients)
     torch.testing.assert_close(found, exact, rtol=0.15, atol=0)  # the gradients themselves are this coarse
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("gradients", ["captured", "rows"])
+def test_all_directions_are_the_kernel_of_all_logits(gradients, dtype):
+    model, batch = net(dtype), tokens(dtype=dtype)
+    settings = {"target": "logits", "normalize": False, "gradients": gradients}
+    expected = kernel_eigenvalues(jacobian(model_fn(model), layers_of(model), batch, target="logits"))
+    for directions in (CLASSES, CLASSES + 1):
+        found = score(model_fn(model), layers_of(model), [batch], loss, directions=directions, **settings)
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("name", ["houlsby", "compacter", "lora"])
+def test_few_directions_never_raise_a_score_and_hold_most_of_it(name, vilt, questions, no_slow_rows):
+    model = with_adapter(vilt(), name, {"reduction_factor": 4} if name == "compacter" else {})
+    settings = {"target": "logits", "normalize": False}
+    exact = score(head_of(model), adapter_layers(model), [questions], loss, **settings)
+    last = exact * 0
+    for directions in (1, 2, 3):
+        found = score(head_of(model), adapter_layers(model), [questions], loss, directions=directions, **settings)
+        assert bool((found <= exact * (1 + 1e-5)).all())
+        assert bool((found >= last * (1 - 1e-5)).all())
+        last = found
+    torch.testing.assert_close(last, exact, rtol=1e-5, atol=0)
+
+
+def test_directions_are_those_of_a_sample_alone_whatever_the_batches():
+    model, batch = net(torch.float64), tokens(dtype=torch.float64)
+    parts = [Batch({k: v[cut] for k, v in batch.items()}) for cut in (slice(0, 2), slice(2, 5))]
+    settings = {"target": "logits", "directions": 1}
+    whole = score(model_fn(model), layers_of(model), [batch], loss, **settings)
+    torch.testing.assert_close(score(model_fn(model), layers_of(model), parts, loss, **settings), whole)
+    assert torch.equal(score(model_fn(model), layers_of(model), [batch], loss, **settings), whole)
+
+
+def test_hashed_rows_fit_into_what_may_be_held(monkeypatch):
+    model, batch = net(), tokens()
+    settings = {"target": "logits", "directions": CLASSES, "normalize": False}
+    exact = score(model_fn(model), layers_of(model), [batch], loss, **settings)
+    monkeypatch.setattr(directions_module, "HELD_BYTES", 1)
+    widths = []
+    original = directions_module._Hash.__init__
+    monkeypatch.setattr(
+        directions_module._Hash,
+        "__init__",
+        lambda self, parameter, width, seed: widths.append(width) or original(self, parameter, width, seed),
+    )
+    found = score(model_fn(model), layers_of(model), [batch], loss, **settings)
+    assert set(widths) == {1}
+    torch.testing.assert_close(found, exact, rtol=1e-5, atol=0)  # any orthonormal directions will do when all are kept
+
+
+def test_a_nan_gradient_is_refused_by_its_layer_with_directions_too():
+    model, batch = net(), tokens()
+
+    def function(batch):
+        logits = model_fn(model)(batch)
+        return logits + torch.sqrt((model.blocks[1].gain * 0).clamp(min=0))
+
+    with pytest.raises(FedpeftError, match="block 1 has NaN"):
+        score(function, layers_of(model), [batch], loss, target="logits", directions=2)
 
 
 def algorithm_1(function, layers, batch):

@@ -48,6 +48,8 @@ def test_negative_scores_are_shifted_before_they_are_shared_out(raw, expected, m
 REFUSED = [
     ({"method": "lntkk"}, "'lntkk' is unknown: did you mean 'lntk'"),
     ({"method": "lntk", "target": "labels"}, "lntk: target is 'labels', allowed are loss, logits"),
+    ({"method": "lntk", "directions": 4}, "set target to 'logits', or leave directions out"),
+    ({"method": "lntk", "target": "logits", "directions": -1}, "directions is -1"),
     ({"method": "lntk", "reduce": "mean"}, "lntk.reduce is not a setting"),
     ({"method": "snip", "reduce": "max"}, "snip: reduce is 'max', allowed are sum, mean"),
     ({"method": "spt", "tau": 2.0}, "tau is 2.0"),

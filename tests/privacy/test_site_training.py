@@ -102,3 +102,7 @@ def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
         learner(FEDAVG, *scored, own={"most_score_rows": 16})
     assert (refused.value.setting, refused.value.code) == ("schedule.score_settings", "setting-not-allowed")
     assert learner(FEDAVG, *scored[:2], own={"most_score_rows": 16})
+    directions = [*scored, "schedule.score_settings.directions=2"]
+    assert learner(FEDAVG, *directions, own={"most_score_rows": 32})
+    with pytest.raises(FedpeftError, match="32 rows"):
+        learner(FEDAVG, *directions, own={"most_score_rows": 31})

@@ -6,6 +6,7 @@ scoring_task    model, layers, batches and loss, checked once
 settings        the settings of each score
 layers          the trainable parameters of a model with adapters, by layer
 lntk            principal eigenvalue of the layer's tangent kernel (F3OCUS)
+directions      the few combinations of logits that make the outputs' kernel cheap
 lntk_squared    the supplement's Algorithm 1 as it is printed
 saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
 rgn, grasp, synflow, fedselect, spt     the other peers

@@ -35,17 +35,28 @@ class LNTKSettings:
     """Settings of `lntk`.
 
     Args:
-        target: differentiate the `loss` of every sample (n rows), or all its `logits` (n*C rows, C backward passes).
+        target: differentiate the `loss` of every sample (n rows), or its `logits` (the paper's kernel).
+        directions: with `logits`, how many combinations of each sample's logits to differentiate: those to which the
+            sample is most sensitive ([how close that is](importance.md)); 0: every logit, n*C rows, C backward passes.
     """
 
     target: str = "loss"
+    directions: int = 0
 
     def __post_init__(self) -> None:
         one_of("target", self.target, ("loss", "logits"))
+        at_least("directions", self.directions, 0)
+        if self.directions and self.target == "loss":
+            raise FedpeftError(
+                f"directions is {self.directions!r}, and the target is the loss, which is one number for each sample: "
+                f"set target to 'logits', or leave directions out."
+            )
 
     def rows(self, samples: int, classes: int) -> int:
         """Return the rows of the Jacobian of `samples` samples and `classes` logits."""
-        return samples * classes if self.target == "logits" else samples
+        if self.target == "loss":
+            return samples
+        return samples * (min(self.directions, classes) if self.directions else classes)
 
 
 @dataclass(frozen=True, kw_only=True)
