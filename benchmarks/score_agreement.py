@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from scipy.stats import spearmanr
+from torch import nn
 
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
@@ -35,17 +37,20 @@ TRAINING = (
 )
 KERNELS: dict[str, dict[str, Any]] = {
     "loss": {},
-    **{f"{count} directions": {"target": "logits", "directions": count} for count in (1, 2, 4, 8, 16)},
+    "1 direction": {"target": "logits", "directions": 1},
+    **{f"{count} directions": {"target": "logits", "directions": count} for count in (2, 4, 8, 16)},
 }
 EXACT = {"target": "logits"}
+RANDOM = 8  # random combinations of logits, the same for all samples
 
 
 def compared(learners: Mapping[str, Learner], done: int) -> Iterator[tuple[str, list[float]]]:
     """Kernel and its three figures at every site, with the model as it stands after so many rounds."""
     for learner in learners.values():
         exact = scores(learner, EXACT, done)
-        for name, settings in KERNELS.items():
-            found = scores(learner, settings, done)
+        kernels = {name: scores(learner, settings, done) for name, settings in KERNELS.items()}
+        kernels[f"{RANDOM} at random"] = random_scores(learner, done)
+        for name, found in kernels.items():
             shared = set(np.argsort(-exact)[:BEST]) & set(np.argsort(-found)[:BEST])
             yield name, [float(spearmanr(exact, found)[0]), len(shared), float(np.abs(exact - found).sum() / 2)]
 
@@ -54,6 +59,19 @@ def scores(learner: Learner, settings: Mapping[str, Any], done: int) -> np.ndarr
     """Scores of a site's layers by one kernel."""
     learner.schedule = replace(learner.schedule, score="lntk", score_settings=settings)
     return np.array(learner.score_trained(done + 1))
+
+
+def random_scores(learner: Learner, done: int) -> np.ndarray:
+    """Scores by the kernel of a few random orthonormal combinations of logits."""
+    head, classes = learner.head, len(learner.vocabulary)
+    combine = nn.Linear(classes, RANDOM, bias=False)
+    generator = torch.Generator().manual_seed(done)
+    combine.weight.data = torch.linalg.qr(torch.randn(classes, RANDOM, generator=generator))[0].T
+    learner.head = nn.Sequential(head, combine)
+    try:
+        return scores(learner, EXACT, done)
+    finally:
+        learner.head = head
 
 
 def main() -> None:

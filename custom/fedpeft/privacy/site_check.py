@@ -206,7 +206,7 @@ def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, answers
     if rows > policy.most_score_rows:
         raise FedpeftError(
             f"schedule.score {job.schedule.score!r} asks for {rows:,} rows of {samples} samples and {answers} answers, "
-            f"most_score_rows is {policy.most_score_rows:,}: lower schedule.score_samples, or ask for fewer directions.",
+            f"most_score_rows is {policy.most_score_rows:,}: lower schedule.score_samples, or take fewer directions.",
             setting="schedule.score_settings",
             code=NOT_ALLOWED,
         )
