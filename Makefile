@@ -24,7 +24,7 @@ test:
 	pytest
 
 test-fast:
-	pytest -m "not slow and not simulator and not consortium"
+	pytest -n 2 -m "not slow and not simulator and not consortium"
 
 poc:
 	provisioning/poc.sh

@@ -14,6 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 COSTS = ("consortium", "simulator", "slow")
 # of the consortium's tests, those that start server and sites of their own
 OWN_PROCESSES = ("test_page.py", "test_scripts.py", "test_secure_sum_kits.py")
+# those that kill processes of a running federation, which is another one where several processes run tests
+KILLING = ("test_kills.py", "test_returning.py")
 
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
 
@@ -23,10 +25,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=_order)
 
 
-def _order(item) -> tuple[int, bool, bool]:
+def _order(item) -> tuple[int, bool, bool, bool]:
     rank = next((rank for rank, marker in enumerate(COSTS) if item.get_closest_marker(marker)), len(COSTS))
+    file = item.path.name
     # the console's tests shut the shared federation down
-    return rank, item.path.name in OWN_PROCESSES, item.path.name == "test_console.py"
+    return rank, file in OWN_PROCESSES, file == "test_console.py", file not in KILLING
 
 
 class SharedProcesses(LoadScopeScheduling):
@@ -37,7 +40,9 @@ class SharedProcesses(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = Path(nodeid.partition("::")[0])
-        return file.parent.name if file.parent.name == "consortium" and file.name not in OWN_PROCESSES else str(file)
+        if file.parent.name != "consortium" or file.name in OWN_PROCESSES:
+            return str(file)
+        return "killing" if file.name in KILLING else "consortium"
 
 
 @pytest.hookimpl(optionalhook=True)

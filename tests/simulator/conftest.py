@@ -6,6 +6,8 @@ import json
 import pytest
 from simulator_runs import simulate, workspace_for_tests, write
 
+from fedpeft.flare.policy import default_scope
+
 
 @pytest.fixture(scope="session")
 def five_sites(tmp_path_factory, sections):
@@ -21,16 +23,18 @@ def five_sites(tmp_path_factory, sections):
 
 @pytest.fixture(scope="session")
 def one_at_a_time(tmp_path_factory, sections):
-    """The same job with one thread, where every task is a new process."""
+    """The same job with one thread, where every task is a new process, and with a privacy.json."""
     folder = tmp_path_factory.mktemp("one")
-    return simulate(write(folder / "job", sections()), folder / "ws", threads=1)
+    workspace = workspace_for_tests(folder / "ws")
+    (workspace / "local" / "privacy.json").write_text(json.dumps(default_scope()))
+    return simulate(write(folder / "job", sections()), workspace, threads=1)
 
 
 @pytest.fixture
 def filtered(tmp_path, sections):
     """Function: run a job of two sites under a privacy.json."""
 
-    def run(policy, *overrides, threads=2, leak=None):
+    def run(policy, *overrides, leak=None):
         two = sections("federation.sites=[slake, vqa-rad]", *overrides)
         frames = tmp_path / "frames"
         frames.mkdir()
@@ -48,7 +52,7 @@ def filtered(tmp_path, sections):
         listed = json.loads(allowed.read_text())
         listed["class_allow_list"].append("leaker.")
         allowed.write_text(json.dumps(listed))
-        done = simulate(job, workspace, threads=threads)
+        done = simulate(job, workspace, threads=2)
         done.frames = b"".join(file.read_bytes() for file in sorted(frames.glob("*.frames")))
         return done
 

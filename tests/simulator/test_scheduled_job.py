@@ -13,7 +13,13 @@ from fedpeft.federate import federate
 from fedpeft.keys import belongs, layer_of
 
 pytestmark = pytest.mark.simulator
-SCHEDULED = ["schedule.solver=nsga2", "schedule.score_samples=8", "schedule.budget=1"]
+SITES = ("slake", "vqa-rad", "vqa-med-2019")
+SCHEDULED = [
+    f"federation.sites=[{', '.join(SITES)}]",
+    "schedule.solver=nsga2",
+    "schedule.score_samples=8",
+    "schedule.budget=1",
+]
 VARIANTS = {
     "fresh": ["method.aggregation=fedavg"],
     "with reply, aligned, unequal": [
@@ -29,7 +35,7 @@ def scheduled(request, tmp_path_factory, sections):
     """The job of two layers and two rounds, and the run of it."""
     folder = tmp_path_factory.mktemp("scheduled")
     chosen = sections(*SCHEDULED, *VARIANTS[request.param])
-    run = simulate(write(folder / "job", chosen), folder / "ws", threads=5)
+    run = simulate(write(folder / "job", chosen), folder / "ws", threads=len(SITES))
     assert run.code == 0, run.text
     return chosen, run, json.loads((run.results / "history.json").read_text())
 

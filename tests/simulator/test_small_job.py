@@ -70,6 +70,17 @@ def test_one_thread_and_five_give_the_same_bytes(five_sites, one_at_a_time):
             assert one.read_bytes() == other.read_bytes(), f"{name} of {site}"
 
 
+def test_the_filter_of_a_privacy_json_lets_every_reply_through(one_at_a_time):
+    """In a process for every task."""
+    rounds = json.loads((one_at_a_time.results / "history.json").read_text())["rounds"]
+    sites = manifest(one_at_a_time)["sites"]
+    assert [sorted(one["sites"]) for one in rounds] == [sorted(sites)] * 2
+    for site in sites:
+        folder = one_at_a_time.workspace / site / "simulate_job" / "fedpeft"
+        assert (folder / "outgoing" / "announced.json").is_file()
+        assert not (folder / "problem.json").exists()
+
+
 def test_the_loop_without_flare_gives_the_same_adapter(five_sites, sections, tmp_path):
     sites = sections()["federation"]["sites"]
     learners = {s: Learner.from_sections(sections(), site=s, folder=tmp_path / s) for s in sites}

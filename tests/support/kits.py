@@ -35,7 +35,7 @@ ENVIRONMENT = {
     "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]),
     "OMP_NUM_THREADS": "1",
     # with a home of its own matplotlib would look for the machine's fonts first
-    "MPLCONFIGDIR": matplotlib.get_configdir(),
+    "MPLCONFIGDIR": matplotlib.get_cachedir(),
 }
 
 
