@@ -10,6 +10,7 @@ from xdist.scheduler import LoadScopeScheduling
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 # pytest-xdist has one worker per core, and a job in the simulator one process per site: threads would only wait
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 COSTS = ("consortium", "simulator", "slow")
 # of the consortium's tests, those that start server and sites of their own

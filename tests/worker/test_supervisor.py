@@ -24,6 +24,8 @@ def supervisor(request, monkeypatch, tmp_path):
     monkeypatch.setenv(ADDRESS, request.getfixturevalue("fork_server_name") if request.param == "forked" else "")
     paths = [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
+    # on a busy machine a Python takes longer to end than the supervisor waits for it to tell how
+    monkeypatch.setattr("fedpeft.worker.connection.SECONDS_TO_END", 600)
     made = WorkerSupervisor({"data": {}}, module="stand_in_worker")
     made.open("slake", tmp_path, policy=None)
     yield made
