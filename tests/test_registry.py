@@ -67,5 +67,25 @@ def test_a_plugin_that_cannot_be_imported_costs_its_own_name_only(installed, val
     things = Registry("thing", "fedpeft.things")
     things.register("own", "os:sep")
     assert things.get("own") == "/"
-    with pytest.raises(FedpeftError, match=r"thing 'broken' cannot be imported from .*: update or uninstall"):
+    with pytest.raises(FedpeftError, match=r"thing 'broken' cannot be used from .*: update or uninstall"):
         things.get("broken")
+
+
+def test_what_is_left_out_is_logged_once(installed, caplog):
+    installed(("broken", "no_such_module_at_all:thing"), ("path", "os:sep"), ("wrong", "os:getcwd"))
+    things = Registry("thing", "fedpeft.things", str)
+    things.register("own", "os:linesep")
+    for _ in range(2):
+        assert dict(things.usable()) == {"own": "\n", "path": "/"}
+    assert [things.can_use(name) for name in ("path", "broken", "wrong", "unknown")] == [True, False, False, False]
+    assert [record.message.split(" cannot")[0] for record in caplog.records] == ["thing 'broken'", "thing 'wrong'"]
+    with pytest.raises(FedpeftError, match=r"it is of type builtin_function_or_method, not str"):
+        things.get("wrong")
+
+
+def test_what_is_wrong_with_the_packages_own_is_an_error(installed):
+    installed()
+    things = Registry("thing", "fedpeft.things")
+    things.register("own", "os:no_such_thing")
+    with pytest.raises(AttributeError):
+        list(things.usable())

@@ -12,10 +12,12 @@ installed at a site; it cannot bring one.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar, cast
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import suggestion
@@ -29,11 +31,13 @@ class Registry(Generic[T]):
     Args:
         kind: what the names stand for, as in error messages.
         group: entry points of this group are registered as well.
+        form: the class of the objects, which a plugin's must have.
     """
 
-    def __init__(self, kind: str, group: str) -> None:
-        self.kind, self.group = kind, group
+    def __init__(self, kind: str, group: str, form: Any = object) -> None:
+        self.kind, self.group, self.form = kind, group, form
         self._own: dict[str, str | T] = {}
+        self._skipped: set[str] = set()
 
     def register(self, name: str, home: str | T) -> None:
         """Register an object of this package or of a notebook.
@@ -55,6 +59,41 @@ class Registry(Generic[T]):
         """Return all names, the package's own first, in the order of their registration."""
         return (*self._own, *self._plugins)
 
+    def own_names(self) -> tuple[str, ...]:
+        """Return the names that come with the package, without those of plugins."""
+        return tuple(self._own)
+
+    def usable(self) -> Iterator[tuple[str, T]]:
+        """Yield each name with its object, without the plugins that cannot be imported; each is logged once."""
+        for name in self.names():
+            try:
+                usable = self.get(name)
+            except FedpeftError as error:
+                self.skip(name, error)
+                continue
+            yield name, usable
+
+    def can_use(self, name: str) -> bool:
+        """Return whether a name is registered and, if it is a plugin's, can be imported."""
+        try:
+            self.get(name)
+        except FedpeftError:
+            return False
+        return True
+
+    def skip(self, name: str, error: Exception) -> None:
+        """Log once that a plugin is left out; what is wrong with the package's own is raised.
+
+        Args:
+            name: of the plugin.
+            error: what is wrong with it.
+        """
+        if not self.is_plugin(name):
+            raise error
+        if name not in self._skipped:
+            self._skipped.add(name)
+            logging.getLogger(__name__).warning("%s", error)
+
     def is_plugin(self, name: str) -> bool:
         """Return whether a name is that of an installed plugin."""
         return name in self._plugins
@@ -68,7 +107,7 @@ class Registry(Generic[T]):
         """Return the object of a name.
 
         Raises:
-            FedpeftError: the name is unknown, or the plugin that has it cannot be imported.
+            FedpeftError: the name is unknown, or the plugin that has it cannot be imported or is of another kind.
         """
         if name in self._own:
             home = self._own[name]
@@ -77,10 +116,13 @@ class Registry(Generic[T]):
             raise FedpeftError(f"{self.kind} {name!r} is unknown: {suggestion(name, self.names())}.")
         point = self._plugins[name]
         try:
-            return point.load()
+            loaded = point.load()
+            if not isinstance(loaded, self.form):
+                raise TypeError(f"it is of type {type(loaded).__name__}, not {self.form.__name__}")
+            return cast(T, loaded)
         except Exception as error:
             raise FedpeftError(
-                f"{self.kind} {name!r} cannot be imported from {_package(point)} ({type(error).__name__}: {error}): "
+                f"{self.kind} {name!r} cannot be used from {_package(point)} ({type(error).__name__}: {error}): "
                 f"update or uninstall that package.",
                 code="plugin-unusable",
             ) from error

@@ -8,4 +8,4 @@ from typing import Any
 
 from fedpeft.registry import Registry
 
-TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks")
+TASKS: Registry[Mapping[str, Any]] = Registry("task", "fedpeft.tasks", Mapping)

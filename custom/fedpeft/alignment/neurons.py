@@ -123,8 +123,14 @@ def neurons_of(names: Collection[str]) -> Neurons | None:
 
 @cache
 def _of_plugins() -> tuple[Neurons, ...]:
-    """Return the kinds that methods of installed plugins declare."""
-    declared = (METHODS.get(name).neuron_layout() for name in METHODS.names() if METHODS.is_plugin(name))
+    """Return the kinds that methods of installed plugins declare; what cannot be imported is left out."""
+    declared = []
+    for name, method in METHODS.usable():
+        if METHODS.is_plugin(name):
+            try:
+                declared.append(method.neuron_layout())
+            except FedpeftError as error:
+                METHODS.skip(name, error)
     return tuple(neurons for neurons in declared if neurons is not None and neurons.kind not in KINDS)
 
 

@@ -86,6 +86,8 @@ class Learner:
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
         self.pia = method.pia if method.aggregation == "pia" else None
+        if self.pia:
+            method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
         with about("backbone"):
             self.backbone = backbones.build(backbone)
         init_site = site if method.initialization == "own" else ""

@@ -12,7 +12,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry
 
 Check = Callable[[Context], Iterator[Finding]]
-CHECKS: Registry[Check] = Registry("group of checks", "fedpeft.checks")
+CHECKS: Registry[Check] = Registry("group of checks", "fedpeft.checks", Callable)
 register = CHECKS.register
 
 

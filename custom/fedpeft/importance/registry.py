@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
 
 Score = Callable[..., "Tensor"]  # (task[, settings]) -> (L,); the annotation of settings names their dataclass
-SCORES: Registry[Score] = Registry("score", "fedpeft.scores")
+SCORES: Registry[Score] = Registry("score", "fedpeft.scores", Callable)
 register, names = SCORES.register, SCORES.names
 
 

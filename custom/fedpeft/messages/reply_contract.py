@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 
-from fedpeft import backbones, data
+from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.slots import SLOTS
+from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import belongs, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
@@ -56,8 +57,9 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     Raises:
         FedpeftError: naming the site and the field.
     """
-    for name, known in (("dataset", data.names()), ("backbone", backbones.names()), ("family", SLOTS)):
-        if getattr(introduction, name) not in known:
+    known = {"dataset": DATASETS.can_use, "backbone": BACKBONES.can_use, "family": SLOTS.__contains__}
+    for name, is_known in known.items():
+        if not is_known(getattr(introduction, name)):
             raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
     if introduction.dtype not in DTYPES:
         raise FedpeftError(f"site {site} announces tensors of {introduction.dtype!r:.40}, allowed are {DTYPES}.")

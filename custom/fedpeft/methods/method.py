@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from fedpeft.errors import FedpeftError
 from fedpeft.methods.setting_limits import BOTTLENECK, Limits
 from fedpeft.registry import Registry, imported
 
@@ -53,8 +54,21 @@ class TuningMethod:
         return imported(self.home)
 
     def neuron_layout(self) -> Neurons | None:
-        """Return where its hidden neurons lie; None if it has none."""
-        return imported(self.neurons) if self.neurons else None
+        """Return where its hidden neurons lie; None if it has none.
+
+        Raises:
+            FedpeftError: what it declares cannot be imported.
+        """
+        if not self.neurons:
+            return None
+        try:
+            return imported(self.neurons)
+        except Exception as error:
+            raise FedpeftError(
+                f"the neurons of {self.label}, {self.neurons}, cannot be imported ({type(error).__name__}: {error}): "
+                f"correct or update the package that declares them.",
+                code="plugin-unusable",
+            ) from error
 
 
 def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = BOTTLENECK) -> TuningMethod:
@@ -77,9 +91,9 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
     )
 
 
-METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods")
+METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods", TuningMethod)
 
 
 def adapter_names() -> tuple[str, ...]:
     """Return the names of the methods that are adapters in PEFT's format."""
-    return tuple(name for name in METHODS.names() if METHODS.get(name).exports)
+    return tuple(name for name, method in METHODS.usable() if method.exports)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import importlib
-import logging
 from types import ModuleType
 from typing import TYPE_CHECKING
 
@@ -31,17 +30,14 @@ def register_all(peft: ModuleType) -> None:
         FedpeftError: the enum extension was not tested with this minor version of PEFT.
     """
     check_version(peft.__version__)
-    for name in METHODS.names():
+    for name, method in METHODS.usable():
         try:
-            method = METHODS.get(name)
             # each module calls register() in one of its last lines; importing is enough, and harmless if it is
             # only partly imported because it was the one that imported PEFT
             if method.peft_tuner:
                 importlib.import_module(method.home.partition(":")[0])
-        except Exception:  # a broken plugin must not break `import peft`
-            if not METHODS.is_plugin(name):
-                raise
-            logging.getLogger(__name__).exception("method %r of a plugin cannot be used", name)
+        except Exception as error:  # a broken plugin must not break `import peft`
+            METHODS.skip(name, error)
 
 
 def check_version(version: str) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from fedpeft.scheduling.front import Front
 
 Search = Callable[..., "Front"]  # (problem, rng, settings), the annotation of settings names their dataclass
-SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers")
+SOLVERS: Registry[Search] = Registry("solver", "fedpeft.solvers", Callable)
 register, names = SOLVERS.register, SOLVERS.names
 
 

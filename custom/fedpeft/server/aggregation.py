@@ -38,6 +38,8 @@ def aggregate(
         merged = secure_mean(replies, method, previous=previous or {})
         check_global(merged)
         return merged, {}
+    if method.aggregation == "pia":
+        method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
     averaged = replace(method.pia, server=False, aligned_at="server")
