@@ -200,5 +200,5 @@ def test_other_numbers_of_dialects_are_refused(dialects):
 
 
 def test_dialects_are_phantoms_alone():
-    with pytest.raises(DataError, match="only applies to dataset='phantom'"):
+    with pytest.raises(DataError, match="dialects=2 is not a setting of dataset='slake'"):
         DataSettings(dataset="slake", dialects=2)

@@ -22,19 +22,26 @@ class Pretrained:
     Args:
         build: from `BackboneSettings` to a module as `fedpeft.backbones.build` describes it.
         usual: its default weights, a folder of the package or a hub name.
+        tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
     build: Callable[[BackboneSettings], nn.Module]
     usual: str
+    tiny: bool = False
 
 
-BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones")
+BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
 register, names = BACKBONES.register, BACKBONES.names
 
 
 def usual_source(name: str) -> str:
     """Return the folder of the package, or the hub name, of a backbone's default weights."""
     return BACKBONES.get(name).usual
+
+
+def is_tiny(name: str) -> bool:
+    """Return whether a backbone is too small for figures of medical meaning."""
+    return BACKBONES.get(name).tiny
 
 
 @dataclass(frozen=True, kw_only=True)

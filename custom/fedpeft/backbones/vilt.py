@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -220,5 +221,5 @@ def _pretrained(usual: str, images: Callable[[int, int], SquareImages | Proporti
     return Pretrained(build=partial(build, usual=usual, images=images), usual=usual)
 
 
-TINY_VILT = _pretrained(str(TINY_FOLDER), lambda size, patch: SquareImages(size))
+TINY_VILT = replace(_pretrained(str(TINY_FOLDER), lambda size, patch: SquareImages(size)), tiny=True)
 VILT = _pretrained("dandelin/vilt-b32-mlm", ProportionalImages)

@@ -9,12 +9,10 @@ import torch
 from torch import nn
 
 from fedpeft.client.batches import Batch
-from fedpeft.importance import layer_budget, score
+from fedpeft.importance import layer_budget, method_settings, score
 from fedpeft.keys import layer_of, layers_of
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.states import State
-
-NEEDS_HISTORY = "fedselect"
 
 
 class Network(nn.Module):
@@ -46,12 +44,12 @@ def score_layers(
         batches: the samples to score on.
         settings: choose the score.
         seed: of random scores.
-        previous: the same tensors after the site's last training, for `fedselect`; None before the first one, when
-            that score is equal for all layers.
+        previous: the same tensors after the site's last training, for a score that needs them; None before the
+            first one, when that score is equal for all layers.
     """
     layers = _by_layer(parameters)
     extra = {}
-    if settings.score == NEEDS_HISTORY:
+    if getattr(method_settings(settings.score, settings.score_settings), "needs_previous", False):
         if previous is None:
             return [1 / len(layers)] * len(layers)
         # a state read from disk may have its keys in another order

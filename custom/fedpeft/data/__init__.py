@@ -3,8 +3,8 @@
 
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.errors import DataError
-from fedpeft.data.registry import is_procedural, load, names, register
-from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
+from fedpeft.data.registry import DataSet, is_procedural, load, names, register
+from fedpeft.data.schema import DataSettings, Example, SiteData
 
 __all__ = [
     "AnswerVocabulary",

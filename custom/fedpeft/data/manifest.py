@@ -19,7 +19,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
-from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData
 
 _KEYS = ("image", "question", "answer")
 _SPLITS = {"train": "train", "validation": "validation", "validate": "validation", "val": "validation", "test": "test"}

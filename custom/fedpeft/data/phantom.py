@@ -16,7 +16,8 @@ import numpy as np
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, Language, dialect
-from fedpeft.data.schema import DataSet, Example, SiteData
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import Example, SiteData
 
 if TYPE_CHECKING:
     from fedpeft.data.schema import DataSettings
@@ -187,4 +188,5 @@ def _examples(
     return tuple(examples)
 
 
-DATASET = DataSet(load=load, procedural=True)
+TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects"})
+DATASET = DataSet(load=load, procedural=True, takes=TAKES)

@@ -1,17 +1,35 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Data sets by name, and `load`, which reads one site's examples."""
+"""Data sets by name, what each declares, and `load`, which reads one site's examples."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpeft.data.errors import DataError
 from fedpeft.registry import Registry
 
 if TYPE_CHECKING:
-    from fedpeft.data.schema import DataSet, DataSettings, SiteData
+    from fedpeft.data.schema import DataSettings, SiteData
 
-DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets")
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DataSet:
+    """A data set as it is registered.
+
+    Args:
+        load: from `DataSettings` to one site's `SiteData`; image files are checked for existence, not decoded.
+        procedural: the data are computed, not measured; every table and picture of them says so.
+        takes: those of `train_size`, `validation_size`, `test_size` and `dialects` that it reads; others are refused.
+    """
+
+    load: Callable[[DataSettings], SiteData]
+    procedural: bool = False
+    takes: frozenset[str] = frozenset()
+
+
+DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)
 register, names = DATASETS.register, DATASETS.names
 
 

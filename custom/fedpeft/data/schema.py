@@ -3,13 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.registry import require_known
+from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.settings import one_of
 
 if TYPE_CHECKING:
@@ -171,35 +171,22 @@ class DataSettings:
                 continue
             if not _is_whole(value) or value < least:
                 raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.", setting=name)
-            if self.dataset != "phantom":
-                raise DataError(
-                    f"{name}={value} only applies to dataset='phantom'; remove it for {self.dataset!r}.", setting=name
-                )
+            self._check_taken(name)
 
     def _check_dialects(self) -> None:
         if not _is_whole(self.dialects) or not 0 <= self.dialects <= MOST_DIALECTS:
             raise DataError(
                 f"dialects={self.dialects!r} must be a whole number from 0 to {MOST_DIALECTS}.", setting="dialects"
             )
-        if self.dialects and self.dataset != "phantom":
+        if self.dialects:
+            self._check_taken("dialects")
+
+    def _check_taken(self, name: str) -> None:
+        if name not in DATASETS.get(self.dataset).takes:
             raise DataError(
-                f"dialects={self.dialects} only applies to dataset='phantom'; remove it for {self.dataset!r}.",
-                setting="dialects",
+                f"{name}={getattr(self, name)} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
 
 
 def _is_whole(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class DataSet:
-    """A data set as it is registered.
-
-    Args:
-        load: from `DataSettings` to one site's `SiteData`; image files are checked for existence, not decoded.
-        procedural: the data are computed, not measured; every table and picture of them says so.
-    """
-
-    load: Callable[[DataSettings], SiteData]
-    procedural: bool = False

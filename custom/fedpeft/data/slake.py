@@ -17,7 +17,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData
 
 FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
 _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")

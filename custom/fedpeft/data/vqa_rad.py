@@ -27,7 +27,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.schema import DataSet, DataSettings, Example, SiteData
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"

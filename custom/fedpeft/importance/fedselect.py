@@ -13,10 +13,10 @@ from torch import Tensor
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.saliency import over_layers
 from fedpeft.importance.scoring_task import ScoringTask
-from fedpeft.importance.settings import LayerMean
+from fedpeft.importance.settings import FedSelectSettings
 
 
-def fedselect(task: ScoringTask, settings: LayerMean) -> Tensor:
+def fedselect(task: ScoringTask, settings: FedSelectSettings) -> Tensor:
     """Return the mean change of every layer's parameters, (L,) float64; uses no data.
 
     Raises:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, one_of
@@ -28,6 +29,13 @@ class LayerMean(LayerSum):
     """The same for a score that is defined as a mean."""
 
     reduce: str = "mean"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FedSelectSettings(LayerMean):
+    """Settings of `fedselect`, which a site can compute once it has trained."""
+
+    needs_previous: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 import numpy as np
 
@@ -27,6 +28,8 @@ class ExactSettings:
         method: how the supported ones are computed, with the same result: ``paths``, or ``linear_program``
             (HiGHS), which is slower and serves as a check.
     """
+
+    unbounded: ClassVar[tuple[str, ...]] = ("full",)  # no job may set it
 
     full: bool = False
     method: str = "paths"

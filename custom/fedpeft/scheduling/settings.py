@@ -58,12 +58,13 @@ class ScheduleSettings:
         if self.solver in (ALL, OWN):
             no_settings(f"solver={self.solver!r}", self.solver_settings)
         else:
-            scheduling.solver_settings(self.solver, **self.solver_settings)
-            if self.solver_settings.get("full"):
-                raise FedpeftError(
-                    "solver_settings.full may take the server for ever: leave it out, or use fedpeft.scheduling in a "
-                    "program of your own."
-                )
+            own = scheduling.solver_settings(self.solver, **self.solver_settings)
+            for name in getattr(own, "unbounded", ()):
+                if getattr(own, name):
+                    raise FedpeftError(
+                        f"solver_settings.{name} may take the server for ever: leave it out, or use "
+                        f"fedpeft.scheduling in a program of your own."
+                    )
         importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
         for name in ("every", "score_samples"):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import fedpeft
+from fedpeft.backbones import is_tiny
 from fedpeft.data import is_procedural
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
@@ -50,7 +51,7 @@ class RunRecorder:
         self._history |= {
             "method": f"{method.label}, {', '.join(backbones)}",
             "procedural": procedural,
-            "tiny": "tiny-vilt" in backbones,
+            "tiny": any(map(is_tiny, backbones)),
             "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
             "settings": {"method": asdict(method), "training": asdict(training)},
         }
