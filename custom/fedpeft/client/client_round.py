@@ -59,7 +59,14 @@ def start(
     Returns:
         A function from the trained adapter to (upload, adapter that the site keeps).
     """
-    finish = _start(trainable, own, received, settings, share, samples)
+    trainable.set_companion(None)
+    if own is None or settings is None or not settings.client or share == 1:
+        trainable.load(received)
+        finish: Finish = _as_trained
+    else:
+        trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
+        share, integrated = _integrated(trainable, own, received, settings, share, samples)
+        finish = _combine(trainable, own, integrated, settings, share)
     if settings is None or not settings.aligns_before_upload:
         return finish
 
@@ -70,28 +77,18 @@ def start(
     return finish_aligned
 
 
-def _start(
-    trainable: Trainable,
-    own: State | None,
-    received: State,
-    settings: PIASettings | None,
-    share: float | None,
-    samples: Samples,
-) -> Finish:
-    """`start`, with the neurons of what is uploaded in the site's own order."""
-    if own is None or settings is None or not settings.client or share == 1:
-        trainable.load(received)
-        trainable.set_companion(None)
-        return lambda trained: (trained, trained)
-    trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
-    trainable.set_companion(None)
-    share, integrated = _integrated(trainable, own, received, settings, share, samples)
+def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:
+    """Load both adapters, merged or one beside the other; return the function that finishes the round."""
     if settings.integration == "merge" or share == 1:
         trainable.load(start_merged(own, integrated, share))
-        return lambda trained: (trained, trained)
+        return _as_trained
     trainable.load(own)
     trainable.set_companion(integrated, share)
     return lambda trained: finish_round(trained, integrated, settings, share)
+
+
+def _as_trained(trained: State) -> tuple[State, State]:
+    return trained, trained
 
 
 def _integrated(
