@@ -10,7 +10,8 @@ They are learners for `fedpeft.federate`, with `method.aggregation=fedavg`; head
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,24 @@ from fedpeft.seeds import derive
 from fedpeft.states import State
 
 ALA_RATE, ALA_SHARE, ALA_PASSES, ALA_SETTLED = 1.0, 0.8, 10, 0.01
+
+
+@contextmanager
+def held_near(learner: Learner, optimizer: torch.optim.Optimizer, anchor: State, strength: float) -> Iterator[None]:
+    """Add `strength (w - anchor)` to the gradient of every step in this block."""
+    parameters = learner.trainable.parameters()
+    pairs = [(parameters[key], tensor) for key, tensor in anchor.items() if key in parameters]
+
+    def pull(*_: Any) -> None:
+        for parameter, tensor in pairs:
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter.detach() - tensor.to(parameter), alpha=strength)
+
+    hook = optimizer.register_step_pre_hook(pull)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 class FedProx(Learner):
@@ -94,26 +113,6 @@ class FedALA(Learner):
         self._weights = weights
         self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
         return finish
-
-
-class held_near:
-    """While it lasts, every step's gradient has `strength (w - anchor)` added."""
-
-    def __init__(self, learner: Learner, optimizer: torch.optim.Optimizer, anchor: State, strength: float) -> None:
-        parameters = learner.trainable.parameters()
-        self._pairs = [(parameters[key], tensor) for key, tensor in anchor.items() if key in parameters]
-        self._optimizer, self._strength = optimizer, strength
-
-    def __enter__(self) -> None:
-        self._hook = self._optimizer.register_step_pre_hook(self._pull)
-
-    def __exit__(self, *_: Any) -> None:
-        self._hook.remove()
-
-    def _pull(self, *_: Any) -> None:
-        for parameter, tensor in self._pairs:
-            if parameter.grad is not None:
-                parameter.grad.add_(parameter.detach() - tensor.to(parameter), alpha=self._strength)
 
 
 PEERS: dict[str, Callable[..., Learner]] = {"fedprox": FedProx, "ditto": Ditto, "fedala": FedALA}

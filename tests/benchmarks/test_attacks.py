@@ -1,10 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Rows of benchmarks/attacks.py: what they print is what happened."""
 
-import importlib
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -14,15 +12,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.flare.messages import to_model
 from fedpeft.messages.types import METRICS, TrainOrder, TrainReply
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEY = "layer.0.output.down.bias"
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Function from a benchmark's file name to its module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 @pytest.fixture

@@ -1,22 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The parts of benchmarks/federation.py in their smallest setting."""
 
-import importlib
 import re
 import sys
-from pathlib import Path
 
 import pytest
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 PARTS = {"wire": "wire", "start": "process_start", "wall": "wall_time", "rounds": "rounds"}
-
-
-@pytest.fixture
-def benchmark(monkeypatch):
-    """Function from a benchmark's file name to its module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 @pytest.fixture

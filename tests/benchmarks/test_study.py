@@ -1,24 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The study's runs, and what the peers of FedPIA compute."""
 
-import importlib
 import math
-from pathlib import Path
 
 import pytest
 import torch
 
 from fedpeft.federate import federate
 
-BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 LIVELY = ("method.initialization=own", "training.learning_rate=0.1", "method.aggregation=fedavg")
-
-
-@pytest.fixture
-def module(monkeypatch):
-    """Function from a benchmark's file name to its module."""
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    return importlib.import_module
 
 
 def last(kind, sections, folder):
@@ -26,22 +16,24 @@ def last(kind, sections, folder):
     return list(federate(learners))[-1]
 
 
-def test_every_method_of_the_study_is_known(module):
-    study, learning = module("study"), module("learning")
+def test_every_method_of_the_study_is_known(benchmark):
+    study, learning = benchmark("study"), benchmark("learning")
     chosen = list(study.runs(study.SEEDS))
     assert {run.method for run in chosen} <= set(learning.KNOWN)
     assert len(chosen) == len(set(chosen))
 
 
-def test_an_interval_is_students(module):
-    mean, half = module("study").interval([1.0, 2.0, 3.0])
+def test_an_interval_is_students(benchmark):
+    mean, half = benchmark("study").interval([1.0, 2.0, 3.0])
     assert (mean, half) == (2.0, pytest.approx(4.303 / math.sqrt(3), rel=1e-3))
-    assert module("study").interval([1.0]) == (1.0, math.inf)
+    assert benchmark("study").interval([1.0]) == (1.0, math.inf)
 
 
 @pytest.mark.parametrize(("kind", "attribute"), [("FedProx", "strength"), ("Ditto", "strength")])
-def test_held_by_nothing_what_is_sent_is_fedavgs_to_the_bit(module, sections, tmp_path, monkeypatch, kind, attribute):
-    peers = module("peers")
+def test_held_by_nothing_what_is_sent_is_fedavgs_to_the_bit(
+    benchmark, sections, tmp_path, monkeypatch, kind, attribute
+):
+    peers = benchmark("peers")
     monkeypatch.setattr(getattr(peers, kind), attribute, 0.0)
     from fedpeft.client.learner import Learner
 
@@ -51,8 +43,8 @@ def test_held_by_nothing_what_is_sent_is_fedavgs_to_the_bit(module, sections, tm
     assert all(torch.equal(mine[key], theirs[key]) for key in theirs)
 
 
-def test_fedprox_stays_nearer_to_where_it_began(module, sections, tmp_path, monkeypatch):
-    peers = module("peers")
+def test_fedprox_stays_nearer_to_where_it_began(benchmark, sections, tmp_path, monkeypatch):
+    peers = benchmark("peers")
     distances = []
     for strength in (0.0, 10.0):
         monkeypatch.setattr(peers.FedProx, "strength", strength)
@@ -64,8 +56,8 @@ def test_fedprox_stays_nearer_to_where_it_began(module, sections, tmp_path, monk
     assert distances[1] < distances[0]
 
 
-def test_fedala_takes_shares_between_none_and_all(module, sections, tmp_path):
-    peers = module("peers")
+def test_fedala_takes_shares_between_none_and_all(benchmark, sections, tmp_path):
+    peers = benchmark("peers")
     chosen = sections(*LIVELY)
     learners = {
         site: peers.FedALA.from_sections(chosen, site=site, folder=tmp_path / site) for site in ("slake", "vqa-rad")
@@ -76,7 +68,7 @@ def test_fedala_takes_shares_between_none_and_all(module, sections, tmp_path):
     assert float(weights.max()) <= 1
 
 
-def test_ditto_measures_its_own_model(module, sections, tmp_path):
-    peers = module("peers")
+def test_ditto_measures_its_own_model(benchmark, sections, tmp_path):
+    peers = benchmark("peers")
     result = last(peers.Ditto, sections(*LIVELY), tmp_path)
     assert all(update.metrics["overall"] is not None for update in result.updates.values())
