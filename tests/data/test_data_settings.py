@@ -12,6 +12,7 @@ import pytest
 
 import fedpeft.data as data
 from fedpeft.data import DataError, DataSettings, Example, SiteData
+from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import build
 
@@ -57,6 +58,16 @@ def test_settings_come_from_json():
     settings = build(DataSettings, values, section="data")
     assert settings.root == Path("some/where")
     assert settings.exclude == ("synpic1",)
+
+
+@pytest.mark.parametrize("name", ["train_size", "validation_size", "test_size", "dialects"])
+@pytest.mark.parametrize("dataset", data.names())
+def test_a_data_set_takes_the_settings_that_it_declares(dataset, name):
+    if name in DATASETS.get(dataset).takes:
+        assert getattr(DataSettings(dataset=dataset, **{name: 3}), name) == 3
+    else:
+        with pytest.raises(DataError, match=f"{name}=3 is not a setting of dataset='{dataset}'; remove it"):
+            DataSettings(dataset=dataset, **{name: 3})
 
 
 def test_only_phantom_is_procedural():

@@ -2,9 +2,13 @@
 import json
 
 import pytest
+from harness import introduction
 
+from fedpeft.backbones import BACKBONES
 from fedpeft.messages.types import METRICS, TrainReply
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.run_recorder import RunRecorder
+from fedpeft.training_settings import TrainingSettings
 
 
 def reply(attempts=1):
@@ -32,3 +36,12 @@ def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, re
     assert {fault["round"] for fault in faults} <= {2}
     sites = json.loads((tmp_path / "history.json").read_text())["rounds"][1]["sites"]
     assert {site: entry["attempts"] for site, entry in sites.items()} == {s: r.attempts for s, r in accepted.items()}
+
+
+@pytest.mark.parametrize("backbone", BACKBONES.names())
+def test_the_history_says_whether_a_backbone_is_tiny(tmp_path, backbone):
+    record = RunRecorder(tmp_path, job="test")
+    record.begin(
+        MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north", backbone=backbone)}, problems={}
+    )
+    assert json.loads((tmp_path / "history.json").read_text())["tiny"] is BACKBONES.get(backbone).tiny

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A fork server: what it forks is what a fresh Python would be, and nothing of it outlives the run."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -123,3 +124,8 @@ assert not touched, touched
 assert threading.active_count() == 1
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)
+
+
+@pytest.mark.parametrize("name", IMPORTED)
+def test_what_is_imported_before_forking_exists(name):
+    importlib.import_module(name)  # the server itself leaves out what it cannot import
