@@ -53,7 +53,7 @@ def test_an_adapter_that_has_trained_does_not_leave_through_the_handshake(site):
     site.train()
     asked = site.message("hello", Hello(version="1", initial=True), introduction())
     assert asked.problem == BLOCKED
-    assert "since this site has trained" in site.problem
+    assert "this site has trained, so it depends" in site.problem
     assert site.message("hello", HELLO, introduction(schema=introduction().schema, state={})).problem != BLOCKED
 
 
@@ -93,7 +93,7 @@ TRAIN = [
     ("huge number in a metric", {"metrics": {**METRICS_OF, "loss": 10**400}}, "too large"),
     ("other round", {"round": 2}, "answered for round 2 in round 1"),
     ("other sample count", {"samples": 6}, "6 training samples"),
-    ("scores nobody asked for", {"scores": [0.1, 0.2]}, "2 layer scores, 0 were asked for"),
+    ("unexpected scores", {"scores": [0.1, 0.2]}, "2 layer scores, 0 were asked for"),
     ("endless seconds", {"seconds": float("inf")}, "seconds"),
     ("encoded seconds", {"seconds": 10**30}, "seconds"),
     ("text as seconds", {"seconds": SECRET}, "as seconds"),
@@ -104,7 +104,7 @@ TRAIN = [
     ("problem of a value", {"problem": CODE, "setting": SECRET, "samples": 0, "state": {}}, "with setting 'Jane"),
     ("setting alone", {"setting": "training.seed"}, "the problem ''"),
     ("problem and tensors", {"problem": CODE, "samples": 0, "metrics": dict.fromkeys(METRICS)}, "tensor 'layer.0"),
-    ("problem and metrics", {"problem": CODE, "samples": 0, "state": {}}, "metrics of a reply that tells"),
+    ("problem and metrics", {"problem": CODE, "samples": 0, "state": {}}, "metrics of a reply with a problem"),
 ]
 
 
@@ -159,7 +159,7 @@ HELLOS = [
     ("schema without tensors", {"state": {}, "schema": introduction().schema}, "lacks layer.0"),
     ("tensors without schema", {"schema": {}}, "unannounced keys layer.0"),
     ("problem in words", {"problem": SECRET}, "the problem 'Jane Doe"),
-    ("problem and facts", {"problem": CODE}, "of a reply that tells of a problem"),
+    ("problem and facts", {"problem": CODE}, "of a reply with a problem"),
 ]
 
 
@@ -306,4 +306,4 @@ def test_nor_one_that_scoring_has_loaded(site):
     site.message("score", score_order(), score_reply())
     asked = site.message("hello", Hello(version="1", initial=True), introduction())
     assert asked.problem == BLOCKED
-    assert "since this site has trained" in site.problem
+    assert "this site has trained, so it depends" in site.problem

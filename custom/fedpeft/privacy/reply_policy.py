@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What may leave a site: messages whose every field is known, asked for, and of the form it was announced in."""
+"""What may leave a site: messages whose every field is known and expected, in the form that was announced."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
         FedpeftError: with the first of them.
     """
     for name in sorted(map(str, set(names) - set(allowed))):
-        raise FedpeftError(f"{what} {name!r:.120}, which nobody asked for.")
+        raise FedpeftError(f"unexpected {what} {name!r:.120}.")
 
 
 def check_known(kind: type[Reply], names: Iterable[str]) -> None:
@@ -107,10 +107,10 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: 
 
     Args:
         reply: what the executor wants to send.
-        order: what the server asked for.
+        order: of the server.
         announced: what the site said of itself; None in round 0.
         site: its name, for errors.
-        trained: whether the site was told to train in this job before.
+        trained: whether the site has trained in this job before.
 
     Raises:
         FedpeftError: naming what is not allowed.
@@ -131,7 +131,7 @@ def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: 
 def _problem(reply: Reply, order: Order) -> Reply:
     if not is_known(reply.problem, reply.setting):
         raise FedpeftError(
-            f"the problem {reply.problem!r:.60} with setting {reply.setting!r:.60}, which are no declared ones."
+            f"the problem {reply.problem!r:.60} with setting {reply.setting!r:.60}, which are not declared."
         )
     sent = empty_reply(
         type(reply),
@@ -143,7 +143,7 @@ def _problem(reply: Reply, order: Order) -> Reply:
     expected = {**fields_of(sent), "seconds": getattr(reply, "seconds", None)}
     for name, value in fields_of(reply).items():
         if value != expected[name]:
-            raise FedpeftError(f"{name} of a reply that tells of a problem: it must be empty.")
+            raise FedpeftError(f"{name} of a reply with a problem: it must be empty.")
     only("tensor", getattr(reply, "state", {}), ())
     return sent
 
@@ -155,7 +155,7 @@ def _introduction(
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
     check_announcement(reply, site=site)
     if trained and reply.state:
-        raise FedpeftError("the adapter in an introduction: since this site has trained, it speaks of its data.")
+        raise FedpeftError("the adapter in an introduction: this site has trained, so it depends on its data.")
     if not trained:
         check_tensors(reply.state, site=site, schema=reply.schema, dtype=reply.dtype)
     own = (reply.schema, reply.dtype, reply.samples["train"])

@@ -92,7 +92,7 @@ def evaluate(task: Problem, masks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return importance and variance of assignments (P, N, L) bool: two arrays (P,).
 
     Variances are computed from whole numbers and importances in a fixed order of summation: an assignment gives the
-    same bits in any batch, and equal spreads compare as equal.
+    same bits in every batch, and equal spreads compare as equal.
     """
     layers = task.scores.shape[1]
     counts = masks.sum(axis=1)  # (P, L)

@@ -54,7 +54,7 @@ def agree(
     }
     if method.secure_sum:
         problems |= {
-            site: f"site {site} offers no key for the secure sum: install the same fedpeft version everywhere."
+            site: f"site {site} sent no key for the secure sum: install the same fedpeft version everywhere."
             for site, introduction in introductions.items()
             if not introduction.sum_key and site not in problems
         }
