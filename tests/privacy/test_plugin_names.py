@@ -1,13 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A plugin that a site has not listed is not imported for a job, and the answer does not tell that it is installed."""
 
+from dataclasses import replace
+
 import pytest
 
 from fedpeft import registry
+from fedpeft.backbones import BACKBONES
+from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
+from fedpeft.importance.registry import SCORES
+from fedpeft.methods import METHODS
 from fedpeft.privacy.plugin_names import check_plugins
-from fedpeft.privacy.site_policy import SCORE_METHODS, SOLVERS, SitePolicy
+from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.registry import Registry
+from fedpeft.scheduling.solvers import SOLVERS
 
 KINDS = {
     "method.name": ("METHODS", "methods"),
@@ -64,8 +71,22 @@ def test_the_data_of_other_sites_are_looked_at_too(monkeypatch):
             check_plugins(SitePolicy(), {"data": data})
 
 
-def test_the_scores_and_solvers_that_ship_are_allowed_by_default():
-    from fedpeft import importance, scheduling
+def test_what_ships_is_allowed_by_default_and_no_plugin(monkeypatch):
+    before = SitePolicy()
+    for kind in (METHODS, BACKBONES, DATASETS, SCORES, SOLVERS):
+        assert kind.own_names()
+        monkeypatch.setattr(kind, "_plugins", {"research": Point()})
+        assert "research" in kind.names()
+    assert SitePolicy() == before
+    assert before.score_methods == SCORES.own_names()
+    assert before.solvers == SOLVERS.own_names()
+    assert before.backbones == BACKBONES.own_names()
 
-    assert importance.names() == SCORE_METHODS
-    assert scheduling.names() == SOLVERS
+
+def test_a_new_name_of_the_package_is_allowed_without_a_second_line(monkeypatch):
+    monkeypatch.setattr(SCORES, "_own", {**SCORES._own, "new": "somewhere:new"})
+    assert SitePolicy().score_methods[-1] == "new"
+    sending = replace(METHODS.get("full"), label="all of it again")
+    monkeypatch.setattr(METHODS, "_own", {**METHODS._own, "new": METHODS.get("lora"), "all": sending})
+    assert "new" in SitePolicy().methods
+    assert "all" not in SitePolicy().methods

@@ -75,5 +75,6 @@ register(
         home="fedpeft.methods.full:TUNING",
         label="full fine-tuning",
         source="the upper bound of FedPIA",
+        sends_backbone=True,
     ),
 )

@@ -29,6 +29,7 @@ class TuningMethod:
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
+        sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
@@ -40,6 +41,7 @@ class TuningMethod:
     label: str
     source: str
     exchanges: bool = True
+    sends_backbone: bool = False
     neurons: str = ""
     activations: bool = False
     companion: bool = False

@@ -15,32 +15,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpeft.backbones import BACKBONES
+from fedpeft.data.registry import DATASETS
+from fedpeft.data.schema import SPLITS
 from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.importance.registry import SCORES
+from fedpeft.methods import METHODS
+from fedpeft.scheduling.solvers import SOLVERS
 from fedpeft.settings import at_least, build, one_of
 
 FILE = "fedpeft.json"
 WRITE = "python -m fedpeft.privacy.site_policy > local/fedpeft.json"
-SPLITS = ("published", "image_disjoint", "paper")
-DATASETS = ("phantom", "slake", "vqa_rad", "vqa_med_2019", "vqa_med_2020", "vqa_med_2021", "manifest")
 AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
-BACKBONES = ("tiny-vilt", "vilt")
-SCORE_METHODS = (
-    "lntk",
-    "lntk_squared",
-    "fd",
-    "last_k",
-    "magnitude",
-    "fishmask",
-    "gradflow",
-    "grasp",
-    "snip",
-    "rgn",
-    "synflow",
-    "fedselect",
-    "spt",
-)
-SOLVERS = ("nsga2", "mopso", "annealing", "ant_colony", "bee_colony", "exact")
-METHODS = ("houlsby", "pfeiffer", "parallel", "compacter", "lora", "classifier")
 LEAST_MEMBERS = 3
 LISTS = (
     "datasets",
@@ -53,6 +39,11 @@ LISTS = (
     "sources",
     "sum_with",
 )
+
+
+def usual_methods() -> tuple[str, ...]:
+    """Return the methods of the package that do not send the whole backbone."""
+    return tuple(name for name in METHODS.own_names() if not METHODS.get(name).sends_backbone)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +103,7 @@ class SitePolicy:
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
     """
 
-    datasets: tuple[str, ...] = DATASETS
+    datasets: tuple[str, ...] = field(default_factory=DATASETS.own_names)
     roots: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
@@ -138,17 +129,17 @@ class SitePolicy:
     most_learning_rate: float = 0.1
     most_weight_decay: float = 0.1
     most_samples: int = 10_000
-    methods: tuple[str, ...] = METHODS
+    methods: tuple[str, ...] = field(default_factory=usual_methods)
     most_trained_parameters: int = 20_000_000
     most_message_mb: float = 1024.0
     device: str = "auto"
     most_threads: int = 16
     most_workers: int = 8
     memory_gib: float = 0.0
-    backbones: tuple[str, ...] = BACKBONES
+    backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()
-    score_methods: tuple[str, ...] = SCORE_METHODS
-    solvers: tuple[str, ...] = SOLVERS
+    score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
+    solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
     most_score_rows: int = 4096
     scores: bool = True
     metrics: bool = True
