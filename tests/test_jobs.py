@@ -1,15 +1,21 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import json
+import re
+from copy import deepcopy
+from functools import reduce
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from fedpeft import adapters
+from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
-from fedpeft.jobs import compose, outdated, recipes, write_job
+from fedpeft.jobs import check, compose, outdated, recipes, write_job
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.setting_names import names
 from fedpeft.settings import build
 from fedpeft.workspace import COMPONENTS, resources, seed
 
@@ -101,6 +107,49 @@ def test_every_adapter_is_one_argument(job, name):
 def test_a_wrong_setting_is_told_before_anything_runs(override, told):
     with pytest.raises(FedpeftError, match=told):
         compose(CONFIGS, "fedpia_task1", [override])
+
+
+USER_ERRORS = [
+    ("data.sites=[1]", r"^data.sites is \[1\], it must be an object of settings\.$"),
+    ("data.sites={slake: 3}", r"^data.sites.slake is 3, it must be an object of settings\.$"),
+    (
+        "schedule.site_budgets={slake: x}",
+        "^schedule.site_budgets is .*, it must be an object of whole numbers: correct",
+    ),
+    ("schedule.budget_range=[a, b]", "^schedule.budget_range is .*, it must be a list of whole numbers: correct"),
+    ("method.pia=3", "^method.pia is 3, it must be an object of settings: correct"),
+    ("method.settings={houlsby: {widht: 3}}", "adapter 'houlsby' has no setting 'widht': it has"),
+    ("method.site_settings={slake: {layer_widths: 3}}", "layer_widths=3 must map layers to widths"),
+    ("method.settings={full: {a: 1}}", "full has no setting 'a'"),
+    ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
+    ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), USER_ERRORS, ids=[row[0] for row in USER_ERRORS])
+def test_a_wrong_type_is_one_sentence_and_a_failure(override, sentence, capsys, tmp_path):
+    command = ["jobs", "fedpia_task1", "--configs", str(CONFIGS), "--out", str(tmp_path), "--set", override]
+    assert main(command) == 1
+    assert re.search(sentence, capsys.readouterr().err.removeprefix("fedpeft: ").strip())
+
+
+WRONG_TYPES = [None, True, -1, 1.5, "x", [], [1], [[1]], ["slake", 1], {}, {"slake": 3}, {"slake": "x"}]
+WRONG_TYPES += [{"slake": None}, {"slake": [1]}, {"houlsby": {"widht": 3}}, {"houlsby": {"layers": 3}}, 10**30]
+
+
+@pytest.mark.parametrize("setting", sorted(names()))
+def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
+    composed = {job: compose(CONFIGS, job) for job in ("fedpia_task1", "f3ocus_task1")}
+    *path, last = setting.split(".")
+    for job, value in product(composed, WRONG_TYPES):
+        sections = deepcopy(composed[job])
+        section = reduce(lambda inner, name: inner.setdefault(name, {}), path, sections)
+        section[last] = value
+        try:
+            check(sections)
+        except FedpeftError as error:
+            assert str(error).endswith("."), error
+            assert not re.search("not supported|has no attribute|unhashable|collections|<class", str(error)), error
 
 
 def test_an_unknown_job_is_told():

@@ -43,6 +43,8 @@ class FederationSettings:
     resume_from: str = ""
 
     def __post_init__(self) -> None:
+        if not all(isinstance(site, str) and site for site in self.sites):
+            raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
         if not self.sites or len(set(self.sites)) != len(self.sites):
             raise FedpeftError(f"sites is {list(self.sites)}, it must name at least one site, each once.")
         at_least("quorum", self.quorum, 0)
@@ -74,9 +76,19 @@ def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
 
 
 def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
-    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name."""
+    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name.
+
+    Raises:
+        FedpeftError: the section, `sites` or what it has for the site is not an object.
+    """
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
-    common = dict(section)
-    own = common.pop("sites", {}).get(site, {})
-    return {"site": site, **common, **own}
+    common = _object("data", section, setting="data")
+    of_sites = _object("data.sites", common.pop("sites", {}), setting="data.sites")
+    return {"site": site, **common, **_object(f"data.sites.{site}", of_sites.get(site, {}), setting="data.sites")}
+
+
+def _object(name: str, value: Any, *, setting: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise FedpeftError(f"{name} is {value!r:.200}, it must be an object of settings.", setting=setting)
+    return dict(value)

@@ -104,6 +104,7 @@ def check(sections: Mapping[str, Any]) -> None:
     check_secure_sum(method, schedule, federation)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
+    method.check_settings()
     for site in federation.sites:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
     data_sites = sections["data"].get("sites", {})

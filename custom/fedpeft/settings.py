@@ -9,6 +9,8 @@ import types
 import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from fedpeft.errors import FedpeftError
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
+WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
 def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
@@ -51,10 +54,8 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
         if value is None:
             raise _undefined(where, source)
         if not fits(value, hints[name]):
-            expected = getattr(hints[name], "__name__", str(hints[name]).replace("typing.", ""))
             raise FedpeftError(
-                f"{where} is {value!r}, which is not of type {expected}: correct {source}.",
-                setting=where,
+                f"{where} is {value!r:.200}, it must be {expected(hints[name])}: correct {source}.", setting=where
             )
     try:
         return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
@@ -65,9 +66,10 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
         raise type(error)(f"{section}: {error}", setting=where) from error
     except TypeError as error:
         missing = [n for n, f in fields.items() if n not in values and _required(f)]
+        if not missing:  # a value of a type that the class's own checks did not expect
+            raise FedpeftError(f"{section} has a wrong value ({error}): correct {source}.", setting=section) from error
         raise FedpeftError(
-            f"{section} lacks {', '.join(missing) or error}: add it to {source}.",
-            setting=f"{section}.{missing[0]}" if missing else section,
+            f"{section} lacks {', '.join(missing)}: add it to {source}.", setting=f"{section}.{missing[0]}"
         ) from error
 
 
@@ -98,7 +100,9 @@ def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
 
 
 def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
-    """Refuse a number below `minimum` (or equal to it, if `exclusive`) and NaN."""
+    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise FedpeftError(f"{name} is {value!r:.200}, it must be a number.", setting=name)
     if not (value > minimum if exclusive else value >= minimum):
         raise FedpeftError(
             f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
@@ -132,6 +136,24 @@ def _as_declared(value: Any, hint: Any) -> Any:
     return float(value) if hint is float else value
 
 
+def expected(hint: Any) -> str:
+    """Return in words what a setting of a declared type must be; None is left out, as no job may write it."""
+    words = (_in_words(part) for part in _alternatives(hint) if part is not types.NoneType)
+    return " or ".join(dict.fromkeys(words))
+
+
+def _in_words(hint: Any) -> str:
+    kind = typing.get_origin(hint) or hint
+    items = [part for part in typing.get_args(hint) if part is not Ellipsis]
+    if dataclasses.is_dataclass(kind) or (kind is Mapping and items[-1:] in ([], [typing.Any])):
+        return "an object of settings"
+    if kind is Mapping:
+        return f"an object of {expected(items[-1]).removeprefix('a ')}s"
+    if kind is tuple:
+        return f"a list of {expected(items[0]).removeprefix('a ')}s" if items else "a list"
+    return WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
 def _origin_is(hint: Any, kind: type) -> bool:
     return any(part is kind or typing.get_origin(part) is kind for part in _alternatives(hint))
 
@@ -143,7 +165,10 @@ def _alternatives(hint: Any) -> tuple[Any, ...]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a JSON value has a declared type; an int passes as float, a list as tuple, a bool as neither."""
+    """Return whether a JSON value has a declared type, its items too.
+
+    An int passes as float, a list as tuple, a bool as no number.
+    """
     for part in _alternatives(hint):
         kind = typing.get_origin(part) or part
         if kind is typing.Any or kind is typing.Literal:
@@ -153,9 +178,11 @@ def fits(value: Any, hint: Any) -> bool:
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return True
         if kind is tuple and isinstance(value, (list, tuple)):
-            return True
-        if isinstance(kind, type) and kind not in (float, int) and isinstance(value, kind):
-            return True
+            items = typing.get_args(part)[:1]
+            return not items or all(fits(item, items[0]) for item in value)
         if kind is Mapping and isinstance(value, Mapping):
+            items = typing.get_args(part)[1:]
+            return not items or all(fits(item, items[0]) for item in value.values())
+        if isinstance(kind, type) and kind not in (float, int) and isinstance(value, kind):
             return True
     return False

@@ -53,7 +53,7 @@ def test_the_command_prints_the_file(capsys):
         (["noise=2"], "privacy lacks clip"),
         (["clip=1", "nois=2"], "did you mean 'noise'"),
         (["clip=1", "noise"], "not of the form name=value"),
-        (["clip=1", "noise=x"], "not of type float"),
+        (["clip=1", "noise=x"], "noise is 'x', it must be a number"),
         (["clip=nan", "noise=1"], "clip is nan"),
     ],
 )

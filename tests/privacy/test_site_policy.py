@@ -53,7 +53,7 @@ WRONG = [
     ({"leest_answers": 3}, "did you mean 'least_answers'"),
     ({"least_answers": 0}, "least_answers is 0"),
     ({"least_answers": None}, "least_answers is None: give it a value in"),
-    ({"least_answers": "two"}, "not of type int: correct"),
+    ({"least_answers": "two"}, "it must be a whole number: correct"),
     ({"most_rounds": 0}, "most_rounds is 0"),
     ({"most_weight_decay": -1}, "most_weight_decay is -1"),
     ({"kept_gib": float("nan")}, "kept_gib is nan"),

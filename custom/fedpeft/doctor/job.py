@@ -47,7 +47,9 @@ class Job:
     @property
     def sites(self) -> tuple[str, ...]:
         """The sites that take part."""
-        return tuple((self.server.get("federation") or {}).get("sites", ()))
+        federation = self.server.get("federation")
+        sites = federation.get("sites") if isinstance(federation, Mapping) else None
+        return tuple(site for site in sites if isinstance(site, str)) if isinstance(sites, list | tuple) else ()
 
 
 def read_job(folder: Path, *, classes: Sequence[str] = ()) -> Job:

@@ -26,9 +26,13 @@ class HeadOnly(Trainable):
 class ClassifierTuning(Tuning):
     """The tuning method `classifier`."""
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse any settings."""
+        no_settings("classifier", settings)
+
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone."""
-        no_settings("classifier", settings)
+        self.check(settings)
         backbone.requires_grad_(False)
         return HeadOnly()
 

@@ -32,9 +32,13 @@ class WholeBackbone(Trainable):
 class FullTuning(Tuning):
     """The tuning method `full`."""
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse any settings."""
+        no_settings("full", settings)
+
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Return all parameters of the backbone as trainable."""
-        no_settings("full", settings)
+        self.check(settings)
         return WholeBackbone(backbone.model)
 
 

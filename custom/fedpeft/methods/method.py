@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.setting_limits import BOTTLENECK, Limits
+from fedpeft.methods.setting_limits import BOTTLENECK, Limits, refused_settings
 from fedpeft.registry import Registry, imported
 
 if TYPE_CHECKING:
@@ -54,6 +55,15 @@ class TuningMethod:
     def tuning(self) -> Tuning:
         """Import and return its code; this imports torch and, for most methods, PEFT."""
         return imported(self.home)
+
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings of a job; the code is imported only where they are not within `limits`.
+
+        Raises:
+            FedpeftError: a setting is unknown, or its value is not allowed.
+        """
+        if any(refused_settings(settings, self.limits)) and (check := getattr(self.tuning(), "check", None)):
+            check(settings)
 
     def neuron_layout(self) -> Neurons | None:
         """Return where its hidden neurons lie; None if it has none.

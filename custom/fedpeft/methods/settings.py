@@ -11,7 +11,7 @@ from fedpeft import methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, nested, one_of
+from fedpeft.settings import about, at_least, nested, one_of
 
 AGGREGATIONS = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
 
@@ -133,6 +133,16 @@ class MethodSettings:
             )
         if not self.method.unequal_widths:
             raise FedpeftError(f"unequal widths (site_settings) are not supported for name={self.name!r}.")
+
+    def check_settings(self) -> None:
+        """Check the methods' own settings before any site does.
+
+        Raises:
+            FedpeftError: a setting is unknown, or its value is not allowed.
+        """
+        for name, settings in (*self.settings.items(), *((self.name, own) for own in self.site_settings.values())):
+            with about("settings"):
+                methods.get(name).check_settings(settings)
 
     def settings_of(self, site: str) -> dict[str, Any]:
         """Return the settings of the method at one site: the common ones, replaced by its own."""

@@ -63,6 +63,10 @@ class SlotTuning(Tuning, ABC):
         except ValueError as error:  # of PEFT's own checks
             raise FedpeftError(f"adapter {self.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings of a job without a model; see `config`."""
+        self.config(settings)
+
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with the method's defaults, in PEFT's form."""
         return dict(settings)

@@ -72,7 +72,9 @@ class ScheduleSettings:
         for name in ("budget", "weight_importance", "weight_diversity", "clients_per_round"):
             at_least(name, getattr(self, name), 0)
         if self.budget_range and not (
-            len(self.budget_range) == 2 and 0 <= self.budget_range[0] <= self.budget_range[1]
+            len(self.budget_range) == 2
+            and all(isinstance(budget, int) for budget in self.budget_range)
+            and 0 <= self.budget_range[0] <= self.budget_range[1]
         ):
             raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
         for site, budget in self.site_budgets.items():
