@@ -114,7 +114,7 @@ USER_ERRORS = [
     ("data.sites={slake: 3}", r"^data.sites.slake is 3, it must be an object of settings\.$"),
     (
         "schedule.site_budgets={slake: x}",
-        "^schedule.site_budgets is .*, it must be an object of whole numbers: correct",
+        "^schedule.site_budgets is .*, it must be an object of whole numbers: ",
     ),
     ("schedule.budget_range=[a, b]", "^schedule.budget_range is .*, it must be a list of whole numbers: correct"),
     ("method.pia=3", "^method.pia is 3, it must be an object of settings: correct"),
@@ -145,11 +145,17 @@ def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
         sections = deepcopy(composed[job])
         section = reduce(lambda inner, name: inner.setdefault(name, {}), path, sections)
         section[last] = value
-        try:
-            check(sections)
-        except FedpeftError as error:
-            assert str(error).endswith("."), error
-            assert not re.search("not supported|has no attribute|unhashable|collections|<class", str(error)), error
+        sentence = _refusal(sections)
+        assert sentence.endswith(".") or not sentence
+        assert not re.search("not supported|has no attribute|unhashable|collections|<class", sentence)
+
+
+def _refusal(sections):
+    try:
+        check(sections)
+    except FedpeftError as error:
+        return str(error)
+    return ""
 
 
 def test_an_unknown_job_is_told():
