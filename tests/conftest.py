@@ -18,6 +18,7 @@ OWN_PROCESSES = ("test_page.py", "test_scripts.py", "test_secure_sum_kits.py")
 # those that kill processes of a running federation, which is another one where several processes run tests
 KILLING = ("test_kills.py", "test_returning.py")
 
+METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "compacter")
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
 
 
@@ -50,6 +51,12 @@ class SharedProcesses(LoadScopeScheduling):
 def pytest_xdist_make_scheduler(config, log):
     """How tests are spread over the processes of pytest-xdist."""
     return SharedProcesses(config, log)
+
+
+@pytest.fixture(params=METHODS)
+def kind(request) -> str:
+    """Each method with neurons that can be aligned."""
+    return request.param
 
 
 @pytest.fixture(scope="session")

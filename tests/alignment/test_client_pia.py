@@ -6,7 +6,6 @@ import json
 import pytest
 import torch
 from samples import (
-    KINDS,
     PLACES,
     D,
     at,
@@ -33,7 +32,6 @@ def activations(kind, *states, inputs=INPUTS):
     return tuple({place: hidden(kind, at(s, place), inputs) for place in PLACES} for s in states)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("support", ["samples", "mean", "weights"])
 def test_a_shuffled_copy_of_the_own_adapter_comes_back_bit_for_bit(kind, support):
     own = state(kind, generator(1))
@@ -44,7 +42,6 @@ def test_a_shuffled_copy_of_the_own_adapter_comes_back_bit_for_bit(kind, support
     assert json.loads(json.dumps(report)) == report
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("support", ["samples", "mean", "weights"])
 def test_alignment_leaves_the_global_function_unchanged(kind, support):
     received, own = state(kind, generator(3)), state(kind, generator(4))
@@ -86,7 +83,6 @@ def test_all_samples_tell_neurons_apart_that_their_means_confuse():
     assert not same_bytes(by_mean, own)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("support", ["samples", "mean", "weights"])
 @pytest.mark.parametrize("widths", [(16, 8), (8, 16)])
 def test_the_aligned_adapter_has_the_sites_width(kind, support, widths):
@@ -107,7 +103,6 @@ def test_layers_that_the_site_does_not_have_stay_as_received(kind):
     assert all(torch.equal(aligned[key], received[key]) for key in received if key.startswith("layer.0"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_outputs_are_matched_by_what_they_put_out(kind):
     received, own = state(kind, generator(13)), state(kind, generator(14))
     seen = activations(kind, received, own)
@@ -134,7 +129,6 @@ def test_a_permutation_of_the_outputs_is_undone_when_outputs_are_matched():
     assert same_bytes(aligned, own)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_merging_is_the_mean_of_the_aligned_weights(kind):
     own = state(kind, generator(17))
     received = shuffled_state(kind, noisy(own, generator(18)), generator(19))

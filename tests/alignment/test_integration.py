@@ -7,7 +7,6 @@ import math
 import pytest
 import torch
 from samples import (
-    KINDS,
     PLACES,
     adapter,
     at,
@@ -42,7 +41,6 @@ def frobenius(state, other, place):
     return math.sqrt(sum(float((state[key].double() - other[key].double()).square().sum()) for key in names))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 1, 1], [5, 1, 2], [1, 1, 1, 1], [9, 4, 4, 2, 7, 7]])
 @pytest.mark.parametrize("reference", ["fedavg", "largest"])
 def test_shuffled_copies_integrate_back_to_the_function(kind, counts, reference):
@@ -66,7 +64,6 @@ def test_shuffled_copies_integrate_back_at_the_size_of_vilt():
     torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("weighting", "normalize"), [("samples", True), ("uniform", True), ("uniform", False)])
 def test_gamma_zero_and_identity_plans_are_fedavg_bit_for_bit(kind, weighting, normalize):
     counts = [1234, 77, 403]
@@ -75,7 +72,6 @@ def test_gamma_zero_and_identity_plans_are_fedavg_bit_for_bit(kind, weighting, n
     assert same_bytes(pia, fedavg)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_without_server_pia_it_is_plain_fedavg(kind):
     states = sites(kind)
     merged, report = integrate(states, COUNTS, PIASettings(server=False, gamma=5.0, normalize=False))
@@ -153,7 +149,6 @@ def test_two_equal_sites_in_unrelated_orders_meet_in_the_order_of_the_largest_on
     assert blurred["sites"]["states[1]"]["moved"] < met["sites"]["states[1]"]["moved"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_each_layer_is_averaged_over_the_sites_that_have_it(kind):
     first, second, _ = sites(kind)
     previous = state(kind, generator(5))
@@ -179,7 +174,6 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(kind):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
 @pytest.mark.parametrize("reference", ["fedavg", "largest"])
 @pytest.mark.parametrize(("previous", "width"), [(None, 24), (8, 8), (16, 16), (32, 32)])
@@ -208,7 +202,6 @@ def test_a_site_with_every_neuron_twice_integrates_to_the_same_function():
     assert largest_difference("houlsby", as_wide, original, ("layer.0.output",)) <= 1e-5
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("settings", [{}, {"output_axis": "matched"}, {"solver": "sinkhorn"}, {"reference": "largest"}])
 def test_the_same_input_gives_the_same_bytes(kind, settings):
     runs = [integrate(sites(kind), COUNTS, PIASettings(**settings)) for _ in range(2)]
@@ -260,7 +253,6 @@ def test_the_report_is_json_and_says_what_moved():
         assert sum(row["weight"] for row in figures.values()) == pytest.approx(1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_barycenter_of_single_adapters_is_integrate_of_their_states(kind):
     states = sites(kind)
     place = PLACES[0]

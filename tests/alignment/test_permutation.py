@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from samples import KINDS, PLACES, D, adapter, generator, hidden, largest_difference, output, phm, shuffled, state
+from samples import PLACES, D, adapter, generator, hidden, largest_difference, output, phm, shuffled, state
 
 from fedpeft.alignment import PIASettings, materialize
 from fedpeft.alignment.neurons import Neurons, neurons_of, register
@@ -33,7 +33,6 @@ def with_duplicates(tensors):
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_alignment_leaves_the_function_unchanged(kind):
     client, reference = adapter(kind, generator(2)), adapter(kind, generator(3))
     aligned, figures = align(kind, client, reference)
@@ -42,7 +41,6 @@ def test_alignment_leaves_the_function_unchanged(kind):
     assert figures.after < figures.before
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_a_shuffled_copy_comes_back_bit_for_bit(kind):
     client = adapter(kind, generator(4))
     aligned, figures = align(kind, shuffled(kind, client, generator(5)), client)
@@ -50,7 +48,6 @@ def test_a_shuffled_copy_comes_back_bit_for_bit(kind):
     assert figures.after == pytest.approx(0, abs=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
 def test_alignment_keeps_the_dtype(kind, dtype):
     client, reference = (
@@ -60,7 +57,6 @@ def test_alignment_keeps_the_dtype(kind, dtype):
     assert {tensor.dtype for tensor in aligned.values()} == {dtype}
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("widths", [(8, 16), (16, 8), (8, 12), (12, 8)])
 def test_unequal_widths_take_the_width_of_the_reference(kind, widths):
     client, reference = adapter(kind, generator(8), widths[0]), adapter(kind, generator(9), widths[1])
@@ -91,7 +87,6 @@ def test_the_papers_form_counts_a_split_neuron_twice():
     torch.testing.assert_close(output("houlsby", halved, INPUTS) - bias, effect / 2, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_both_masses_are_one_for_equal_widths(kind):
     client, reference = adapter(kind, generator(12)), adapter(kind, generator(13))
     preserved, _ = align(kind, client, reference, mass="preserved")
@@ -125,7 +120,6 @@ def test_sinkhorn_blurs_neurons_but_keeps_their_total_effect(kind):
     torch.testing.assert_close(blurred[outgoing].sum(axis), client[outgoing].sum(axis), rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_matched_outputs_are_permuted_and_change_the_function(kind):
     client, reference = adapter(kind, generator(18)), adapter(kind, generator(19))
     fixed, _ = align(kind, client, reference)

@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from samples import KINDS, PLACES, generator, noisy, state
+from samples import PLACES, generator, noisy, state
 from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
@@ -100,7 +100,6 @@ def distance(a, b):
 
 
 @pytest.mark.parametrize("attack", ATTACKS)
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("rule", ROBUST)
 def test_with_a_robust_average_pia_and_fedavg_stay_near_the_honest_sites(rule, aligned, kind, attack):

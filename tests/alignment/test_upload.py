@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from samples import KINDS, PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
+from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
 from fedpeft.alignment import PIASettings, align_upload, integrate
 from fedpeft.errors import FedpeftError
@@ -12,7 +12,6 @@ ANCHORED = PIASettings(aligned_at="site")
 COUNTS = [10, 30, 20]
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_order_of_a_sites_neurons_does_not_change_what_it_sends(kind):
     received = state(kind, generator(1))
     trained = noisy(received, generator(2), scale=0.1)
@@ -22,7 +21,6 @@ def test_the_order_of_a_sites_neurons_does_not_change_what_it_sends(kind):
         assert same_bytes(align_upload(reordered, received, ANCHORED), align_upload(trained, received, ANCHORED))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_shuffled_copies_of_the_global_adapter_come_back_from_the_server(kind):
     received = state(kind, generator(5))
     sent = [align_upload(shuffled_state(kind, received, generator(k)), received, ANCHORED) for k in range(3)]
@@ -30,7 +28,6 @@ def test_shuffled_copies_of_the_global_adapter_come_back_from_the_server(kind):
     assert all(torch.allclose(merged[key], received[key], rtol=0, atol=1e-6) for key in received)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 def test_with_identical_orders_it_is_fedavg_to_the_bit(kind):
     received = state(kind, generator(6))
     trained = [noisy(received, generator(k), scale=0.001) for k in range(7, 10)]
@@ -41,7 +38,6 @@ def test_with_identical_orders_it_is_fedavg_to_the_bit(kind):
     assert same_bytes(merged, average)
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_moves_neurons_and_keeps_the_function_and_the_dtype(kind, dtype):
     received = state(kind, generator(11))

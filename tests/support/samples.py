@@ -11,7 +11,6 @@ from torch.nn import functional
 
 Tensors = dict[str, Tensor]
 PLACES = ("layer.0.attention", "layer.0.output", "layer.1.output")
-KINDS = ("houlsby", "pfeiffer", "parallel", "lora", "compacter")
 D, BLOCKS, RANK = 32, 4, 2
 
 
