@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The server's round: what it must leave unchanged, what it must equal, and what the settings do to it."""
 
+import itertools
 import json
 import math
 
@@ -22,6 +23,7 @@ from fedpeft.alignment import Bottleneck, PIASettings, barycenter, integrate
 
 IDENTITY = {"solver": "identity", "gamma": 0.0}
 COUNTS = [120, 7, 40]
+REFERENCES = ("fedavg", "largest", "fixed_point")
 
 
 def sites(kind, number=3, seed=0, width=16):
@@ -42,7 +44,7 @@ def frobenius(state, other, place):
 
 
 @pytest.mark.parametrize("counts", [[1, 1], [3, 1], [1, 1, 1], [5, 1, 2], [1, 1, 1, 1], [9, 4, 4, 2, 7, 7]])
-@pytest.mark.parametrize("reference", ["fedavg", "largest"])
+@pytest.mark.parametrize("reference", REFERENCES)
 def test_shuffled_copies_integrate_back_to_the_function(kind, counts, reference):
     original = state(kind, generator(1))
     copies = [shuffled_state(kind, original, generator(10 + k)) for k in range(len(counts))]
@@ -174,8 +176,10 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(kind):
     }
 
 
-@pytest.mark.parametrize("solver", ["exact", "sinkhorn"])
-@pytest.mark.parametrize("reference", ["fedavg", "largest"])
+@pytest.mark.parametrize(
+    ("solver", "reference"),
+    [*itertools.product(("exact", "sinkhorn"), ("fedavg", "largest")), ("exact", "fixed_point")],
+)
 @pytest.mark.parametrize(("previous", "width"), [(None, 24), (8, 8), (16, 16), (32, 32)])
 def test_sites_of_any_width_meet_at_the_width_of_the_global_adapter(kind, solver, reference, previous, width):
     states = [state(kind, generator(k), w) for k, w in enumerate((8, 24, 16))]
@@ -202,7 +206,17 @@ def test_a_site_with_every_neuron_twice_integrates_to_the_same_function():
     assert largest_difference("houlsby", as_wide, original, ("layer.0.output",)) <= 1e-5
 
 
-@pytest.mark.parametrize("settings", [{}, {"output_axis": "matched"}, {"solver": "sinkhorn"}, {"reference": "largest"}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"output_axis": "matched"},
+        {"solver": "sinkhorn"},
+        {"reference": "largest"},
+        {"reference": "fixed_point"},
+        {"margin": 0.1},
+    ],
+)
 def test_the_same_input_gives_the_same_bytes(kind, settings):
     runs = [integrate(sites(kind), COUNTS, PIASettings(**settings)) for _ in range(2)]
     assert same_bytes(runs[0][0], runs[1][0])
@@ -237,7 +251,7 @@ def test_tensors_without_neurons_are_averaged_as_they_stand():
     merged, report = integrate(states, [3, 1], PIASettings(gamma=2.0))
     assert torch.equal(merged["shared.prompt"], torch.full((5, 8), 1.5))
     assert torch.equal(merged["layer.3.norm.weight"], torch.full((8,), 1.5))
-    assert report == {"transport": {}, "sites": {}, "places": {}}
+    assert report == {"transport": {}, "decisions": {}, "sites": {}, "places": {}}
 
 
 def test_the_report_is_json_and_says_what_moved():

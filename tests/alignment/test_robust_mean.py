@@ -128,10 +128,11 @@ def test_layers_that_some_sites_send_are_averaged_over_those():
     assert all(torch.equal(merged[key], previous[key] + (key in layer)) for key in previous)
 
 
-def test_the_largest_site_cannot_be_the_reference_of_a_robust_average():
+@pytest.mark.parametrize("reference", ["largest", "fixed_point"])
+def test_a_robust_average_takes_no_reference_that_one_site_can_lead(reference):
     states = [state("houlsby", generator(seed)) for seed in range(3)]
-    with pytest.raises(FedpeftError, match="reference='largest' follows one site"):
-        integrate(states, [1, 1, 1], PIASettings(reference="largest"), robust=RobustSettings(average="median"))
+    with pytest.raises(FedpeftError, match=f"reference='{reference}' can follow one site"):
+        integrate(states, [1, 1, 1], PIASettings(reference=reference), robust=RobustSettings(average="median"))
 
 
 @pytest.mark.parametrize(

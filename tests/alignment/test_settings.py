@@ -25,12 +25,26 @@ from fedpeft.settings import build
         ("gamma", "0.1", "at least 0"),
         ("gamma", True, "at least 0"),
         ("regularization", 0, "above 0"),
+        ("reference", "barycenter", "fedavg, largest, fixed_point"),
+        ("passes", 0, "whole number from 1 to 100"),
+        ("passes", 101, "whole number from 1 to 100"),
+        ("passes", 2.5, "whole number from 1 to 100"),
+        ("passes", True, "at least 0"),
+        ("margin", 1.0, "below 1"),
+        ("margin", float("inf"), "at least 0"),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(name, value, allowed):
     with pytest.raises(FedpeftError, match=f"{name} is .*{allowed}") as caught:
         PIASettings(**{name: value})
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize("plans", [{"solver": "sinkhorn"}, {"output_axis": "matched"}])
+def test_plans_without_one_order_of_hidden_neurons_have_no_fixed_point(plans):
+    with pytest.raises(FedpeftError, match="reference='fixed_point' .*: .*" + next(iter(plans))) as caught:
+        PIASettings(reference="fixed_point", **plans)
+    assert caught.value.setting == "reference"
 
 
 def test_a_flare_variable_that_became_none_is_refused():

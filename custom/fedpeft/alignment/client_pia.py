@@ -91,7 +91,7 @@ def align_upload(
     Args:
         trained: the adapter to be sent; may lack whole places.
         received: the global adapter that the round started from, of the same width.
-        settings: `solver`, `regularization` and `output_axis` are used.
+        settings: `solver`, `regularization`, `output_axis` and `margin` are used.
         site: name for errors.
 
     Raises:
@@ -112,7 +112,7 @@ def align_upload(
                 f"{owner} has {width} neurons in {place}, the global adapter {expected}: aligned_at='site' needs one "
                 f"width everywhere, use aligned_at='server'."
             )
-    return _align(trained, received, by_place(trained), settings)[0]
+    return _align(trained, received, by_place(trained), settings, margin=settings.margin)[0]
 
 
 @torch.no_grad()
@@ -153,6 +153,7 @@ def _align(
     where: Mapping[str, Mapping[str, str]],
     settings: PIASettings,
     supports: Supports | None = None,
+    margin: float = 0.0,
 ) -> tuple[dict[str, Tensor], dict[str, Figures]]:
     """Return one adapter with its neurons in the order of another's, and the figures of the alignment by place.
 
@@ -162,6 +163,7 @@ def _align(
         where: the places to align, place -> tensor name -> key; the others are unchanged.
         settings: as in `align_adapter`.
         supports: from a place, both adapters and their neurons to the neurons' supports; None: weights.
+        margin: as in `align_adapter`.
     """
     aligned, figures = copied(moving), {}
     for place, names in where.items():
@@ -170,7 +172,7 @@ def _align(
             continue
         pair = neurons.gather(moving, names), neurons.gather(fixed, names)
         pair_supports = supports(place, pair, neurons) if supports else None
-        moved = align_adapter(*pair, neurons, settings, activations=pair_supports)
+        moved = align_adapter(*pair, neurons, settings, activations=pair_supports, margin=margin)
         aligned |= {names[name]: moved.tensors[name].to(moving[names[name]].dtype) for name in moved.changed}
         figures[place] = Figures(before=moved.before, after=moved.after, moved=moved.moved)
     return aligned, figures

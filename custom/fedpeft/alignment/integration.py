@@ -12,12 +12,13 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import fedavg_weights, pia_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
+from fedpeft.alignment.joint_alignment import align_jointly
 from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
 from fedpeft.alignment.permutation import Aligned, align_adapter
 from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.robust_mean import average, nearest, robust_mean
 from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import PIASettings
+from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place
 from fedpeft.states import State, common_dtype, computable
@@ -93,9 +94,9 @@ def integrate_owned(
         owners: names of the states in errors, e.g. `site slake`.
     """
     robust = robust or RobustSettings()
-    if settings.reference == "largest" and settings.aligns_on_server and not robust.weighs:
+    if settings.reference != FEDAVG and settings.aligns_on_server and not robust.weighs:
         raise FedpeftError(
-            f"reference='largest' follows one site, whatever it sends: use reference='fedavg' with "
+            f"reference={settings.reference!r} can follow one site, whatever it sends: use reference='fedavg' with "
             f"average={robust.average!r}."
         )
     model = check_round(states, counts, owners, previous)
@@ -163,7 +164,7 @@ def _integrate_adapter(
                     f"width everywhere, use server=True."
                 )
     center = previous
-    if peers:
+    if peers and not settings.finds_fixed_point:
         shares = fedavg_weights(list(peers.values()), settings)
         center = {**average([clients[owner] for owner in peers], names, shares, robust), **shared}
     if not settings.aligns_on_server:
@@ -171,14 +172,9 @@ def _integrate_adapter(
         figures = {owner: Figures(weight=weight) for owner, weight in zip(peers, weights, strict=True)}
         return {name: center[name] for name in names}, figures
 
-    guide = previous
-    if peers:
-        tables = [clients[owner] for owner in peers]
-        leading = clients[max(peers, key=peers.get)] if robust.weighs else nearest(tables, center, names)
-        guide = _guide(center, leading, settings)
-    aligned = {owner: align_adapter(tensors, guide, neurons, settings) for owner, tensors in clients.items()}
+    aligned = _aligned(clients, peers, center, neurons, settings, robust, shared)
     shares = fedavg_weights(counts, settings)
-    if settings.reference == "largest":
+    if settings.reference != FEDAVG:
         center = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
     network = neurons.network(names)
     distances = [_distance(a.tensors, center, network) for a in aligned.values()]
@@ -198,11 +194,50 @@ def _integrate_adapter(
     return merged, _figures(aligned, distances, weights)
 
 
+def _aligned(
+    clients: Mapping[str, Tensors],
+    peers: Mapping[str, float],
+    center: Tensors | None,
+    neurons: Neurons,
+    settings: PIASettings,
+    robust: RobustSettings,
+    shared: Tensors,
+) -> dict[str, Aligned]:
+    """Return every site's adapter in one order.
+
+    Args:
+        clients: owner -> its tensors.
+        peers: owner -> count, for those that are as wide as the result.
+        center: the average of the peers, unless their fixed point takes its place; without any, the global adapter.
+        neurons, settings, robust, shared: as in `_integrate_adapter`.
+    """
+    together: dict[str, Aligned] = {}
+    guide = center
+    if peers and settings.finds_fixed_point:
+        shares = fedavg_weights(list(peers.values()), settings)
+        together = align_jointly({owner: clients[owner] for owner in peers}, shares, neurons, settings)
+        if len(together) < len(clients):
+            ordered = [row.tensors for row in together.values()]
+            guide = {**{name: weighted_mean((t[name] for t in ordered), shares) for name in ordered[0]}, **shared}
+    elif peers:
+        tables = [clients[owner] for owner in peers]
+        leading = (
+            clients[max(peers, key=peers.get)]
+            if robust.weighs
+            else nearest(tables, center, [n for n in center if n not in shared])
+        )
+        guide = _guide(center, leading, settings)
+    return {
+        owner: together.get(owner) or align_adapter(tensors, guide, neurons, settings, margin=settings.margin)
+        for owner, tensors in clients.items()
+    }
+
+
 def _figures(
     aligned: Mapping[str, Aligned], distances: Sequence[float], weights: Sequence[float | None]
 ) -> dict[str, Figures]:
     return {
-        owner: Figures(before=a.before, after=a.after, moved=a.moved, distance=distance, weight=weight)
+        owner: Figures(before=a.before, after=a.after, moved=a.moved, held=a.held, distance=distance, weight=weight)
         for (owner, a), distance, weight in zip(aligned.items(), distances, weights, strict=True)
     }
 
@@ -214,7 +249,7 @@ def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str
     own order. A small step toward one site breaks the tie: the largest site, or with a robust average, where no site's
     count is trusted, the site nearest to the average. In float64, so that the step is not lost to rounding.
     """
-    if settings.reference == "largest":
+    if settings.reference == LARGEST:
         return dict(leading)
     return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import match, permutation_of
+from fedpeft.alignment.transport import match, permutation_of, unmoved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +36,7 @@ class Aligned:
         before: <C, I/n>, mean distance between neurons of equal index; None where widths differ.
         after: <C, P>, the transport distance.
         moved: fraction of the neurons (of the mass) that left their index; None where widths differ.
+        held: whether neurons would have moved, but not by enough for the margin.
     """
 
     tensors: dict[str, Tensor]
@@ -43,6 +44,7 @@ class Aligned:
     before: float | None
     after: float
     moved: float | None
+    held: bool = False
 
 
 @torch.no_grad()
@@ -53,6 +55,7 @@ def align_adapter(
     settings: PIASettings,
     *,
     activations: tuple[Tensor, Tensor] | None = None,
+    margin: float = 0.0,
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
@@ -63,6 +66,7 @@ def align_adapter(
         settings: `solver`, `regularization`, `output_axis` and `mass` are used; `support` with activations.
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
+        margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
 
     Returns:
         The client's adapter as wide as the reference, in the client's dtype.
@@ -72,6 +76,8 @@ def align_adapter(
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
     plan, cost = _match_neurons(client, reference, neurons, settings, activations, outputs=False)
+    held = _is_held(plan, cost, margin)
+    plan = unmoved(plan) if held else plan
     order = permutation_of(plan)
     reading = plan / plan.sum(dim=0)
     writing = reading if settings.mass == "paper" else plan / plan.sum(dim=1, keepdim=True)
@@ -79,7 +85,9 @@ def align_adapter(
     _carry(aligned, neurons.outgoing, neurons, order, writing)
     if settings.output_axis == "matched":
         now = aligned if activations is None else client
-        output_plan, _ = _match_neurons(now, reference, neurons, settings, activations, outputs=True)
+        output_plan, output_cost = _match_neurons(now, reference, neurons, settings, activations, outputs=True)
+        if _is_held(output_plan, output_cost, margin):
+            output_plan = unmoved(output_plan)
         output_mixing = output_plan / output_plan.sum(dim=0)
         _carry(aligned, neurons.outputs, neurons, permutation_of(output_plan), output_mixing)
         changed += neurons.outputs
@@ -90,7 +98,23 @@ def align_adapter(
         before=float(cost.diagonal().mean()) if same_width else None,
         after=float((plan * cost).sum()),
         moved=_moved(plan, order) if same_width else None,
+        held=held,
     )
+
+
+def reordered(tensors: Tensors, neurons: Neurons, order: Tensor) -> dict[str, Tensor]:
+    """Return an adapter whose hidden neuron j is the given one's neuron order[j]."""
+    moved = dict(tensors)
+    for axes in (neurons.incoming, neurons.outgoing):
+        _carry(moved, axes, neurons, order)
+    return moved
+
+
+def _is_held(plan: Tensor, cost: Tensor, margin: float) -> bool:
+    """Return whether a plan that moves neurons is not better than moving none by the margin."""
+    if not margin or cost.shape[0] != cost.shape[1] or torch.equal(plan, stays := unmoved(plan)):
+        return False
+    return float((plan * cost).sum()) >= (1 - margin) * float((stays * cost).sum())
 
 
 def _match_neurons(
@@ -116,7 +140,11 @@ def _match_neurons(
 
 
 def _carry(
-    tensors: dict[str, Tensor], axes: Mapping[str, int], neurons: Neurons, order: Tensor | None, mixing: Tensor
+    tensors: dict[str, Tensor],
+    axes: Mapping[str, int],
+    neurons: Neurons,
+    order: Tensor | None,
+    mixing: Tensor | None = None,
 ) -> None:
     """Reorder or mix along each neuron axis: new neuron j = old neuron order[j], or sum_i mixing[i,j] * neuron i."""
     for name, axis in axes.items():

@@ -10,8 +10,10 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
 VALIDATION, PLACES = "validation", "places"
+FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
+MOST_PASSES = 100  # what a job may ask of a server
 CHOICES = {
-    "reference": ("fedavg", "largest"),
+    "reference": (FEDAVG, LARGEST, FIXED_POINT),
     "weighting": ("samples", "uniform"),
     "output_axis": ("fixed", "matched"),
     "mass": ("preserved", "paper"),
@@ -36,6 +38,14 @@ class PIASettings:
             site keeps its own order; for sites that started from one adapter. `largest` is the adapter
             of the site with the most samples (the first of several); for sites in unrelated orders, whose mean
             blurs every neuron and holds each site, most of all one of two, to the order it already has.
+            `fixed_point` is the barycenter itself: every site in turn is aligned to the mean of the others until
+            nothing moves, from several starts (the sites as they stand, and all aligned to one of them, for each); the
+            result with the least weighted sum of squared distances to the mean counts.
+        passes: over all sites, at most, for `fixed_point`; 1 to 100. The other references are one pass.
+        margin: at the server, or at the site with `aligned_at: site`: an adapter's neurons move only where this lowers
+            their mean distance to the reference by more than this share, against moving none; from 0 to below 1. 0
+            takes every plan. `fixed_point` decides for all sites of a place at once, by the sum of squared distances.
+            The report counts the places of each site whose neurons moved, stayed, and stayed for the margin.
         gamma: how fast the weight exp(-gamma D_k) of a site falls with the Frobenius distance D_k of its aligned
             adapter from the reference; at least 0. The paper gives no value; 0 is plain averaging of aligned adapters.
         normalize: divide by the sum of the weights. False is the paper's equation, whose weights sum to less than 1, so
@@ -77,7 +87,9 @@ class PIASettings:
 
     server: bool = True
     client: bool = True
-    reference: str = "fedavg"
+    reference: str = FEDAVG
+    passes: int = 20
+    margin: float = 0.0
     gamma: float = 0.1
     normalize: bool = True
     weighting: str = "samples"
@@ -112,6 +124,31 @@ class PIASettings:
             )
         if self.aligned_at == "site" and not self.server:
             raise FedpeftError("aligned_at is 'site', but server=False means no alignment: leave out one of them.")
+        if not isinstance(self.passes, int) or not 1 <= self.passes <= MOST_PASSES:
+            raise FedpeftError(
+                f"passes is {self.passes!r}, it must be a whole number from 1 to {MOST_PASSES}.", setting="passes"
+            )
+        if self.margin >= 1:
+            raise FedpeftError(
+                f"margin is {self.margin!r}, it must be below 1; to move no neuron: solver='identity'.",
+                setting="margin",
+            )
+        if self.reference == FIXED_POINT:
+            self._check_fixed_point()
+
+    def _check_fixed_point(self) -> None:
+        """Refuse plans whose sum of squared distances says nothing."""
+        if self.solver == "sinkhorn":
+            raise FedpeftError(
+                "reference='fixed_point' cannot compare plans with entropy, which bring the sites nearer to their mean "
+                "by blurring every neuron: use solver='exact'.",
+                setting="reference",
+            )
+        if self.output_axis == "matched":
+            raise FedpeftError(
+                "reference='fixed_point' finds one order of hidden neurons: use output_axis='fixed'.",
+                setting="reference",
+            )
 
     def _check_share(self) -> None:
         ends = self.share if isinstance(self.share, tuple) else (self.share,)
@@ -142,6 +179,11 @@ class PIASettings:
     def aligns_before_upload(self) -> bool:
         """Whether a site aligns its trained adapter to the global one before it is sent."""
         return self.server and self.aligned_at == "site"
+
+    @property
+    def finds_fixed_point(self) -> bool:
+        """Whether the server aligns the sites to each other; with `identity` nothing moves from their mean."""
+        return self.aligns_on_server and self.reference == FIXED_POINT and self.solver == "exact"
 
     @property
     def needs_activations(self) -> bool:

@@ -116,12 +116,17 @@ def solve(
             raise FedpeftError(
                 f"solver='identity' cannot map {n} neurons to {m}, nor other than uniform masses: use 'exact'."
             )
-        return torch.eye(n, dtype=torch.float64, device=cost.device) / n
+        return unmoved(cost)
     if solver == "exact" and permutes:
         return _plan_of(torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device))
     alpha, beta = _masses(client_mass, n, "client_mass"), _masses(reference_mass, m, "reference_mass")
     plan = _emd(alpha, beta, cost) if solver == "exact" else _sinkhorn(alpha, beta, cost, regularization)
     return plan.to(cost.device)
+
+
+def unmoved(cost: Tensor) -> Tensor:
+    """Return the plan that maps neuron i to i, for a cost (or a plan) of n by n neurons, float64."""
+    return torch.eye(len(cost), dtype=torch.float64, device=cost.device) / len(cost)
 
 
 def permutation_of(plan: Tensor) -> Tensor | None:

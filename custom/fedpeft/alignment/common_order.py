@@ -1,0 +1,133 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The order of neurons in which the adapters of all sites are nearest to their mean.
+
+Over one order for each site, this minimizes the spread
+
+    sum_k w_k || x_k[o_k] - c ||^2,    c = sum_k w_k x_k[o_k],    x_k (n, f): the supports of site k's n neurons
+
+whose minimum is the barycenter of the sites under permutations. Relabeling all sites alike changes nothing, so of these
+orders the one is returned in which most neurons stay where they are.
+
+Where sites differ less from each other than their neurons do, the minimum needs no search. Let each neuron be matched
+to the nearest one of one site. If then no site's neuron i is further than A_i from c_i, and c_i and c_j are more than
+3 A_i + A_j apart, each match is the nearest for every pair of sites: no order is better for any pair, nor for all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from scipy.optimize import linear_sum_assignment
+from torch import Tensor
+
+from fedpeft.alignment.averaging import weighted_mean
+from fedpeft.alignment.order_search import problem_of, search
+from fedpeft.errors import FedpeftError
+
+COORDINATES = 128  # of each support, by which neurons are matched at first
+SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0
+TIE = 1e-9  # of all weight: enough to choose between orders in which equally many neurons stay
+
+
+class CommonOrder(NamedTuple):
+    """The orders, and what they bring.
+
+    Args:
+        orders: which neuron of each site takes each index, (K, n).
+        mean: of the sites in this order, (n, f).
+        distances: of each site's neurons from it, (K, n).
+    """
+
+    orders: Tensor
+    mean: Tensor
+    distances: Tensor
+
+    def spread(self, weights: Sequence[float]) -> float:
+        """Return the weighted sum of squared distances of all sites from their mean."""
+        return sum(w * float(row.square().sum()) for w, row in zip(weights, self.distances.double(), strict=True))
+
+
+@torch.no_grad()
+def common_order(supports: Sequence[Tensor], weights: Sequence[float], passes: int) -> CommonOrder:
+    """Return for each site which of its neurons takes each index, so that the spread is least.
+
+    The result does not depend on the order of the sites, and where nothing is gained no neuron moves.
+
+    Args:
+        supports: x_k (n, f) of each site.
+        weights: w_k, which sum to 1.
+        passes: over all sites, for each start of the search; at least 1.
+
+    Raises:
+        FedpeftError: values that are not finite, or so large that their products are not.
+    """
+    first = [x[0].cpu().numpy().tobytes() for x in supports]
+    ranking = sorted(range(len(supports)), key=lambda k: (-weights[k], first[k]))  # free of the given order
+    found = in_order(supports, weights, _nearest(supports, ranking[0]))
+    if not _is_proven(found):
+        found = in_order(supports, weights, _searched(supports, weights, ranking, passes))
+    labels = _most_in_place(found.orders.cpu().numpy(), weights, ranking[0])
+    if labels is None:
+        return found
+    index = torch.from_numpy(labels).to(found.orders.device)
+    return CommonOrder(found.orders[:, index], found.mean[index], found.distances[:, index])
+
+
+def in_order(supports: Sequence[Tensor], weights: Sequence[float], orders: Tensor | None = None) -> CommonOrder:
+    """Return what the given orders (K, n) bring; None: as the neurons stand."""
+    ordered = list(supports)
+    if orders is None:
+        orders = torch.arange(len(supports[0]), device=supports[0].device).expand(len(supports), -1)
+    else:
+        ordered = [x.index_select(0, order) for x, order in zip(supports, orders, strict=True)]
+    mean = weighted_mean(ordered, weights)
+    return CommonOrder(orders, mean, torch.stack([torch.linalg.vector_norm(x - mean, dim=1) for x in ordered]))
+
+
+def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
+    """Return the orders that put each site's neurons to the nearest of one site's; None if these are as they stand."""
+    stride = -(-supports[0].shape[1] // COORDINATES)
+    parts = torch.stack([x[:, ::stride] for x in supports])  # (K, n, 128)
+    parts -= parts[hub].mean(dim=0)
+    lengths = parts.square().sum(dim=2).flatten()[:, None]
+    nearness = torch.addmm(lengths, parts.flatten(0, 1), parts[hub].T, alpha=-2)  # squared distance less the hub's part
+    orders = nearness.view(*parts.shape[:2], -1).min(dim=1).indices
+    stays = torch.arange(orders.shape[1], device=orders.device)
+    return None if torch.equal(orders, stays.expand_as(orders)) else orders
+
+
+def _is_proven(found: CommonOrder) -> bool:
+    """Return whether no orders can have a smaller spread, by the condition above."""
+    mean = found.mean - found.mean.mean(dim=0)
+    lengths = mean.square().sum(dim=1)
+    squared = torch.addmm(lengths[:, None] + lengths, mean, mean.T, alpha=-2)
+    apart = squared.clamp_(min=0).sqrt_().fill_diagonal_(torch.inf)
+    farthest = found.distances.amax(dim=0)
+    return bool((3 * farthest[:, None] + farthest + SLACK * lengths.max().sqrt() < apart).all())
+
+
+def _searched(supports: Sequence[Tensor], weights: Sequence[float], ranking: Sequence[int], passes: int) -> Tensor:
+    stacked = torch.stack(list(supports)).cpu()
+    stacked -= stacked[ranking[0]].mean(dim=0)  # the same for all neurons, for smaller products
+    problem = problem_of(stacked, weights, ranking)
+    if not np.isfinite(problem.least) and stacked.dtype != torch.float64:
+        problem = problem_of(stacked.double(), weights, ranking)
+    if not np.isfinite(problem.least):
+        raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
+    return torch.from_numpy(search(problem, passes).orders).to(supports[0].device)
+
+
+def _most_in_place(orders: np.ndarray, weights: Sequence[float], hub: int) -> np.ndarray | None:
+    """Return new labels, the same for all sites, with which most neurons, by weight, stay; None for the old ones."""
+    sites, width = orders.shape
+    stays = np.arange(width)
+    if (orders == stays).all():
+        return None
+    shares = np.repeat(np.asarray(weights), width)
+    shares[hub * width : (hub + 1) * width] += TIE
+    staying = np.zeros((width, width))  # (label, index)
+    np.add.at(staying, (np.tile(stays, sites), orders.ravel()), shares)
+    return linear_sum_assignment(staying.T, maximize=True)[1]
