@@ -5,7 +5,8 @@
     python benchmarks/alignment.py --clients 50 --threads 1
 
 Every figure comes from one run; compare the ratios, not the seconds of different machines. Clients are random adapters
-that drifted from a common start, in orders of their own, so that every plan has to be found.
+that drifted from a common start, in orders of their own, so that every plan has to be found. Where the table says so
+they are in one order, as sites that go on from one global adapter are, or unrelated, each from a start of its own.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any
 import ot
 import torch
 
-from fedpeft.alignment import PIASettings, integration, permutation, transport
+from fedpeft.alignment import PIASettings, integration, joint_alignment, permutation, transport
 from fedpeft.alignment.integration import integrate
 
 State = dict[str, torch.Tensor]
@@ -31,20 +32,32 @@ PARTS = {
     "checks": (integration, "check_round"),
     "costs": (transport, "cost_matrix"),
     "assignment": (transport, "solve"),
+    "common order": (joint_alignment, "common_order"),
     "moving neurons": (permutation, "_carry"),
     "weighted sums": (integration, "weighted_mean"),
+    "distances": (integration, "_distance"),
 }
-VARIANTS: dict[str, tuple[dict[str, Any], bool]] = {
-    "FedAvg": ({"server": False}, False),
-    "PIA": ({}, False),
-    "PIA, reference=largest": ({"reference": "largest"}, False),
-    "PIA, half of the sites half as wide": ({}, True),
-    "PIA, solver=sinkhorn": ({"solver": "sinkhorn"}, False),
+OWN_ORDER, ONE_ORDER, OWN_START, UNEQUAL = "own order", "one order", "own start", "half as wide"
+FIXED_POINT = {"reference": "fixed_point"}
+VARIANTS: dict[str, tuple[dict[str, Any], str]] = {
+    "FedAvg": ({"server": False}, OWN_ORDER),
+    "PIA, one pass": ({}, OWN_ORDER),
+    "PIA, reference=largest": ({"reference": "largest"}, OWN_ORDER),
+    "PIA, fixed point": (FIXED_POINT, OWN_ORDER),
+    "PIA, one pass, sites in one order": ({}, ONE_ORDER),
+    "PIA, fixed point, sites in one order": (FIXED_POINT, ONE_ORDER),
+    "PIA, one pass, unrelated sites": ({}, OWN_START),
+    "PIA, fixed point, unrelated sites": (FIXED_POINT, OWN_START),
+    "PIA, half of the sites half as wide": ({}, UNEQUAL),
+    "PIA, solver=sinkhorn": ({"solver": "sinkhorn"}, OWN_ORDER),
 }
 
 
-def clients(options: argparse.Namespace, *, unequal: bool = False) -> list[State]:
-    """Adapters of all clients: one start, drifted by a tenth of its scale, neurons shuffled; float32 wire form."""
+def clients(options: argparse.Namespace, kind: str = OWN_ORDER) -> list[State]:
+    """Adapters of all clients: one start, drifted by a tenth of its scale, in their own order; float32 wire form.
+
+    Other kinds: in one order; from a start of their own; every second one half as wide.
+    """
     rng = torch.Generator().manual_seed(options.seed)
     states: list[State] = [{} for _ in range(options.clients)]
     for place in (f"layer.{layer}.{site}" for layer in range(options.layers) for site in ("attention", "output")):
@@ -52,10 +65,13 @@ def clients(options: argparse.Namespace, *, unequal: bool = False) -> list[State
         shapes |= {"up.weight": (options.hidden, options.width), "up.bias": (options.hidden,)}
         start = {name: 0.02 * torch.randn(shape, generator=rng) for name, shape in shapes.items()}
         for k, state in enumerate(states):
-            width = options.width // 2 if unequal and k % 2 else options.width
+            width = options.width // 2 if kind == UNEQUAL and k % 2 else options.width
             order = torch.randperm(options.width, generator=rng)[:width]
+            if kind == ONE_ORDER:
+                order = torch.arange(width)
             for name, tensor in start.items():
-                drifted = tensor + 0.002 * torch.randn(tensor.shape, generator=rng)
+                scale = 0.02 if kind == OWN_START else 0.002
+                drifted = (0 if kind == OWN_START else tensor) + scale * torch.randn(tensor.shape, generator=rng)
                 axis = {"down.weight": 0, "down.bias": 0, "up.weight": 1}.get(name)
                 state[f"{place}.{name}"] = drifted if axis is None else drifted.index_select(axis, order)
     return states
@@ -78,8 +94,8 @@ def medians(runs: dict[str, Callable[[], Any]], repeats: int) -> dict[str, float
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def split(states: list[State], counts: list[int], repeats: int) -> dict[str, float]:
-    """Median seconds that one PIA round spends in each part, by wrapping the functions that do them."""
+def split(states: list[State], counts: list[int], repeats: int, settings: PIASettings) -> dict[str, float]:
+    """Median seconds that one round spends in each part, by wrapping the functions that do them."""
     spent: dict[str, list[float]] = {name: [] for name in [*PARTS, "everything else"]}
     for _ in range(repeats):
         clock = dict.fromkeys(PARTS, 0.0)
@@ -98,7 +114,7 @@ def split(states: list[State], counts: list[int], repeats: int) -> dict[str, flo
         for name, (module, function) in PARTS.items():
             setattr(module, function, timed(name, originals[name]))
         try:
-            whole = seconds(lambda: integrate(states, counts))
+            whole = seconds(lambda: integrate(states, counts, settings))
         finally:
             for name, (module, function) in PARTS.items():
                 setattr(module, function, originals[name])
@@ -136,10 +152,10 @@ def peak_memory(name: str, options: argparse.Namespace) -> tuple[int, int]:
 
 def _raised_peak(name: str, options: argparse.Namespace) -> tuple[int, int]:
     torch.set_num_threads(options.threads)
-    settings, unequal = VARIANTS[name]
+    settings, kind = VARIANTS[name]
     small = argparse.Namespace(**{**vars(options), "layers": 1, "width": 4, "hidden": 16})
-    integrate(clients(small, unequal=unequal), [1] * options.clients, PIASettings(**settings))  # loads the libraries
-    states = clients(options, unequal=unequal)
+    integrate(clients(small, kind), [1] * options.clients, PIASettings(**settings))  # loads the libraries
+    states = clients(options, kind)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     integrate(states, [1] * options.clients, PIASettings(**settings))
     raised = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
@@ -165,10 +181,10 @@ def main() -> None:
     )
     memory = {name: peak_memory(name, options) for name in VARIANTS}
     counts = [100 + k for k in range(options.clients)]
-    states = {unequal: clients(options, unequal=unequal) for unequal in (False, True)}
+    states = {kind: clients(options, kind) for kind in (OWN_ORDER, ONE_ORDER, OWN_START, UNEQUAL)}
     runs = {
-        name: lambda settings=settings, unequal=unequal: integrate(states[unequal], counts, PIASettings(**settings))
-        for name, (settings, unequal) in VARIANTS.items()
+        name: lambda settings=settings, kind=kind: integrate(states[kind], counts, PIASettings(**settings))
+        for name, (settings, kind) in VARIANTS.items()
     }
     times = medians(runs, options.repeats)
     print(f"{'server, one round':<38}{'seconds':>9}{'/ FedAvg':>10}{'peak MiB beyond the clients':>30}")
@@ -176,12 +192,15 @@ def main() -> None:
         held, raised = memory[name]
         print(f"{name:<38}{value:>9.3f}{value / times['FedAvg']:>10.2f}{raised / 2**20:>17.1f} of {held / 2**20:.1f}")
 
-    print(f"\n{'where a PIA round goes':<38}{'seconds':>9}{'share':>10}")
-    parts = split(states[False], counts, options.repeats)
-    for name, value in parts.items():
-        print(f"{name:<38}{value:>9.3f}{value / sum(parts.values()):>10.0%}")
+    parts = {
+        "one pass": split(states[OWN_ORDER], counts, options.repeats, PIASettings()),
+        "fixed point": split(states[OWN_ORDER], counts, options.repeats, PIASettings(**FIXED_POINT)),
+    }
+    print(f"\n{'where a round goes, seconds':<38}" + "".join(f"{name:>14}" for name in parts))
+    for part in (*PARTS, "everything else"):
+        print(f"{part:<38}" + "".join(f"{of[part]:>14.3f}" for of in parts.values()))
 
-    costs = costs_of_a_round(states[False], counts)
+    costs = costs_of_a_round(states[OWN_ORDER], counts)
     solved = {
         "assignment": lambda: [transport.solve(cost) for cost in costs],
         "POT emd": lambda: [ot.emd([], [], cost.numpy()) for cost in costs],

@@ -42,8 +42,9 @@ def integrate(
         W = sum_k w_k W~_k / sum_k w_k,  w_k = n_k exp(-gamma D_k)      normalize=True
         W = (1/K) sum_k W~_k exp(-gamma D_k)                            normalize=False, the paper's equation
 
-    with W~_k aligned to W_G and D_k = || W~_k - W_G ||_F over the tensors of one adapter. Tensors without neurons
-    (LayerNorm, biases, Compacter's shared rule) are averaged as FedAvg does. With gamma=0 and plans that move nothing
+    with W~_k aligned to W_G and D_k = || W~_k - W_G ||_F over the tensors of one adapter; with reference="fixed_point"
+    the sites are aligned to each other, and W_G is the mean of the W~_k. Tensors without neurons (LayerNorm, biases,
+    Compacter's shared rule) are averaged as FedAvg does. With gamma=0 and plans that move nothing
     the result is FedAvg's to the bit.
 
     A site may send some layers only: each is averaged over the sites that have it, and keeps its value in `previous`
