@@ -16,6 +16,8 @@ class TrainingSettings:
     Args:
         rounds: communication rounds of the whole job.
         local_epochs: passes over the site's training split per round.
+        first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
+            `method.initialization: own` these are sites that tuned their adapters before the federation began.
         batch_size: samples per step.
         learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
         head_learning_rate: peak learning rate of the head; None: the same.
@@ -32,6 +34,7 @@ class TrainingSettings:
 
     rounds: int
     local_epochs: int = 1
+    first_epochs: int = 0
     batch_size: int = 16
     learning_rate: float = 1e-4
     head_learning_rate: float | None = None
@@ -48,7 +51,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
             at_least(name, getattr(self, name), 1)
-        for name in ("workers", "weight_decay", "warmup", "seed"):
+        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed"):
             at_least(name, getattr(self, name), 0)
         at_least("learning_rate", self.learning_rate, 0, exclusive=True)
         if self.head_learning_rate is not None:
@@ -57,3 +60,11 @@ class TrainingSettings:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("head", self.head, ("linear", "mlp"))
+
+    def epochs_in(self, round: int) -> int:
+        """Return the passes over the training split in a round, counted from 1."""
+        return self.first_epochs or self.local_epochs if round == 1 else self.local_epochs
+
+    def epochs_before(self, round: int) -> int:
+        """Return the passes over the training split in all rounds before one."""
+        return 0 if round == 1 else self.epochs_in(1) + (round - 2) * self.local_epochs

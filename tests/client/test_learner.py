@@ -3,10 +3,12 @@ import pytest
 import torch
 import yaml
 
+from fedpeft.client import learner as learner_module
 from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
+from fedpeft.training_settings import TrainingSettings
 
 
 def learners(sections, folder, sites=("slake", "vqa-rad")):
@@ -154,3 +156,22 @@ def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path)
     living.train_round(2, state)
     fresh = learners(chosen, tmp_path, ["slake"])["slake"]
     assert living.score_layers(3, state) == fresh.score_layers(3, state)
+
+
+def test_a_longer_first_round_counts_in_the_rate_of_all_rounds(sections, tmp_path, monkeypatch):
+    rates = []
+    original = learner_module.train_epochs
+
+    def watched(forward, batches, optimizer, rate, *, first_step, epochs, device):
+        rates.extend(rate(first_step + k) for k in range(epochs * len(batches)))
+        return original(forward, batches, optimizer, rate, first_step=first_step, epochs=epochs, device=device)
+
+    monkeypatch.setattr(learner_module, "train_epochs", watched)
+    last_round(sections("training.first_epochs=3", "training.local_epochs=1", "training.rounds=2"), tmp_path / "longer")
+    longer = rates[:]
+    rates.clear()
+    last_round(sections("training.local_epochs=1", "training.rounds=4"), tmp_path / "even")
+    assert sorted(longer) == sorted(rates)
+    settings = TrainingSettings(rounds=3, local_epochs=2)
+    assert [settings.epochs_in(round) for round in (1, 2, 3)] == [2, 2, 2]
+    assert settings.epochs_before(4) == 6

@@ -60,6 +60,7 @@ REFUSED = [
     ("long questions", {"backbone": {"text_length": 10**6}}, {}, "backbone.text_length"),
     ("many rounds", {"training": {"rounds": 10**6}}, {}, "training.rounds"),
     ("many epochs", {"training": {"local_epochs": 21}}, {}, "training.local_epochs"),
+    ("many first epochs", {"training": {"first_epochs": 21}}, {}, "training.first_epochs"),
     ("one sample a step", {"training": {"batch_size": 1}}, {}, "training.batch_size"),
     ("a large batch", {"training": {"batch_size": 10**9}}, {}, "training.batch_size"),
     ("large batches of evaluation", {"training": {"evaluation_batch_size": 10**9}}, {}, "training.evaluation_batch"),

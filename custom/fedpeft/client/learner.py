@@ -255,8 +255,7 @@ class Learner:
         settings = self.training
         generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
         rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
-        steps_a_round = len(rows) * settings.local_epochs
-        total = steps_a_round * settings.rounds
+        total = len(rows) * settings.epochs_before(settings.rounds + 1)
         self.backbone.train()
         self.head.train()
         return train_epochs(
@@ -264,8 +263,8 @@ class Learner:
             rows,
             optimizer,
             lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
-            first_step=(round - 1) * steps_a_round,
-            epochs=settings.local_epochs,
+            first_step=len(rows) * settings.epochs_before(round),
+            epochs=settings.epochs_in(round),
             device=self.device,
         )
 

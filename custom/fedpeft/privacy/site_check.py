@@ -28,6 +28,7 @@ NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
 MOST = {
     "training.rounds": "most_rounds",
     "training.local_epochs": "most_local_epochs",
+    "training.first_epochs": "most_local_epochs",
     "training.batch_size": "most_batch_size",
     "training.evaluation_batch_size": "most_batch_size",
     "training.learning_rate": "most_learning_rate",

@@ -1,0 +1,250 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The cases in which alignment must matter, because the sites' neurons come in different orders.
+
+    python benchmarks/cases.py                           # what is missing in the results: an hour of two cores
+    python benchmarks/cases.py --cases one_shot --seeds 0 --processes 1
+    python benchmarks/cases.py --table                   # the tables of what is there, without a run
+    python benchmarks/cases_picture.py                   # the loss between sites' adapters, as a picture
+
+Every case but the late joiner is a job of its own, `jobs/cases/`. Its figures are mean accuracies of the sites' test
+questions under their own heads: `trained`, after the training of the last round, and `exchanged`, after the exchange
+that follows it, with what each site would go on from (with client PIA, the merged adapter). A run is one line of
+`benchmarks/results/cases.jsonl`; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import barrier
+from rich.console import Console
+from rich.table import Table
+from study import interval
+
+from fedpeft.client import site_state
+from fedpeft.client.learner import Learner
+from fedpeft.jobs import compose
+from fedpeft.server.aggregation import aggregate
+from fedpeft.states import State
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = Path(__file__).parent / "results" / "cases.jsonl"
+SEEDS = (0, 1, 2)
+PIA = ["method.aggregation=pia", "method.pia.integration=merge"]
+LOCAL, FEDAVG, BOTH = "local", "FedAvg", "both"
+METHODS: dict[str, list[str]] = {
+    LOCAL: ["method.aggregation=none"],
+    FEDAVG: ["method.aggregation=fedavg"],
+    "half the own, not aligned": [*PIA, "method.pia.server=false", "method.pia.solver=identity"],
+    "server PIA": [*PIA, "method.pia.client=false"],
+    "client PIA": [*PIA, "method.pia.server=false"],
+    BOTH: PIA,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A case.
+
+    Args:
+        job: whose settings it has.
+        overrides: settings that differ from the job's.
+        compared: the round after whose training the loss between sites' adapters is taken.
+        late: a site that trains alone, from a start of its own, and joins after so many rounds.
+    """
+
+    job: str
+    overrides: tuple[str, ...] = ()
+    compared: int = 1
+    late: Mapping[str, int] = field(default_factory=dict)
+
+
+JOINS_AFTER = 8
+EQUAL = "fedpia_task1"
+TWELVE = ("training.rounds=12", "training.local_epochs=1")
+CASES = {
+    "one_shot": Case(job="cases/one_shot"),
+    "tuned_before": Case(job="cases/tuned_before"),
+    "late_joiner": Case(
+        job=EQUAL,
+        overrides=TWELVE,
+        compared=JOINS_AFTER,
+        late={"vqa-med-2021": JOINS_AFTER},
+    ),
+    "many_epochs": Case(job="cases/many_epochs"),
+    "unequal_widths": Case(job="cases/unequal_widths", overrides=TWELVE),
+}
+
+
+def sections_of(case: Case, method: str, seed: int, overrides: Sequence[str], site: str) -> dict[str, Any]:
+    """One site's settings. Where widths differ, only PIA at both ends can run: with the other methods every site takes
+    the narrowest, and alone each its own."""
+    job, widths = case.job, _widths(case.job)
+    chosen = [*case.overrides, *METHODS[method], f"training.seed={seed}", f"data.seed={seed}"]
+    if widths and method != BOTH:
+        job, narrowest = EQUAL, max(widths.values())
+        chosen.append(f"method.settings.houlsby.reduction_factor={widths[site] if method == LOCAL else narrowest}")
+    if site in case.late:
+        chosen.append("method.initialization=own")
+    return compose(ROOT / "app_configs", job, [*chosen, *overrides])
+
+
+def _widths(job: str) -> dict[str, int]:
+    """Reduction factor of every site, where a job has unequal ones."""
+    sections = compose(ROOT / "app_configs", job)
+    own, common = sections["method"].get("site_settings"), sections["method"]["settings"]["houlsby"]
+    if not own:
+        return {}
+    return {site: {**common, **own.get(site, {})}["reduction_factor"] for site in sections["federation"]["sites"]}
+
+
+def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """One federation: accuracy by site after training, in every round, and after the last exchange; and the lines."""
+    case, began = CASES[name], time.monotonic()
+    lines: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        sites = compose(ROOT / "app_configs", case.job)["federation"]["sites"]
+        learners = {
+            s: Learner.from_sections(sections_of(case, method, seed, overrides, s), site=s, folder=Path(folder) / s)
+            for s in sites
+        }
+        state: State = {}
+        rounds = []
+        count = next(iter(learners.values())).training.rounds
+        for number in range(1, count + 1):
+            updates, state = exchange(learners, number, state, case.late)
+            rounds.append(updates)
+            if number == case.compared and method == (BOTH if name == "unequal_widths" else FEDAVG):
+                lines = barrier.losses(learners, pairs_of(case, sites), number)
+        exchanged = {site: after(learner, count, state) for site, learner in learners.items()}
+    return {
+        "case": name,
+        "method": method,
+        "seed": seed,
+        "overrides": list(overrides),
+        "rounds": rounds,
+        "exchanged": exchanged,
+        "lines": lines,
+        "seconds": time.monotonic() - began,
+    }
+
+
+def exchange(
+    learners: Mapping[str, Learner], number: int, state: State, late: Mapping[str, int]
+) -> tuple[dict[str, Any], State]:
+    """Train one round and integrate: accuracy by site, and the new global adapter."""
+    alone = {site for site, rounds in late.items() if number <= rounds}
+    updates = {s: learner.train_round(number, {} if s in alone else state) for s, learner in learners.items()}
+    method = next(iter(learners.values())).method
+    if method.exchanges:
+        replies = {site: (update.state, update.samples) for site, update in updates.items() if site not in alone}
+        state, _ = aggregate(replies, method, previous=state or None)
+    return {site: update.metrics for site, update in updates.items()}, state
+
+
+def after(learner: Learner, round: int, state: State) -> dict[str, Any]:
+    """Accuracy of what the site would start the next round from, under its own head."""
+    own = site_state.load_before(learner.folder, round + 1)
+    learner._restore_head(own)
+    learner._integrate(round + 1, own.adapter if own else None, state)
+    return learner.evaluate()
+
+
+def pairs_of(case: Case, sites: Sequence[str]) -> list[tuple[str, str]]:
+    """The sites whose adapters are compared: each with the next one, or the late one with the others."""
+    if case.late:
+        return [pair for late in case.late for site in sites if site != late for pair in ((site, late), (late, site))]
+    return list(zip(sites, [*sites[1:], sites[0]], strict=True))
+
+
+def accuracy(metrics: Mapping[str, Mapping[str, float]]) -> float:
+    """Mean of the sites, in percent."""
+    return 100 * statistics.fmean(site["overall"] for site in metrics.values())
+
+
+def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+    """One table for each case: both accuracies, the latter's paired difference to FedAvg, and the barriers."""
+    for name in (case for case in CASES if any(r["case"] == case for r in results)):
+        mine = [result for result in results if result["case"] == name]
+        table = Table(title=name, box=None, title_justify="left")
+        for column in ("method", "trained %", "exchanged %", "minus FedAvg, 95 %", "seeds"):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        fedavg = {r["seed"]: accuracy(r["exchanged"]) for r in mine if r["method"] == FEDAVG}
+        for method in METHODS:
+            runs = {r["seed"]: r for r in mine if r["method"] == method}
+            if not runs:
+                continue
+            last = {seed: accuracy(r["exchanged"]) for seed, r in runs.items()}
+            paired = [last[seed] - fedavg[seed] for seed in last if seed in fedavg and method != FEDAVG]
+            mean, half = interval(paired) if paired else (0.0, 0.0)
+            trained = statistics.fmean(accuracy(r["rounds"][-1]) for r in runs.values())
+            exchanged = statistics.fmean(last.values())
+            difference = f"{mean:+.1f} ± {half:.1f}" if paired else ""
+            table.add_row(method, f"{trained:.1f}", f"{exchanged:.1f}", difference, str(len(runs)))
+        for line, heights in barriers(mine).items():
+            table.add_row(f"barrier, {line}", "", f"{statistics.fmean(heights):.3f}", "", str(len(heights)))
+        yield table
+
+
+def barriers(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Alignment -> the barrier of each run that has lines."""
+    heights: dict[str, list[float]] = {}
+    for result in results:
+        for name, line in result["lines"].items():
+            heights.setdefault(name, []).append(barrier.barrier(line))
+    return heights
+
+
+def read(file: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+    """The runs of a file with these settings."""
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [result for result in map(json.loads, lines) if result["overrides"] == list(overrides)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
+    parser.add_argument(
+        "--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD", help="; ".join(METHODS)
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run; what is there is kept")
+    parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
+    chosen = parser.parse_args()
+    console = Console(width=120)
+    results = read(chosen.out, chosen.set)
+    known = {(r["case"], r["method"], r["seed"]) for r in results}
+    runs = [(case, method, seed) for seed in chosen.seeds for case in chosen.cases for method in chosen.methods]
+    missing = [] if chosen.table else [one for one in runs if one not in known]
+    chosen.out.parent.mkdir(parents=True, exist_ok=True)
+    with ProcessPoolExecutor(chosen.processes) as pool:
+        futures = [pool.submit(run, *one, chosen.set) for one in missing]
+        for number, future in enumerate(as_completed(futures), 1):
+            last = future.result()
+            results.append(last)
+            with chosen.out.open("a") as file:
+                file.write(json.dumps(last) + "\n")
+            figures = f"trained {accuracy(last['rounds'][-1]):.1f}, exchanged {accuracy(last['exchanged']):.1f} %"
+            console.print(
+                f"{number}/{len(futures)} {last['case']}, {last['method']}, seed {last['seed']}: {figures} "
+                f"({last['seconds']:.0f} s)",
+                highlight=False,
+            )
+    for table in tables(results):
+        console.print(table)
+
+
+if __name__ == "__main__":
+    main()

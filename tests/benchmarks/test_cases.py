@@ -1,0 +1,70 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""benchmarks/cases.py: what its cases are made of, without training."""
+
+import pytest
+
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.settings import build
+
+SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
+
+
+NAMES = ("one_shot", "tuned_before", "late_joiner", "many_epochs", "unequal_widths")
+
+
+@pytest.fixture
+def cases(benchmark):
+    return benchmark("cases")
+
+
+@pytest.fixture
+def barrier(benchmark):
+    return benchmark("barrier")
+
+
+@pytest.mark.parametrize("case", NAMES)
+def test_every_method_can_run_every_case(cases, case):
+    assert tuple(cases.CASES) == NAMES
+    for method in cases.METHODS:
+        for site in SITES:
+            sections = cases.sections_of(cases.CASES[case], method, 3, [], site)
+            settings = build(MethodSettings, sections["method"], section="method")
+            assert settings.exchanges == (method != cases.LOCAL)
+            assert sections["training"]["seed"] == sections["data"]["seed"] == 3
+
+
+def test_only_both_ends_of_pia_mix_widths(cases):
+    case = cases.CASES["unequal_widths"]
+
+    def widths(method):
+        methods = (
+            build(MethodSettings, cases.sections_of(case, method, 0, [], s)["method"], section="method") for s in SITES
+        )
+        return [m.settings_of(s)["reduction_factor"] for m, s in zip(methods, SITES, strict=True)]
+
+    assert widths(cases.BOTH) == widths(cases.LOCAL) == [2, 8, 4, 2, 8]
+    assert widths(cases.FEDAVG) == [8] * 5
+
+
+def test_only_the_late_site_starts_on_its_own(cases):
+    case = cases.CASES["late_joiner"]
+    starts = {s: cases.sections_of(case, cases.BOTH, 0, [], s)["method"].get("initialization") for s in SITES}
+    assert starts == dict.fromkeys(SITES) | {"vqa-med-2021": "own"}
+    assert all("vqa-med-2021" in pair for pair in cases.pairs_of(case, SITES))
+
+
+def test_a_barrier_is_what_rises_above_the_straight_line(barrier):
+    straight = [1 + 2 * share for share in barrier.POINTS]
+    assert barrier.barrier(straight) == pytest.approx(0)
+    assert barrier.barrier([loss + (share == 0.5) for loss, share in zip(straight, barrier.POINTS, strict=True)]) == 1
+
+
+def test_the_picture_has_a_panel_for_each_case_with_lines(barrier, benchmark):
+    line = [1.0] * len(barrier.POINTS)
+    results = [
+        {"case": "one_shot", "lines": {barrier.BEFORE: line, barrier.BY_WEIGHTS: line}},
+        {"case": "unequal_widths", "lines": {barrier.BY_WEIGHTS: line}},
+        {"case": "late_joiner", "lines": {}},
+    ]
+    figure = benchmark("cases_picture").draw(results)
+    assert [panel.get_title(loc="left") for panel in figure.axes] == ["one shot", "unequal widths"]
