@@ -41,14 +41,18 @@ ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "cases.jsonl"
 SEEDS = (0, 1, 2)
 PIA = ["method.aggregation=pia", "method.pia.integration=merge"]
-LOCAL, FEDAVG, BOTH = "local", "FedAvg", "both"
+FIXED_POINT = "method.pia.reference=fixed_point"
+LOCAL, FEDAVG, BOTH, BOTH_FIXED_POINT = "local", "FedAvg", "both", "both, fixed point"
+MIXED = (BOTH, BOTH_FIXED_POINT)  # the methods that can run with unequal widths
 METHODS: dict[str, list[str]] = {
     LOCAL: ["method.aggregation=none"],
     FEDAVG: ["method.aggregation=fedavg"],
     "half the own, not aligned": [*PIA, "method.pia.server=false", "method.pia.solver=identity"],
     "server PIA": [*PIA, "method.pia.client=false"],
+    "server PIA, fixed point": [*PIA, "method.pia.client=false", FIXED_POINT],
     "client PIA": [*PIA, "method.pia.server=false"],
     BOTH: PIA,
+    BOTH_FIXED_POINT: [*PIA, FIXED_POINT],
 }
 
 
@@ -91,7 +95,7 @@ def sections_of(case: Case, method: str, seed: int, overrides: Sequence[str], si
     the narrowest, and alone each its own."""
     job, widths = case.job, _widths(case.job)
     chosen = [*case.overrides, *METHODS[method], f"training.seed={seed}", f"data.seed={seed}"]
-    if widths and method != BOTH:
+    if widths and method not in MIXED:
         job, narrowest = EQUAL, max(widths.values())
         chosen.append(f"method.settings.houlsby.reduction_factor={widths[site] if method == LOCAL else narrowest}")
     if site in case.late:
