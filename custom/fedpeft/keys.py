@@ -21,7 +21,7 @@ SLOT = r"[a-z][a-z0-9_]*"
 _SLOT_KEY = re.compile(rf"layer\.(\d{{1,5}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
 _SHARED_KEY = re.compile(r"shared\.[a-z_]+")
 _BACKBONE_KEY = re.compile(r"backbone(\.[A-Za-z_0-9]+)+")
-_LAYER_IN_BACKBONE = re.compile(r"\.layer\.(\d+)\.")
+_LAYER_IN_BACKBONE = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 
 
 class SlotKey(NamedTuple):

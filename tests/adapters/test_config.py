@@ -9,8 +9,9 @@ from fedpeft.errors import FedpeftError
 
 
 def test_names():
-    assert adapters.names() == ("houlsby", "pfeiffer", "parallel", "compacter", "lora")
-    for name in adapters.names():
+    bottlenecks = ("houlsby", "pfeiffer", "parallel", "compacter")
+    assert adapters.names() == (*bottlenecks, "lora", "dora", "layernorm", "ia3", "oft", "hra", "vera")
+    for name in (*bottlenecks, "lora", "ia3", "oft", "hra", "vera"):
         assert adapters.config(name).peft_type.value == name.upper()
 
 

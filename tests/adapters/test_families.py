@@ -7,7 +7,7 @@ import pytest
 import torch
 import transformers as hf
 
-from fedpeft import adapters
+from fedpeft import adapters, methods
 from fedpeft.backbones.slots import SLOTS, locate
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_state import adapter_parameters
@@ -202,7 +202,7 @@ def test_a_list_that_selects_two_towers_is_refused_where_the_family_has_no_roles
 @pytest.mark.parametrize("name", adapters.names())
 def test_a_task_type_by_name_is_that_of_the_configuration_class(name):
     model = hf.BertForSequenceClassification(hf.BertConfig(**SIZE, **TEXT))
-    settings = {} if name == "lora" else {"reduction_factor": 8}
+    settings = {"reduction_factor": 8} if methods.get(name).peft_tuner else {}
     adapted = adapters.attach(model, adapters.config(name, task_type="SEQ_CLS", **settings))
     assert type(adapted).__name__ == "PeftModelForSequenceClassification"
     assert any(p.requires_grad for key, p in adapted.named_parameters() if "classifier" in key)

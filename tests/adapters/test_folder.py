@@ -87,7 +87,7 @@ def spoil(folder, what):
     elif what == "unknown kind":
         config.write_text(json.dumps({"peft_type": "HOULSBI"}))
     elif what == "no wire form":
-        config.write_text(json.dumps({"peft_type": "IA3", "target_modules": ["x"], "feedforward_modules": []}))
+        config.write_text(json.dumps({"peft_type": "LOHA", "target_modules": ["x"]}))
     elif what == "no weights":
         weights.unlink()
     elif what == "truncated weights":
@@ -112,7 +112,7 @@ def spoil(folder, what):
         ("broken config", r"adapter_config.json cannot be read"),
         ("list", r"adapter_config.json cannot be read"),
         ("unknown kind", r"names peft_type 'HOULSBI', which this PEFT does not know"),
-        ("no wire form", r"IA3Config is of no method of fedpeft"),
+        ("no wire form", r"LoHaConfig is of no method of fedpeft"),
         ("no weights", r"adapter_model.safetensors does not exist"),
         ("truncated weights", r"is not a readable safetensors file"),
         ("missing tensor", r"does not fit ViltModel: the adapter state lacks 'layer.1.output.up.bias'"),

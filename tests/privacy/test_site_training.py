@@ -5,7 +5,7 @@ import pytest
 
 from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.full import FullTuning
+from fedpeft.methods.backbone_part import PartTuning
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
@@ -72,7 +72,7 @@ TOO_MANY = [
 def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkeypatch, overrides, own, setting):
     devices = []
 
-    for kind in (SlotTuning, FullTuning):
+    for kind in (SlotTuning, PartTuning):
         prepare = kind.prepare
 
         def watched(self, backbone, settings, *, seed, prepare=prepare):

@@ -59,13 +59,62 @@ SLOTS: dict[str, dict[str, str]] = {
     "clip_vision_model": _CLIP_TOWER,
 }
 
+_BERT_INNER = _paths(
+    "encoder.layer.{layer}",
+    key="attention.self.key",
+    attention_linear="attention.output.dense",
+    second_linear="output.dense",
+    attention_norm="attention.output.LayerNorm",
+    output_norm="output.LayerNorm",
+)
+_VIT_INNER = {"key": "attention.k_proj", "attention_linear": "attention.o_proj", "second_linear": "mlp.fc2"}
+_CLIP_INNER = _paths(
+    "encoder.layers.{layer}",
+    key="self_attn.k_proj",
+    attention_linear="self_attn.out_proj",
+    second_linear="mlp.fc2",
+    attention_norm="layer_norm1",
+    output_norm="layer_norm2",
+)
+
+# modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, the linear layers at the
+# end of the attention and of the feed-forward block, the norms of both
+INNER: dict[str, dict[str, str]] = {
+    "vilt": _paths(
+        "encoder.layer.{layer}",
+        key="attention.attention.key",
+        attention_linear="attention.output.dense",
+        second_linear="output.dense",
+        attention_norm="layernorm_before",
+        output_norm="layernorm_after",
+    ),
+    "bert": _BERT_INNER,
+    "roberta": _BERT_INNER,
+    "vit": _paths("layers.{layer}", **_VIT_INNER, attention_norm="layernorm_before", output_norm="layernorm_after"),
+    "dinov2": _paths("encoder.layer.{layer}", **_VIT_INNER, attention_norm="norm1", output_norm="norm2"),
+    "gpt2": _paths("h.{layer}", second_linear="mlp.c_proj", attention_norm="ln_1", output_norm="ln_2"),
+    "llama": _paths(
+        "layers.{layer}",
+        key="self_attn.k_proj",
+        attention_linear="self_attn.o_proj",
+        second_linear="mlp.down_proj",
+        attention_norm="input_layernorm",
+        output_norm="post_attention_layernorm",
+    ),
+    "clip": {
+        f"{tower}_{role}": f"{tower}_model.{path}" for tower in ("text", "vision") for role, path in _CLIP_INNER.items()
+    },
+    "clip_text_model": _CLIP_INNER,
+    "clip_vision_model": _CLIP_INNER,
+}
+
 
 def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
     """Return the module path templates of some roles of a model family.
 
     Args:
         family: transformers ``model_type``, a key of ``SLOTS``.
-        roles: for instance ``("attention", "output")``; in a family with two towers each means both of them.
+        roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means both of them.
 
     Returns:
         role of the family -> template, in the order of ``roles``.
@@ -81,13 +130,14 @@ def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
             f"name them with target_modules={{{paths}}}."
         )
     table = SLOTS[family]
-    members = {role: [name for name in table if name == role or name.endswith(f"_{role}")] for role in roles}
+    everything = table | INNER.get(family, {})
+    members = {role: [name for name in everything if name == role or name.endswith(f"_{role}")] for role in roles}
     if missing := [role for role in roles if not members[role]]:
         raise FedpeftError(
             f"model family {family!r} has no role {' or '.join(map(repr, missing))} (it has: {', '.join(table)}): "
             f"choose another adapter, or name modules with target_modules={{role: path}}."
         )
-    return {name: table[name] for names in members.values() for name in names}
+    return {name: everything[name] for names in members.values() for name in names}
 
 
 def two_towers(templates: Iterable[str]) -> bool:

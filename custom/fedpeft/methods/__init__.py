@@ -72,9 +72,85 @@ register(
 register(
     "full",
     TuningMethod(
-        home="fedpeft.methods.full:TUNING",
+        home="fedpeft.methods.backbone_part:FULL",
         label="full fine-tuning",
         source="the upper bound of FedPIA",
         sends_backbone=True,
+    ),
+)
+register(
+    "bias",
+    TuningMethod(
+        home="fedpeft.methods.backbone_part:BIAS",
+        label="biases",
+        source="Ben Zaken et al. 2022, BitFit",
+    ),
+)
+register(
+    "attention",
+    TuningMethod(
+        home="fedpeft.methods.backbone_part:ATTENTION",
+        label="attention",
+        source="Touvron et al. 2022, Three things everyone should know about Vision Transformers",
+    ),
+)
+register(
+    "dora",
+    TuningMethod(
+        home="fedpeft.methods.dora:TUNING",
+        label="dora adapters",
+        source="Liu et al. 2024, DoRA",
+        exports=True,
+        limits=setting_limits.LORA,
+    ),
+)
+register(
+    "layernorm",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:LAYERNORM",
+        label="layer norms",
+        source="Zhao et al. 2024, Tuning LayerNorm in Attention",
+        exports=True,
+        limits=setting_limits.MODULES,
+    ),
+)
+register(
+    "ia3",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:IA3",
+        label="ia3 scales",
+        source="Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning",
+        exports=True,
+        limits=setting_limits.MODULES,
+    ),
+)
+register(
+    "oft",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:OFT",
+        label="oft rotations",
+        source="Qiu et al. 2023, Orthogonal Finetuning",
+        exports=True,
+        limits=setting_limits.OFT,
+    ),
+)
+register(
+    "hra",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:HRA",
+        label="hra reflections",
+        source="Yuan et al. 2024, Householder Reflection Adaptation",
+        exports=True,
+        limits=setting_limits.RANKED,
+    ),
+)
+register(
+    "vera",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:VERA",
+        label="vera scales",
+        source="Kopiczko et al. 2024, VeRA",
+        exports=True,
+        limits=setting_limits.VERA,
     ),
 )

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, cast
 
 from fedpeft.errors import FedpeftError
@@ -21,10 +22,12 @@ def tuning_of(config: PeftConfig) -> SlotTuning:
     Raises:
         FedpeftError: no method of fedpeft or of a plugin does.
     """
-    name = str(getattr(config.peft_type, "value", config.peft_type)).lower()
-    if name not in adapter_names():
-        raise FedpeftError(
-            f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
-            f"{', '.join(adapter_names())}."
-        )
-    return cast("SlotTuning", METHODS.get(name).tuning())
+    for name in adapter_names():
+        with contextlib.suppress(Exception):  # of a plugin whose code cannot be imported: another may be meant
+            tuning = cast("SlotTuning", METHODS.get(name).tuning())
+            if tuning.matches(config):
+                return tuning
+    raise FedpeftError(
+        f"{type(config).__name__} is of no method of fedpeft: use one of fedpeft.adapters.names(), "
+        f"{', '.join(adapter_names())}."
+    )

@@ -28,6 +28,10 @@ class LoraTuning(SlotTuning):
 
     name = "lora"
 
+    def matches(self, config: Any) -> bool:
+        """Whether the configuration is LoRA's, without DoRA's magnitudes."""
+        return type(config) is LoraConfig and not config.use_dora
+
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
         settings = {**DEFAULTS, **settings}

@@ -52,6 +52,13 @@ class TuningMethod:
     exports: bool = False
     limits: Limits = field(default_factory=dict)
 
+    @property
+    def aggregation(self) -> str:
+        """How its tensors are aggregated where a job says nothing."""
+        if not self.exchanges:
+            return "none"
+        return "pia" if self.neurons else "fedavg"
+
     def tuning(self) -> Tuning:
         """Import and return its code; this imports torch and, for most methods, PEFT."""
         return imported(self.home)

@@ -99,3 +99,11 @@ LORA: Limits = {
     "use_rslora": flag,
     "init_lora_weights": flag,
 }
+MODULES: Limits = {"target_modules": modules}
+RANKED: Limits = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transform": LAYERS}
+OFT: Limits = RANKED | {"r": whole(MOST_WIDTH, least=0), "oft_block_size": whole(MOST_WIDTH, least=0)}
+VERA: Limits = RANKED | {
+    "d_initial": number(0, MOST_SCALE),
+    "projection_prng_key": whole(2**31 - 1, least=0),
+    "vera_dropout": number(0, 1),
+}

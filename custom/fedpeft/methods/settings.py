@@ -25,7 +25,8 @@ class MethodSettings:
             (fine-tuning of the whole backbone).
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
         site_settings: by site, settings of the job's method that replace those (sites of unequal width).
-        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone).
+        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone). By default
+            `pia` where the method has neurons to align, `none` where it exchanges nothing, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
@@ -48,7 +49,7 @@ class MethodSettings:
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_settings: Mapping[str, Any] = field(default_factory=dict)
-    aggregation: str = "pia"
+    aggregation: str | None = None
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
@@ -57,6 +58,8 @@ class MethodSettings:
 
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
+        if self.aggregation is None:
+            object.__setattr__(self, "aggregation", self.method.aggregation)
         one_of("aggregation", self.aggregation, AGGREGATIONS)
         at_least("probe_samples", self.probe_samples, 1)
         one_of("initialization", self.initialization, ("shared", "own"))

@@ -38,7 +38,11 @@ class SlotTuning(Tuning, ABC):
     @property
     @abstractmethod
     def name(self) -> str:
-        """Its PEFT type in lower case, which is also the name of its registration."""
+        """The name of its registration; of fedpeft's own tuners also the PEFT type in lower case."""
+
+    def matches(self, config: PeftConfig) -> bool:
+        """Whether a configuration is this method's."""
+        return type(config) is self.config_cls
 
     def config(self, settings: Mapping[str, Any]) -> PeftConfig:
         """Return the PEFT configuration for the settings of a job.

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Any tuner of PEFT whose tensors lie in the modules that it adapts: where they are is all that a method must say.
+
+The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``layer.3.value.ia3_l``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+
+from fedpeft.backbones.slots import locate, slot_templates
+from fedpeft.backbones.targets import check_targets, pattern_of, roles_of, templates_of
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import place_of
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
+
+
+class PeftTuning(SlotTuning):
+    """A tuner of PEFT.
+
+    Args:
+        config_cls: its PEFT configuration.
+        name: of its registration.
+        roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
+        tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
+        defaults: settings that differ from PEFT's.
+    """
+
+    def __init__(
+        self,
+        config_cls: type[PeftConfig],
+        *,
+        name: str,
+        roles: Iterable[str],
+        tensors: Iterable[str],
+        defaults: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__(config_cls)
+        self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
+        self.defaults = dict(defaults or {})
+
+    @property
+    def name(self) -> str:
+        """The name of its registration."""
+        return self._name
+
+    def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
+        settings = {**self.defaults, **settings}
+        targets = settings.get("target_modules")
+        if targets is not None:
+            check_targets(targets, self.name)
+        if isinstance(targets, Mapping):
+            settings["target_modules"] = pattern_of(targets)
+        return settings
+
+    def fit(self, model: nn.Module, config: PeftConfig) -> None:
+        """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
+        family = getattr(getattr(model, "config", None), "model_type", None)
+        targets = config.target_modules
+        if not targets:
+            templates = slot_templates(family, self.roles)
+        elif isinstance(targets, str) and roles_of(targets):
+            templates = roles_of(targets)
+        else:
+            templates = templates_of(targets, [path for path, _ in model.named_modules()], family)
+        config.target_modules = pattern_of(templates)
+
+    def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
+        """Return role -> module path of the modules that the configuration adapts."""
+        targets = config.target_modules
+        if isinstance(targets, str) and (templates := roles_of(targets)):
+            return templates
+        if targets or family is None:
+            raise FedpeftError(
+                f"{self.name}: target_modules={targets!r} has no roles: attach the adapter with "
+                "fedpeft.adapters.attach, or make the configuration with target_modules={role: path}."
+            )
+        return slot_templates(family, self.roles)
+
+    def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
+        """Refuse: PEFT decides the shapes when it sees the model."""
+        raise FedpeftError(f"{self.name} has no shapes without a model: take them from adapter_state(model).")
+
+    def parameters(self, model: nn.Module, config: PeftConfig, adapter_name: str) -> dict[str, Parameters]:
+        """Return the tensors of one adapter in every module that it adapts."""
+        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        places: dict[str, Parameters] = {}
+        for path, module in model.named_modules():
+            if isinstance(module, BaseTunerLayer) and (tensors := self._tensors(module, adapter_name)):
+                if (located := locate(path, templates)) is None:
+                    raise FedpeftError(f"{self.name}: module {path} is not one of {', '.join(templates.values())}.")
+                places[place_of(located[1], located[0])] = tensors
+        return places
+
+    def _tensors(self, module: nn.Module, adapter_name: str) -> Parameters:
+        """Return tensor name -> parameter of one adapter in one of PEFT's layers."""
+        tensors: Parameters = {}
+        for name in self.tensors:
+            part = dict(getattr(module, name, {})).get(adapter_name)
+            if isinstance(part, nn.Parameter):
+                tensors[name] = part
+            elif isinstance(part, nn.Module):
+                tensors |= {f"{name}.{inner}": parameter for inner, parameter in part.named_parameters()}
+        return tensors
+
+    def peft_name(self, tensor: str) -> str:
+        """Return the same name: the keys have PEFT's."""
+        return tensor
+
+    def split_peft_name(self, name: str) -> tuple[str, str] | None:
+        """Split PEFT's name before the first of the method's tensors."""
+        parts = name.split(".")
+        for index, part in enumerate(parts):
+            if part in self.tensors:
+                return ".".join(parts[:index]), ".".join(parts[index:])
+        return None

@@ -1,0 +1,44 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""PEFT's own tuners whose tensors can be averaged: one object each.
+
+Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2023; `vera` Kopiczko et al. 2024;
+`hra` Yuan et al. 2024.
+"""
+
+from __future__ import annotations
+
+from peft import HRAConfig, IA3Config, LNTuningConfig, OFTConfig, PeftConfig, VeraConfig
+from torch import nn
+
+from fedpeft.backbones.targets import pattern_of
+from fedpeft.methods.peft_tuner import PeftTuning
+
+QUERY_VALUE = ("query", "value")
+SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the output
+
+
+class IA3Tuning(PeftTuning):
+    """IA3, which must know besides which modules have their input scaled."""
+
+    def fit(self, model: nn.Module, config: PeftConfig) -> None:
+        """See `PeftTuning.fit`."""
+        super().fit(model, config)
+        templates = self.templates(config, None)
+        scaled = {role: path for role, path in templates.items() if role.endswith(SCALED_INPUT)}
+        if config.feedforward_modules is None:
+            config.feedforward_modules = pattern_of(scaled) if scaled else []
+
+
+LAYERNORM = PeftTuning(
+    LNTuningConfig, name="layernorm", roles=("attention_norm", "output_norm"), tensors=("ln_tuning_layers",)
+)
+IA3 = IA3Tuning(IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",))
+OFT = PeftTuning(OFTConfig, name="oft", roles=QUERY_VALUE, tensors=("oft_R",))
+HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",))
+VERA = PeftTuning(
+    VeraConfig,
+    name="vera",
+    roles=QUERY_VALUE,
+    tensors=("vera_lambda_b", "vera_lambda_d"),
+    defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
+)

@@ -1,0 +1,130 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What must hold for every tuning method: it learns, trains and exchanges what it declares, and nothing else changes."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+
+from fedpeft import adapters, methods
+from fedpeft.alignment import integrate
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import is_key, layers_of
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import parameter_count
+
+SETTINGS = {"compacter": {"reduction_factor": 4}, "oft": {"oft_block_size": 8}, "vera": {"r": 8}}
+TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
+
+
+@pytest.fixture(params=TRAINING)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def prepared(name, vilt):
+    backbone = nn.Module()
+    backbone.model = vilt()
+    return backbone, methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0)
+
+
+def train(backbone, trainable, batch, steps=20):
+    """Losses of a fit of one batch: the pooled output to random targets."""
+    goal = torch.randn(3, 32, generator=torch.Generator().manual_seed(5)).tanh()
+    parameters = [p for p in trainable.parameters().values() if p.requires_grad]
+    optimizer = torch.optim.Adam(parameters, lr=1e-2)
+    losses = []
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (backbone.model(**batch()).pooler_output - goal).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_it_learns_and_changes_nothing_else(name, prepared, batch):
+    backbone, trainable = prepared
+    trained = {id(parameter) for parameter in trainable.parameters().values()}
+    frozen = {n: p for n, p in backbone.named_parameters() if id(p) not in trained}
+    before = {n: p.detach().clone() for n, p in frozen.items()}
+    assert not any(p.requires_grad for p in frozen.values())
+    losses = train(backbone, trainable, batch)
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, before[n]) for n, p in frozen.items())
+
+
+def test_its_state_has_its_keys_and_goes_back(name, prepared, batch):
+    backbone, trainable = prepared
+    first = trainable.state()
+    assert first.keys() == trainable.parameters().keys()
+    assert all(map(is_key, first))
+    assert sum(tensor.numel() for tensor in first.values()) == parameter_count_of(name, backbone)
+    train(backbone, trainable, batch, steps=2)
+    assert any(not torch.equal(tensor, first[key]) for key, tensor in trainable.state().items())
+    trainable.load(first)
+    assert all(torch.equal(tensor, first[key]) for key, tensor in trainable.state().items())
+
+
+def parameter_count_of(name, backbone):
+    fresh = nn.Module()
+    fresh.model = type(backbone.model if not isinstance(backbone.model, PeftModel) else backbone.model.get_base_model())(
+        backbone.model.config
+    )
+    return parameter_count(fresh, methods.get(name).tuning(), SETTINGS.get(name, {}))
+
+
+def test_one_layer_trains_alone(name, prepared, batch):
+    if not methods.get(name).layers:
+        pytest.skip("declares that its layers do not train alone")
+    backbone, trainable = prepared
+    first = trainable.state()
+    assert layers_of(first) == [0, 1]
+    trainable.train_only([1])
+    train(backbone, trainable, batch, steps=2)
+    changed = {key for key, tensor in trainable.state().items() if not torch.equal(tensor, first[key])}
+    assert changed
+    assert layers_of(changed) == [1]
+
+
+def test_aggregating_one_site_changes_nothing(name, prepared):
+    state = prepared[1].state()
+    merged, _ = integrate([state], [7], PIASettings(server=False), sites=["a"])
+    assert all(torch.equal(tensor, state[key]) for key, tensor in merged.items())
+
+
+def test_its_aggregation_is_what_it_declares(name):
+    method = methods.get(name)
+    assert MethodSettings(name=name).aggregation == ("pia" if method.neurons else "fedavg")
+    if not method.neurons:
+        with pytest.raises(FedpeftError, match="has none: use aggregation='fedavg'"):
+            MethodSettings(name=name, aggregation="pia")
+
+
+@pytest.mark.parametrize("name", adapters.names())
+def test_peft_reads_what_was_saved(name, vilt, run, tmp_path):
+    config = adapters.config(name, **SETTINGS.get(name, {}))
+    model = adapters.attach(vilt(), config)
+    generator = torch.Generator().manual_seed(4)
+    state = {k: v + 0.1 * torch.randn(v.shape, generator=generator) for k, v in adapters.adapter_state(model).items()}
+    adapters.load_adapter_state(model, state)
+    adapters.save_adapter(tmp_path, state, model.peft_config["default"], "vilt")
+    expected = run(model)
+    assert not torch.allclose(expected, run(vilt()))
+    assert torch.equal(run(PeftModel.from_pretrained(vilt(), str(tmp_path)).eval()), expected)
+    assert torch.equal(run(adapters.load_adapter(vilt(), tmp_path)), expected)
+
+
+def test_adalora_is_not_taken_for_lora():
+    from peft import AdaLoraConfig
+
+    from fedpeft.methods.lookup import tuning_of
+
+    with pytest.raises(FedpeftError, match="AdaLoraConfig is of no method"):
+        tuning_of(AdaLoraConfig(total_step=10))
+    with pytest.raises(FedpeftError, match="is of no method"):
+        tuning_of(SimpleNamespace())
