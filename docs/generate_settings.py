@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft import adapters, methods
+from fedpeft import adapters, backbones, methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings
@@ -29,6 +29,8 @@ from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
 from fedpeft.methods.bottleneck.config import BottleneckConfig
+from fedpeft.methods.catalog import entries
+from fedpeft.methods.method import METHODS
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy import PrivacySettings
 from fedpeft.privacy.problem_codes import CODES
@@ -69,12 +71,13 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `settings`, `adapters`, `roles`, and `problems`."""
+    """Every table by name: one for each section of a job, `settings`, `adapters`, `roles`, `methods`, `problems`."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
         "settings": _method_settings(),
         "adapters": _adapters(),
         "roles": _roles(),
+        "methods": _methods(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
@@ -156,6 +159,23 @@ def _adapters() -> str:
         slots = ", ".join(f"`{role}`" for role in config.roles)
         rows.append((f"`{name}`", slots, config.activation, f"{config.reduction_factor:g}", f"{count:,}"))
     return markdown(("adapter", "slots in each layer", "activation", "reduction", "trainable on ViLT-B/32"), rows)
+
+
+def _methods() -> str:
+    rows = [
+        (
+            f"`{entry.name}`",
+            f"{entry.trained:,}",
+            f"{entry.exchanged:,}",
+            f"`{entry.method.aggregation}`",
+            ", ".join(entry.abilities),
+            entry.method.source,
+        )
+        for entry in entries(backbones.skeleton("vilt"))
+        if not METHODS.is_plugin(entry.name)
+    ]
+    heads = ("method", "trained on ViLT-B/32", "exchanged", "aggregation", "can do", "source")
+    return markdown(heads, rows)
 
 
 def _roles() -> str:

@@ -43,12 +43,12 @@ assert {key.split(".")[-2] for key in results[-1].state} == {"layernorm_before"}
     "fedpeft.backbones": (
         """
 from fedpeft.backbones import Pretrained
-from fedpeft.backbones.vilt import SquareImages, build
+from fedpeft.backbones.vilt import SquareImages, build, skeleton
 
 def mine(settings):
     return build(settings, usual="", images=lambda size, patch: SquareImages(size))
 
-MINE = Pretrained(build=mine, usual="")
+MINE = Pretrained(build=mine, usual="", skeleton=lambda: skeleton({}))
 """,
         """
 assert federation("backbone.name=mine")[-1].state

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | doctor | status | verify | report`."""
+"""The command line: `fedpeft simulate | jobs | data | doctor | status | verify | report | methods | backbones`."""
 
 from __future__ import annotations
 
@@ -83,6 +83,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
     report.set_defaults(command=_report)
+
+    methods = commands.add_parser("methods", help="list what can be trained, and how many parameters in a backbone")
+    methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")
+    methods.set_defaults(command=_methods)
+
+    backbones = commands.add_parser("backbones", help="list the backbones, their default weights and sizes")
+    backbones.set_defaults(command=_backbones)
     return parser
 
 
@@ -171,6 +178,22 @@ def _report(arguments: argparse.Namespace) -> None:
     render(run, out)
     show(run, metrics=("overall", "open", "closed"))
     print(f"report   {out}")
+
+
+def _methods(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fedpeft.report.catalogs import method_table
+
+    Console().print(method_table(arguments.backbone))
+
+
+def _backbones(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fedpeft.report.catalogs import backbone_table
+
+    Console().print(backbone_table())
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What must hold for every tuning method: it learns, trains and exchanges what it declares, and nothing else changes."""
+"""Every tuning method learns, trains and exchanges what it declares, and changes nothing else."""
 
 from types import SimpleNamespace
 
@@ -7,6 +7,7 @@ import pytest
 import torch
 from peft import PeftModel
 from torch import nn
+from transformers import ViltModel
 
 from fedpeft import adapters, methods
 from fedpeft.alignment import integrate
@@ -72,9 +73,7 @@ def test_its_state_has_its_keys_and_goes_back(name, prepared, batch):
 
 def parameter_count_of(name, backbone):
     fresh = nn.Module()
-    fresh.model = type(backbone.model if not isinstance(backbone.model, PeftModel) else backbone.model.get_base_model())(
-        backbone.model.config
-    )
+    fresh.model = ViltModel(backbone.model.config)
     return parameter_count(fresh, methods.get(name).tuning(), SETTINGS.get(name, {}))
 
 

@@ -22,11 +22,13 @@ class Pretrained:
     Args:
         build: from `BackboneSettings` to a module as `fedpeft.backbones.build` describes it.
         usual: its default weights, a folder of the package or a hub name.
+        skeleton: the model of these weights, as `build` returns it, without them: on torch's meta device.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
     build: Callable[[BackboneSettings], nn.Module]
     usual: str
+    skeleton: Callable[[], nn.Module]
     tiny: bool = False
 
 
@@ -37,6 +39,11 @@ register, names = BACKBONES.register, BACKBONES.names
 def usual_source(name: str) -> str:
     """Return the folder of the package, or the hub name, of a backbone's default weights."""
     return BACKBONES.get(name).usual
+
+
+def skeleton(name: str) -> nn.Module:
+    """Return a backbone without weights, on torch's meta device: its modules and shapes need neither memory nor hub."""
+    return BACKBONES.get(name).skeleton()
 
 
 def is_tiny(name: str) -> bool:

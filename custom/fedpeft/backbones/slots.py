@@ -114,7 +114,8 @@ def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
 
     Args:
         family: transformers ``model_type``, a key of ``SLOTS``.
-        roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means both of them.
+        roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means
+            both of them.
 
     Returns:
         role of the family -> template, in the order of ``roles``.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -217,9 +216,27 @@ class Vilt(nn.Module):
         return {**kept, "image_embeds": tokens, "pixel_mask": seen}
 
 
-def _pretrained(usual: str, images: Callable[[int, int], SquareImages | ProportionalImages]) -> Pretrained:
-    return Pretrained(build=partial(build, usual=usual, images=images), usual=usual)
+def skeleton(config: dict[str, Any] | Path) -> Vilt:
+    """Return a ViLT without weights, tokenizer and preprocessing of images, on torch's meta device.
+
+    Args:
+        config: values that differ from ViLT-B/32's, or the folder of a model.
+    """
+    from transformers import ViltConfig
+    from transformers.models.vilt.modeling_vilt import ViltModel
+
+    chosen = ViltConfig.from_pretrained(config) if isinstance(config, Path) else ViltConfig(**config)
+    with torch.device("meta"):
+        return Vilt(ViltModel(chosen), None, None, chosen.max_position_embeddings)
 
 
-TINY_VILT = replace(_pretrained(str(TINY_FOLDER), lambda size, patch: SquareImages(size)), tiny=True)
-VILT = _pretrained("dandelin/vilt-b32-mlm", ProportionalImages)
+TINY_VILT = Pretrained(
+    build=partial(build, usual=str(TINY_FOLDER), images=lambda size, patch: SquareImages(size)),
+    usual=str(TINY_FOLDER),
+    skeleton=partial(skeleton, TINY_FOLDER),
+    tiny=True,
+)
+VILT_B32 = "dandelin/vilt-b32-mlm"
+VILT = Pretrained(
+    build=partial(build, usual=VILT_B32, images=ProportionalImages), usual=VILT_B32, skeleton=partial(skeleton, {})
+)

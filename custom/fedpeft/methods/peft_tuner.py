@@ -61,7 +61,7 @@ class PeftTuning(SlotTuning):
             settings["target_modules"] = pattern_of(targets)
         return settings
 
-    def fit(self, model: nn.Module, config: PeftConfig) -> None:
+    def fit(self, model: nn.Module, config: Any) -> None:
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
         family = getattr(getattr(model, "config", None), "model_type", None)
         targets = config.target_modules
@@ -73,7 +73,7 @@ class PeftTuning(SlotTuning):
             templates = templates_of(targets, [path for path, _ in model.named_modules()], family)
         config.target_modules = pattern_of(templates)
 
-    def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:
+    def templates(self, config: Any, family: str | None) -> dict[str, str]:
         """Return role -> module path of the modules that the configuration adapts."""
         targets = config.target_modules
         if isinstance(targets, str) and (templates := roles_of(targets)):
@@ -100,7 +100,7 @@ class PeftTuning(SlotTuning):
                 places[place_of(located[1], located[0])] = tensors
         return places
 
-    def _tensors(self, module: nn.Module, adapter_name: str) -> Parameters:
+    def _tensors(self, module: BaseTunerLayer, adapter_name: str) -> Parameters:
         """Return tensor name -> parameter of one adapter in one of PEFT's layers."""
         tensors: Parameters = {}
         for name in self.tensors:

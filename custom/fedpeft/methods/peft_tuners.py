@@ -7,7 +7,9 @@ Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2
 
 from __future__ import annotations
 
-from peft import HRAConfig, IA3Config, LNTuningConfig, OFTConfig, PeftConfig, VeraConfig
+from typing import Any
+
+from peft import HRAConfig, IA3Config, LNTuningConfig, OFTConfig, VeraConfig
 from torch import nn
 
 from fedpeft.backbones.targets import pattern_of
@@ -20,7 +22,7 @@ SCALED_INPUT = "second_linear"  # its input is scaled; of key and value the outp
 class IA3Tuning(PeftTuning):
     """IA3, which must know besides which modules have their input scaled."""
 
-    def fit(self, model: nn.Module, config: PeftConfig) -> None:
+    def fit(self, model: nn.Module, config: Any) -> None:
         """See `PeftTuning.fit`."""
         super().fit(model, config)
         templates = self.templates(config, None)

@@ -99,8 +99,8 @@ LORA: Limits = {
     "use_rslora": flag,
     "init_lora_weights": flag,
 }
-MODULES: Limits = {"target_modules": modules}
-RANKED: Limits = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transform": LAYERS}
+MODULES: dict[str, Check] = {"target_modules": modules}
+RANKED: dict[str, Check] = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transform": LAYERS}
 OFT: Limits = RANKED | {"r": whole(MOST_WIDTH, least=0), "oft_block_size": whole(MOST_WIDTH, least=0)}
 VERA: Limits = RANKED | {
     "d_initial": number(0, MOST_SCALE),

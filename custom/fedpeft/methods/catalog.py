@@ -1,0 +1,62 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What can be trained in a backbone: every method with its parameters and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from torch import nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.method import METHODS, TuningMethod
+from fedpeft.methods.trainable import parameter_count
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodEntry:
+    """A method in a backbone.
+
+    Args:
+        name: as `method.name` writes it.
+        method: its declaration.
+        trained: number of parameters that it trains with its default settings, without the head; None: it does not
+            fit the backbone.
+        misfit: why not.
+    """
+
+    name: str
+    method: TuningMethod
+    trained: int | None
+    misfit: str = ""
+
+    @property
+    def exchanged(self) -> int | None:
+        """Number of parameters that a site sends in a round."""
+        return self.trained if self.method.exchanges else 0
+
+    @property
+    def abilities(self) -> list[str]:
+        """What the federation can do with it."""
+        method = self.method
+        can = {
+            "PIA": bool(method.neurons),
+            "PIA by activations": method.activations,
+            "frozen global": method.companion,
+            "unequal widths": method.unequal_widths,
+            "layer schedule": method.exchanges and method.layers,
+        }
+        return [ability for ability, able in can.items() if able]
+
+
+def entries(backbone: nn.Module) -> Iterator[MethodEntry]:
+    """Yield every method that can be used here, in the order of registration.
+
+    Args:
+        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
+    """
+    for name, method in METHODS.usable():
+        try:
+            yield MethodEntry(name=name, method=method, trained=parameter_count(backbone, method.tuning(), {}))
+        except FedpeftError as error:
+            yield MethodEntry(name=name, method=method, trained=None, misfit=str(error))

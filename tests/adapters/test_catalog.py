@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The lists of `fedpeft methods` and `fedpeft backbones`."""
+
+import pytest
+
+from fedpeft import backbones, methods
+from fedpeft.cli import main
+from fedpeft.methods.catalog import entries
+
+VILT_B = {  # of the papers, where they give a number
+    "houlsby": 1_789_056,
+    "pfeiffer": 894_528,
+    "parallel": 7_091_712,
+    "compacter": 57_088,
+    "lora": 147_456,
+    "attention": 28_353_799 - 5_383,  # ABA of ViT-B/16, whose layers are the same, without its head
+    "classifier": 0,
+}
+
+
+def test_counts_on_vilt_b_are_the_papers():
+    counts = {entry.name: entry.trained for entry in entries(backbones.skeleton("vilt"))}
+    assert counts.keys() == set(methods.names())
+    assert {name: counts[name] for name in VILT_B} == VILT_B
+
+
+def test_counting_leaves_the_backbone_as_it_is():
+    skeleton = backbones.skeleton("tiny-vilt")
+    before = [name for name, _ in skeleton.named_parameters()]
+    assert list(entries(skeleton))
+    assert [name for name, _ in skeleton.named_parameters()] == before
+
+
+def test_a_method_that_does_not_fit_says_why():
+    misfits = {entry.name: entry.misfit for entry in entries(backbones.skeleton("tiny-vilt")) if entry.misfit}
+    assert misfits.keys() == {"compacter"}
+    assert "not a multiple of blocks" in misfits["compacter"]
+
+
+@pytest.mark.parametrize("name", backbones.names())
+def test_a_skeleton_takes_no_memory(name):
+    assert {parameter.device.type for parameter in backbones.skeleton(name).parameters()} == {"meta"}
+
+
+def test_the_lists_are_printed(capsys):
+    assert main(["methods"]) == 0
+    assert "1,789,056" in capsys.readouterr().out
+    assert main(["backbones"]) == 0
+    assert "111,595,008" in capsys.readouterr().out
+    assert main(["methods", "--backbone", "vilt-huge"]) == 1
+    assert "vilt-huge" in capsys.readouterr().err
