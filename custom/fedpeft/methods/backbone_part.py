@@ -49,9 +49,13 @@ class PartTuning(Tuning):
     def __init__(self, name: str, selected: Callable[[nn.Module], Sequence[str]]) -> None:
         self.name, self._selected = name, selected
 
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse any settings."""
+        no_settings(self.name, settings)
+
     def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Return the selected parameters as trainable; see `Tuning.prepare`."""
-        no_settings(self.name, settings)
+        self.check(settings)
         names = self._selected(backbone.model)
         if not names:
             raise FedpeftError(f"{self.name} finds no parameter in {type(backbone.model).__name__} to train.")
