@@ -7,6 +7,7 @@ from fedpeft.client import learner as learner_module
 from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
 from fedpeft.training_settings import TrainingSettings
 
@@ -54,7 +55,7 @@ def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides)
     for site, update in first.updates.items():
         assert update.metrics == second.updates[site].metrics
         assert update.metrics["loss"] > 0
-    assert bool(first.state) == (chosen["method"]["aggregation"] != "none")
+    assert bool(first.state) == MethodSettings(**chosen["method"]).exchanges
 
 
 def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
