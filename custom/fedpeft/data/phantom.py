@@ -121,9 +121,12 @@ def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
 
 
 def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
-    """The languages that a site takes the words of a question from, each as often as it stands here."""
-    pairs = swapped_pairs(site, dialects)
-    return tuple(dialect(language, pairs) for language in LANGUAGES)
+    """The languages that a site takes the words of a question from, each as often as it stands here.
+
+    A dialect concerns clinical words, which sites learn; the plain ones mean what they meant in pre-training.
+    """
+    own = dialect(CLINICAL, swapped_pairs(site, dialects))
+    return tuple(own if language is CLINICAL else language for language in LANGUAGES)
 
 
 def _answer_words(style: int) -> dict[str, str]:
