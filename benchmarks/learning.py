@@ -243,8 +243,8 @@ def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> N
             console.print(
                 f"{number}/{len(futures)} {one.dialects} {one.method}, seed {one.seed}: {figure}", highlight=False
             )
-    for table in study.tables(results):
-        console.print(table)
+    for group in study.groups(results):
+        console.print(group.table())
 
 
 def _earlier(file: Path | None, overrides: list[str]) -> list[dict[str, Any]]:

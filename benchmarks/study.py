@@ -91,22 +91,47 @@ def interval(differences: Sequence[float]) -> tuple[float, float]:
     return mean, float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
 
 
-def tables(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Table]:
-    """One table for each world and number of rounds: accuracy, and the paired difference to the baseline."""
-    groups: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
+@dataclass(frozen=True)
+class Group:
+    """The runs of one world and one number of rounds: a row for each method.
+
+    Args:
+        title: what the runs have in common.
+        rows: method, mean accuracy, difference to the baseline with its interval, number of seeds.
+    """
+
+    title: str
+    heads: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+    def table(self) -> Table:
+        """For the terminal."""
+        table = Table(title=self.title, box=None, title_justify="left")
+        for number, name in enumerate(self.heads):
+            table.add_column(name, justify="right" if number else "left")
+        for row in self.rows:
+            table.add_row(*row)
+        return table
+
+    def markdown(self) -> str:
+        """For a page, without the title."""
+        lines = [self.heads, ("---", *["---:"] * (len(self.heads) - 1)), *self.rows]
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Group]:
+    """Accuracy, and the paired difference to the baseline, for each world and number of rounds."""
+    figures: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
     for result in results:
-        group = groups.setdefault((result["dialects"], len(result["rounds"])), {})
+        group = figures.setdefault((result["dialects"], len(result["rounds"])), {})
         group.setdefault(result["method"], {})[result["seed"]] = figure(result)
-    for (dialects, rounds), methods in sorted(groups.items()):
-        table = Table(
-            title=f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", box=None, title_justify="left"
-        )
-        for name in ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds"):
-            table.add_column(name, justify="left" if name == "method" else "right")
+    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
+    for (dialects, rounds), methods in sorted(figures.items()):
+        rows = []
         for method in (name for name in (*METHODS, *LAYERS) if name in methods):
             mine, theirs = methods[method], methods.get(baseline, {})
             paired = [mine[seed] - theirs[seed] for seed in mine if seed in theirs and method != baseline]
             mean, half = interval(paired) if paired else (0.0, 0.0)
             difference = f"{mean:+.1f} ± {half:.1f}" if paired else ""
-            table.add_row(method, f"{statistics.fmean(mine.values()):.1f}", difference, str(len(mine)))
-        yield table
+            rows.append((method, f"{statistics.fmean(mine.values()):.1f}", difference, str(len(mine))))
+        yield Group(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
