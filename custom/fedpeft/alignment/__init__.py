@@ -8,6 +8,7 @@
     common_order     the order in which the adapters of all sites are nearest to their mean, and when it is proven
     order_search     the search for it, from several starts
     joint_alignment  all sites' adapters in that order
+    reference        what the adapters of a round are aligned to: the average, the largest site's, or each other
     averaging        the one weighted sum that FedAvg and PIA share, and its weights
     integration      the server's part: align and average the adapters of a round
     single           the barycenter of single adapters, without a federation

@@ -27,7 +27,7 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.order_search import problem_of, search
 from fedpeft.errors import FedpeftError
 
-COORDINATES = 128  # of each support, by which neurons are matched at first
+COORDINATES = 128  # the first of each support, enough to propose an order whose proof uses all of them
 SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0
 TIE = 1e-9  # of all weight: enough to choose between orders in which equally many neurons stay
 
@@ -89,8 +89,7 @@ def in_order(supports: Sequence[Tensor], weights: Sequence[float], orders: Tenso
 
 def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
     """Return the orders that put each site's neurons to the nearest of one site's; None if these are as they stand."""
-    stride = -(-supports[0].shape[1] // COORDINATES)
-    parts = torch.stack([x[:, ::stride] for x in supports])  # (K, n, 128)
+    parts = torch.stack([x[:, :COORDINATES] for x in supports])  # (K, n, 128)
     parts -= parts[hub].mean(dim=0)
     lengths = parts.square().sum(dim=2).flatten()[:, None]
     nearness = torch.addmm(lengths, parts.flatten(0, 1), parts[hub].T, alpha=-2)  # squared distance less the hub's part
@@ -102,11 +101,10 @@ def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
 def _is_proven(found: CommonOrder) -> bool:
     """Return whether no orders can have a smaller spread, by the condition above."""
     mean = found.mean - found.mean.mean(dim=0)
-    lengths = mean.square().sum(dim=1)
-    squared = torch.addmm(lengths[:, None] + lengths, mean, mean.T, alpha=-2)
-    apart = squared.clamp_(min=0).sqrt_().fill_diagonal_(torch.inf)
+    apart = torch.cdist(mean, mean).fill_diagonal_(torch.inf)
     farthest = found.distances.amax(dim=0)
-    return bool((3 * farthest[:, None] + farthest + SLACK * lengths.max().sqrt() < apart).all())
+    slack = SLACK * torch.linalg.vector_norm(mean, dim=1).max()
+    return bool((3 * farthest[:, None] + farthest + slack < apart).all())
 
 
 def _searched(supports: Sequence[Tensor], weights: Sequence[float], ranking: Sequence[int], passes: int) -> Tensor:
@@ -122,12 +120,11 @@ def _searched(supports: Sequence[Tensor], weights: Sequence[float], ranking: Seq
 
 def _most_in_place(orders: np.ndarray, weights: Sequence[float], hub: int) -> np.ndarray | None:
     """Return new labels, the same for all sites, with which most neurons, by weight, stay; None for the old ones."""
-    sites, width = orders.shape
+    width = orders.shape[1]
     stays = np.arange(width)
     if (orders == stays).all():
         return None
-    shares = np.repeat(np.asarray(weights), width)
+    shares = np.repeat(weights, width)
     shares[hub * width : (hub + 1) * width] += TIE
-    staying = np.zeros((width, width))  # (label, index)
-    np.add.at(staying, (np.tile(stays, sites), orders.ravel()), shares)
-    return linear_sum_assignment(staying.T, maximize=True)[1]
+    staying = np.bincount((width * orders + stays).ravel(), shares, width * width)  # (index, label)
+    return linear_sum_assignment(staying.reshape(width, width), maximize=True)[1]

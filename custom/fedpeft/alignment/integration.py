@@ -12,18 +12,17 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import fedavg_weights, pia_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
-from fedpeft.alignment.joint_alignment import align_jointly
 from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
-from fedpeft.alignment.permutation import Aligned, align_adapter
+from fedpeft.alignment.permutation import Aligned
+from fedpeft.alignment.reference import align_round
 from fedpeft.alignment.report import Figures, report_of
-from fedpeft.alignment.robust_mean import average, nearest, robust_mean
+from fedpeft.alignment.robust_mean import average, robust_mean
 from fedpeft.alignment.robust_settings import RobustSettings
-from fedpeft.alignment.settings import FEDAVG, LARGEST, PIASettings
+from fedpeft.alignment.settings import FEDAVG, PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place
 from fedpeft.states import State, common_dtype, computable
 
-TIE_BREAK = 1e-6
 LEAST_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 
 
@@ -173,12 +172,15 @@ def _integrate_adapter(
         figures = {owner: Figures(weight=weight) for owner, weight in zip(peers, weights, strict=True)}
         return {name: center[name] for name in names}, figures
 
-    aligned = _aligned(clients, peers, center, neurons, settings, robust, shared)
+    aligned = align_round(clients, peers, center, neurons, settings, robust, shared)
     shares = fedavg_weights(counts, settings)
     if settings.reference != FEDAVG:
         center = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
     network = neurons.network(names)
-    distances = [_distance(a.tensors, center, network) for a in aligned.values()]
+    precision = (
+        None if settings.finds_fixed_point else torch.float64
+    )  # enough for weights, but would change the bytes of the others
+    distances = [_distance(a.tensors, center, network, precision) for a in aligned.values()]
     if not robust.weighs:
         merged = robust_mean([a.tensors for a in aligned.values()], names, robust)
         return merged, _figures(aligned, distances, [None] * len(aligned))
@@ -195,45 +197,6 @@ def _integrate_adapter(
     return merged, _figures(aligned, distances, weights)
 
 
-def _aligned(
-    clients: Mapping[str, Tensors],
-    peers: Mapping[str, float],
-    center: Tensors | None,
-    neurons: Neurons,
-    settings: PIASettings,
-    robust: RobustSettings,
-    shared: Tensors,
-) -> dict[str, Aligned]:
-    """Return every site's adapter in one order.
-
-    Args:
-        clients: owner -> its tensors.
-        peers: owner -> count, for those that are as wide as the result.
-        center: the average of the peers, unless their fixed point takes its place; without any, the global adapter.
-        neurons, settings, robust, shared: as in `_integrate_adapter`.
-    """
-    together: dict[str, Aligned] = {}
-    guide = center
-    if peers and settings.finds_fixed_point:
-        shares = fedavg_weights(list(peers.values()), settings)
-        together = align_jointly({owner: clients[owner] for owner in peers}, shares, neurons, settings)
-        if len(together) < len(clients):
-            ordered = [row.tensors for row in together.values()]
-            guide = {**{name: weighted_mean((t[name] for t in ordered), shares) for name in ordered[0]}, **shared}
-    elif peers:
-        tables = [clients[owner] for owner in peers]
-        leading = (
-            clients[max(peers, key=peers.get)]
-            if robust.weighs
-            else nearest(tables, center, [n for n in center if n not in shared])
-        )
-        guide = _guide(center, leading, settings)
-    return {
-        owner: together.get(owner) or align_adapter(tensors, guide, neurons, settings, margin=settings.margin)
-        for owner, tensors in clients.items()
-    }
-
-
 def _figures(
     aligned: Mapping[str, Aligned], distances: Sequence[float], weights: Sequence[float | None]
 ) -> dict[str, Figures]:
@@ -243,19 +206,7 @@ def _figures(
     }
 
 
-def _guide(center: Tensors, leading: Tensors, settings: PIASettings) -> dict[str, Tensor]:
-    """Return the adapter that the sites are aligned to: the average, or the largest site's adapter.
-
-    The average of two copies in different orders is equally far from both, an exact tie in which each would keep its
-    own order. A small step toward one site breaks the tie: the largest site, or with a robust average, where no site's
-    count is trusted, the site nearest to the average. In float64, so that the step is not lost to rounding.
-    """
-    if settings.reference == LARGEST:
-        return dict(leading)
-    return {name: tensor.double().lerp(leading[name].double(), TIE_BREAK) for name, tensor in center.items()}
-
-
-def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
-    """Return D_k = || W~_k - W_G ||_F over the named tensors."""
+def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str], precision: torch.dtype | None) -> float:
+    """Return D_k = || W~_k - W_G ||_F over the named tensors, summed in this precision; None: the tensors' own."""
     gaps = (tensors[name] - reference[name] for name in names)
-    return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))
+    return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=precision)) for gap in gaps))

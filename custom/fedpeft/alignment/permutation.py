@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import match, permutation_of, unmoved
+from fedpeft.alignment.transport import Centered, match, permutation_of, unmoved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +56,7 @@ def align_adapter(
     *,
     activations: tuple[Tensor, Tensor] | None = None,
     margin: float = 0.0,
+    support: Centered | None = None,
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
@@ -67,6 +68,7 @@ def align_adapter(
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
         margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
+        support: of the reference's hidden neurons, their incoming weights, if it is known already.
 
     Returns:
         The client's adapter as wide as the reference, in the client's dtype.
@@ -75,14 +77,21 @@ def align_adapter(
     """
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
-    plan, cost = _match_neurons(client, reference, neurons, settings, activations, outputs=False)
+    if support is not None and activations is None:
+        rows = neurons.hidden_support(client)
+        plan, cost = match(rows, support, solver=settings.solver, regularization=settings.regularization)
+    else:
+        plan, cost = _match_neurons(client, reference, neurons, settings, activations, outputs=False)
     held = _is_held(plan, cost, margin)
     plan = unmoved(plan) if held else plan
     order = permutation_of(plan)
-    reading = plan / plan.sum(dim=0)
-    writing = reading if settings.mass == "paper" else plan / plan.sum(dim=1, keepdim=True)
-    _carry(aligned, neurons.incoming, neurons, order, reading)
-    _carry(aligned, neurons.outgoing, neurons, order, writing)
+    if order is not None:
+        aligned = reordered(client, neurons, order)
+    else:
+        reading = plan / plan.sum(dim=0)
+        writing = reading if settings.mass == "paper" else plan / plan.sum(dim=1, keepdim=True)
+        _carry(aligned, neurons.incoming, neurons, order, reading)
+        _carry(aligned, neurons.outgoing, neurons, order, writing)
     if settings.output_axis == "matched":
         now = aligned if activations is None else client
         output_plan, output_cost = _match_neurons(now, reference, neurons, settings, activations, outputs=True)

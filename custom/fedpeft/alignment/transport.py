@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 from types import ModuleType
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -68,9 +69,33 @@ def transport_plan(
     return plan
 
 
+class Centered(NamedTuple):
+    """Supports that several others are compared with; `centered` makes it.
+
+    Args:
+        support: y (m, f), as given.
+        center: their mean (f).
+        rows: y less their mean (m, f), float64.
+        lengths: of these rows, squared (m).
+    """
+
+    support: Tensor
+    center: Tensor
+    rows: Tensor
+    lengths: Tensor
+
+
+def centered(support: Tensor) -> Centered:
+    """Return supports with what `cost_matrix` needs of them, so that it is computed once for several sites."""
+    y = support.double()
+    center = y.mean(dim=0)
+    rows = y - center
+    return Centered(support, center, rows, rows.square().sum(dim=1))
+
+
 def match(
     client: Tensor,
-    reference: Tensor,
+    reference: Tensor | Centered,
     client_mass: Tensor | None = None,
     reference_mass: Tensor | None = None,
     *,
@@ -78,25 +103,25 @@ def match(
     regularization: float = 0.05,
 ) -> tuple[Tensor, Tensor]:
     """Return the plan (n, m) and the cost (n, m) that it minimizes; arguments as in `transport_plan`."""
+    reference = reference if isinstance(reference, Centered) else centered(reference)
     cost = cost_matrix(client, reference)
     if not torch.isfinite(cost).all():
         raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
     uniform = client_mass is None and reference_mass is None
-    if uniform and solver == "exact" and client.shape == reference.shape and client.shape[1] == 1:
-        return _sorted_plan(client[:, 0], reference[:, 0]), cost
+    if uniform and solver == "exact" and client.shape == reference.support.shape and client.shape[1] == 1:
+        return _sorted_plan(client[:, 0], reference.support[:, 0]), cost
     return solve(cost, client_mass, reference_mass, solver=solver, regularization=regularization), cost
 
 
-def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
+def cost_matrix(client: Tensor, reference: Tensor | Centered) -> Tensor:
     """Return distances C[i,j] = || x_i - y_j ||_2 between supports (n, f) and (m, f): (n, m), float64.
 
     One matrix product, ||x||^2 - 2 x y + ||y||^2. It cancels where x and y are close and both are far from 0; float64,
     and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
     """
-    x, y = client.double(), reference.double()
-    center = y.mean(dim=0)
-    x, y = x - center, y - center
-    squared = torch.addmm(y.square().sum(dim=1), x, y.T, alpha=-2).add_(x.square().sum(dim=1, keepdim=True))
+    reference = reference if isinstance(reference, Centered) else centered(reference)
+    x = client.double() - reference.center
+    squared = torch.addmm(reference.lengths, x, reference.rows.T, alpha=-2).add_(x.square().sum(dim=1, keepdim=True))
     return squared.clamp_(min=0).sqrt_()
 
 
