@@ -42,6 +42,7 @@ def equal(a, b):
         ["method.name=parallel"],
         ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
         ["method.name=lora"],
+        ["method.name=lora", "method.aggregation=svd"],
         ["method.initialization=own"],
         ["method.site_settings={slake: {reduction_factor: 4}}"],
         ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],

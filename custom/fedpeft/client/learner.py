@@ -85,7 +85,7 @@ class Learner:
         self._smallest_batch = policy.least_batch_size if policy else 1
         self.device = _device(training.device)
         self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
-        self.pia = method.pia if method.aggregation == "pia" else None
+        self.pia = method.pia if method.aligns else None
         if self.pia:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
         with about("backbone"):

@@ -55,6 +55,7 @@ register(
         label="lora adapters",
         source="Hu et al. 2022, LoRA",
         neurons="fedpeft.alignment.neurons:LORA",
+        factors=True,
         exports=True,
         limits=setting_limits.LORA,
     ),

@@ -44,6 +44,7 @@ class MethodEntry:
             "PIA by activations": method.activations,
             "frozen global": method.companion,
             "unequal widths": method.unequal_widths,
+            "SVD of products": method.factors,
             "layer schedule": method.exchanges and method.layers,
         }
         return [ability for ability, able in can.items() if able]

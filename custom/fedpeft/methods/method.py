@@ -31,6 +31,7 @@ class TuningMethod:
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
+        factors: whether its tensors are LoRA's A and B, whose products can be averaged (`aggregation: svd`).
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
@@ -47,6 +48,7 @@ class TuningMethod:
     activations: bool = False
     companion: bool = False
     unequal_widths: bool = False
+    factors: bool = False
     layers: bool = True
     peft_tuner: bool = False
     exports: bool = False

@@ -11,9 +11,8 @@ from fedpeft import methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.aggregations import AGGREGATIONS, Aggregation
 from fedpeft.settings import about, at_least, nested, one_of
-
-AGGREGATIONS = {"pia": "FedPIA", "fedavg": "FedAvg", "none": "local"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,9 @@ class MethodSettings:
             (fine-tuning of the whole backbone).
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
         site_settings: by site, settings of the job's method that replace those (sites of unequal width).
-        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), or `none` (every site alone). By default
-            `pia` where the method has neurons to align, `none` where it exchanges nothing, else `fedavg`.
+        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA: the weighted mean of the
+            products of its factors, factored again), or `none` (every site alone). By default `pia` where the method
+            has neurons to align, `none` where it exchanges nothing, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
@@ -78,6 +78,16 @@ class MethodSettings:
             self._check_secure_sum()
 
     @property
+    def rule(self) -> Aggregation:
+        """What the aggregation needs and can do."""
+        return AGGREGATIONS[self.aggregation]
+
+    @property
+    def aligns(self) -> bool:
+        """Whether the aggregation is FedPIA."""
+        return self.rule.aligns
+
+    @property
     def method(self) -> methods.TuningMethod:
         """The declaration of the method."""
         return methods.get(self.name)
@@ -95,12 +105,18 @@ class MethodSettings:
             )
         if self.site_settings:
             self._check_unequal_widths()
-        if self.aggregation != "pia":
-            return
-        if not method.neurons:
+        if not self.rule.fits(method):
             raise FedpeftError(
-                f"aggregation='pia' aligns neurons, and name={name!r} has none: use aggregation='fedavg' or 'none'."
+                f"aggregation={self.aggregation!r} {self.rule.reason}, and name={name!r} has none: use "
+                f"aggregation='fedavg' or 'none'."
             )
+        if not self.rule.averages and not self.robust.weighs:
+            raise FedpeftError(
+                f"aggregation={self.aggregation!r} takes means only, not robust.average={self.robust.average!r}: use "
+                f"aggregation='fedavg', or leave out method.robust.average."
+            )
+        if not self.aligns:
+            return
         if pia.client and pia.support != "weights" and not method.activations:
             raise FedpeftError(
                 f"name={name!r} has no hidden activations to align by: leave method.pia.support out, or set it to "
@@ -114,9 +130,13 @@ class MethodSettings:
     def _check_secure_sum(self) -> None:
         if not self.exchanges:
             raise FedpeftError("secure_sum hides what sites send, but with aggregation='none' they send nothing.")
-        if self.aggregation == "pia" and self.pia.aligns_on_server:
+        if self.aligns and self.pia.aligns_on_server:
             raise FedpeftError(
                 "secure_sum hides the adapters that server PIA must see: set method.pia.aligned_at to 'site'."
+            )
+        if not self.aligns and not self.rule.adds_up:
+            raise FedpeftError(
+                f"secure_sum hides the adapters that aggregation={self.aggregation!r} must see: use 'fedavg'."
             )
         if self.robust != RobustSettings():
             raise FedpeftError(
@@ -128,7 +148,7 @@ class MethodSettings:
 
     def _check_unequal_widths(self) -> None:
         pia = self.pia
-        if self.aggregation != "pia" or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
+        if not self.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
             raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
         if pia.accept:
             raise FedpeftError(
@@ -156,9 +176,9 @@ class MethodSettings:
         """Name of the method in tables."""
         if not self.method.exchanges:
             return self.method.label
-        return f"{AGGREGATIONS[self.aggregation]}, {self.method.label}"
+        return f"{self.rule.label}, {self.method.label}"
 
     @property
     def exchanges(self) -> bool:
         """Whether sites exchange tensors at all."""
-        return self.aggregation != "none"
+        return self.rule.exchanges

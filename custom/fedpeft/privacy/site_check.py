@@ -90,7 +90,7 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if name not in policy.methods:
         yield "method.name", f"is {name!r}, methods has {', '.join(policy.methods) or 'none'}"
         return
-    measured = job.method.aggregation == "pia" and (job.method.pia.accept or job.method.pia.share == VALIDATION)
+    measured = job.method.aligns and (job.method.pia.accept or job.method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
         yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
     for why in refused_settings(job.method.settings_of(job.site), job.method.method.limits):
@@ -188,7 +188,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     }
     if job.schedule.active:
         counts["least_score_samples"] = min(len(loaded.train), job.schedule.score_samples)
-    if job.method.aggregation == "pia" and job.method.pia.share == VALIDATION:
+    if job.method.aligns and job.method.pia.share == VALIDATION:
         counts["least_validation_samples"] = len(loaded.validation)
     for name, count in counts.items():
         if count < getattr(policy, name):

@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from fedpeft.alignment import integrate
 from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.checks import check_tensors
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import secure_mean
+from fedpeft.registry import imported
 from fedpeft.states import State
 
 GLOBAL = "the new global adapter"
@@ -22,7 +22,7 @@ LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6
 def aggregate(
     replies: Mapping[str, tuple[State, int]], method: MethodSettings, *, previous: State | None
 ) -> tuple[State, dict[str, Any]]:
-    """Aggregate with server PIA, or with the weighted mean for `fedavg`; both can use a robust average.
+    """Aggregate as the job's `method.aggregation` says (`fedpeft.methods.aggregations`).
 
     Sites are sorted by name, so the result does not depend on the order of their replies.
 
@@ -38,13 +38,13 @@ def aggregate(
         merged = secure_mean(replies, method, previous=previous or {})
         check_global(merged)
         return merged, {}
-    if method.aggregation == "pia":
+    if method.aligns:
         method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
     sites = sorted(replies)
     states, counts = zip(*(replies[site] for site in sites), strict=True)
-    averaged = replace(method.pia, server=False, aligned_at="server")
-    settings = averaged if method.aggregation == "fedavg" else method.pia
+    settings = method.pia if method.aligns else replace(method.pia, server=False, aligned_at="server")
     capped = cap_share(counts, method.robust.max_share)
+    integrate = imported(method.rule.home)
     merged, report = integrate(states, capped, settings, sites=sites, previous=previous, robust=method.robust)
     check_global(merged)
     return merged, report
