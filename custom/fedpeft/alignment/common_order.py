@@ -27,7 +27,7 @@ from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.order_search import problem_of, search
 from fedpeft.errors import FedpeftError
 
-COORDINATES = 128  # the first of each support, enough to propose an order whose proof uses all of them
+COORDINATES = 64  # the first of each support, enough to propose an order whose proof uses all of them
 SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0
 TIE = 1e-9  # of all weight: enough to choose between orders in which equally many neurons stay
 
@@ -84,12 +84,14 @@ def in_order(supports: Sequence[Tensor], weights: Sequence[float], orders: Tenso
     else:
         ordered = [x.index_select(0, order) for x, order in zip(supports, orders, strict=True)]
     mean = weighted_mean(ordered, weights)
-    return CommonOrder(orders, mean, torch.stack([torch.linalg.vector_norm(x - mean, dim=1) for x in ordered]))
+    gap = torch.empty_like(mean)
+    distances = [torch.linalg.vector_norm(torch.sub(x, mean, out=gap), dim=1) for x in ordered]
+    return CommonOrder(orders, mean, torch.stack(distances))
 
 
 def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
     """Return the orders that put each site's neurons to the nearest of one site's; None if these are as they stand."""
-    parts = torch.stack([x[:, :COORDINATES] for x in supports])  # (K, n, 128)
+    parts = torch.stack([x[:, :COORDINATES] for x in supports])  # (K, n, 64)
     parts -= parts[hub].mean(dim=0)
     lengths = parts.square().sum(dim=2).flatten()[:, None]
     nearness = torch.addmm(lengths, parts.flatten(0, 1), parts[hub].T, alpha=-2)  # squared distance less the hub's part
@@ -101,10 +103,11 @@ def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
 def _is_proven(found: CommonOrder) -> bool:
     """Return whether no orders can have a smaller spread, by the condition above."""
     mean = found.mean - found.mean.mean(dim=0)
-    apart = torch.cdist(mean, mean).fill_diagonal_(torch.inf)
+    lengths = mean.square().sum(dim=1)
+    apart = torch.addmm(lengths[:, None] + lengths, mean, mean.T, alpha=-2).fill_diagonal_(torch.inf)  # squared
     farthest = found.distances.amax(dim=0)
-    slack = SLACK * torch.linalg.vector_norm(mean, dim=1).max()
-    return bool((3 * farthest[:, None] + farthest + slack < apart).all())
+    reach = 3 * farthest[:, None] + (farthest + SLACK * lengths.max().sqrt())
+    return bool((reach.square_() < apart).all())
 
 
 def _searched(supports: Sequence[Tensor], weights: Sequence[float], ranking: Sequence[int], passes: int) -> Tensor:
