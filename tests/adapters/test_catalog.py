@@ -14,6 +14,8 @@ VILT_B = {  # of the papers, where they give a number
     "compacter": 57_088,
     "lora": 147_456,
     "attention": 28_353_799 - 5_383,  # ABA of ViT-B/16, whose layers are the same, without its head
+    "vpt": 466_183 - 5_383,  # of ViT-B/16 as well
+    "dvpt": 78_528,
     "classifier": 0,
 }
 

@@ -17,7 +17,7 @@ from fedpeft.keys import is_key, layers_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 
-SETTINGS = {"compacter": {"reduction_factor": 4}, "oft": {"oft_block_size": 8}, "vera": {"r": 8}}
+SETTINGS = {"compacter": {"reduction_factor": 4}, "oft": {"oft_block_size": 8}, "vera": {"r": 8}, "dvpt": {"rank": 4}}
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
 
 

@@ -155,3 +155,31 @@ register(
         limits=setting_limits.VERA,
     ),
 )
+register(
+    "vpt",
+    TuningMethod(
+        home="fedpeft.methods.prompts:VPT",
+        label="visual prompts",
+        source="Jia et al. 2022, Visual Prompt Tuning",
+        limits=setting_limits.PROMPTS,
+    ),
+)
+register(
+    "dvpt",
+    TuningMethod(
+        home="fedpeft.methods.prompts:DVPT",
+        label="decomposed visual prompts",
+        source="the federated tuning of vision transformers",
+        limits=setting_limits.FACTORED_PROMPTS,
+    ),
+)
+register(
+    "promptfl",
+    TuningMethod(
+        home="fedpeft.methods.prompts:PROMPTFL",
+        label="soft text tokens",
+        source="Guo et al. 2023, PromptFL",
+        layers=False,
+        limits=setting_limits.PROMPTS,
+    ),
+)

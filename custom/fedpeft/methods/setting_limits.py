@@ -107,3 +107,8 @@ VERA: Limits = RANKED | {
     "projection_prng_key": whole(2**31 - 1, least=0),
     "vera_dropout": number(0, 1),
 }
+PROMPTS: dict[str, Check] = {"tokens": whole(MOST_WIDTH)}
+FACTORED_PROMPTS: Limits = PROMPTS | {
+    "rank": whole(MOST_WIDTH),
+    "decomposition": choice("per_block", "concatenated"),
+}

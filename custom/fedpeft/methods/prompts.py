@@ -1,0 +1,250 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Prompts: trained tokens beside those of text and image, before every layer (VPT, DVPT) or the first (PromptFL).
+
+    layer.<l>.prompt.tokens                       VPT, PromptFL: (R, d)
+    layer.<l>.prompt.coefficients, .basis         DVPT by block: (R, rank), (rank, d), whose product are the tokens
+    layer.<l>.prompt.coefficients, shared.basis   DVPT of all blocks concatenated: (R, rank) for each, one (rank, d)
+
+The tokens stand after the first token, which classifies. Deep prompts are taken out again after their layer, shallow
+ones after the last.
+
+Sources: `vpt` Jia et al. 2022, Visual Prompt Tuning (deep); `promptfl` Guo et al. 2023, PromptFL; `dvpt` the federated
+parameter-efficient tuning of vision transformers, prompts decomposed by SVD.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones.slots import module_path, slot_templates, two_towers
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import SHARED, belongs, place_of
+from fedpeft.methods.bottleneck.initialization import key_generator
+from fedpeft.methods.trainable import Trainable, Tuning
+from fedpeft.settings import at_least, build, one_of
+
+SLOT = "prompt"
+PER_BLOCK, CONCATENATED = "per_block", "concatenated"
+BASIS = f"{SHARED}basis"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptSettings:
+    """Settings of prompts in full.
+
+    Args:
+        tokens: R, before each layer that has prompts.
+    """
+
+    tokens: int = 50
+
+    def __post_init__(self) -> None:
+        at_least("tokens", self.tokens, 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FactoredSettings(PromptSettings):
+    """Settings of prompts as a product of two matrices.
+
+    Args:
+        rank: of the product, at most R (of all layers together under `concatenated`) and the backbone's width.
+        decomposition: of the prompts of each layer (`per_block`), or of those of all layers one below the other
+            (`concatenated`), which share the second factor.
+    """
+
+    rank: int = 8
+    decomposition: str = PER_BLOCK
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least("rank", self.rank, 1)
+        one_of("decomposition", self.decomposition, (PER_BLOCK, CONCATENATED))
+
+
+class Prompts(Trainable):
+    """The prompts in a backbone, whose model is frozen.
+
+    Args:
+        model: a model whose layers are in `fedpeft.backbones.slots`; it gets the parameters as its module `prompts`.
+        first: key -> initial value.
+        deep: whether every layer has prompts of its own; otherwise those of the first layer stay to the last.
+    """
+
+    def __init__(self, model: nn.Module, first: Mapping[str, Tensor], *, deep: bool) -> None:
+        model.requires_grad_(False)
+        self._names = {key: key.replace(".", "-") for key in first}  # a dot would be part of a path
+        model.prompts = nn.ParameterDict({self._names[key]: nn.Parameter(value) for key, value in first.items()})
+        self._model = model
+        layers = transformer_layers(model)
+        count = tokens_of(first, 0).shape[0]
+        for number, layer in enumerate(layers):
+            enters, leaves = deep or number == 0, deep or number == len(layers) - 1
+            layer.register_forward_pre_hook(self._entering(number, count, insert=enters), with_kwargs=True)
+            if leaves:
+                layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
+        self.train_only(None)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the prompts, or their factors, by key."""
+        return {key: self._model.prompts[name] for key, name in self._names.items()}
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze the prompts of all but these layers."""
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad_(belongs(key, layers))
+
+    def _entering(self, number: int, count: int, *, insert: bool) -> Any:
+        """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
+
+        def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+            hidden, *others = inputs
+            if insert:
+                tokens = tokens_of(self.parameters(), number).to(hidden.dtype)
+                hidden = torch.cat((hidden[:, :1], tokens.expand(len(hidden), -1, -1), hidden[:, 1:]), dim=1)
+            if others:
+                others[0] = _seen(others[0], count)
+            if "attention_mask" in named:
+                named = {**named, "attention_mask": _seen(named["attention_mask"], count)}
+            return (hidden, *others), named
+
+        return enter
+
+
+class PromptTuning(Tuning):
+    """A method that trains prompts.
+
+    Args:
+        name: of its registration.
+        settings: `PromptSettings` or `FactoredSettings`.
+        deep: whether every layer has prompts of its own.
+        std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
+    """
+
+    def __init__(self, name: str, settings: type[PromptSettings], *, deep: bool, std: float | None = None) -> None:
+        self.name, self._settings, self._deep, self._std = name, settings, deep, std
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings that are unknown or not allowed."""
+        build(self._settings, settings, section=f"method.settings.{self.name}")
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
+        chosen = build(self._settings, settings, section=f"method.settings.{self.name}")
+        count = len(transformer_layers(backbone.model)) if self._deep else 1
+        width = backbone.model.config.hidden_size
+        tokens = {
+            place_of(layer, SLOT): self._drawn(backbone.model, chosen.tokens, width, layer, seed)
+            for layer in range(count)
+        }
+        if isinstance(chosen, FactoredSettings):
+            first = factored(tokens, chosen.rank, together=chosen.decomposition == CONCATENATED)
+        else:
+            first = {f"{place}.tokens": value for place, value in tokens.items()}
+        device = next(backbone.model.parameters()).device
+        return Prompts(backbone.model, {key: value.to(device) for key, value in first.items()}, deep=self._deep)
+
+    def _drawn(self, model: nn.Module, count: int, width: int, layer: int, seed: int) -> Tensor:
+        generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
+        empty = torch.empty(count, width, device="cpu")
+        if self._std is not None:
+            return empty.normal_(0.0, self._std, generator=generator)
+        patch = getattr(model.config, "patch_size", 16)
+        bound = math.sqrt(6 / (3 * patch * patch + width))
+        return empty.uniform_(-bound, bound, generator=generator)
+
+
+def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict[str, Tensor]:
+    """Return the factors of prompts by truncated singular value decomposition, `U sqrt(S)` and `sqrt(S) V^T`.
+
+    Args:
+        tokens: place -> (R, d).
+        rank: of the product.
+        together: decompose all places one below the other; they then share the second factor.
+
+    Raises:
+        FedpeftError: the rank is above what the tokens have.
+    """
+    groups = [list(tokens)] if together else [[place] for place in tokens]
+    factors: dict[str, Tensor] = {}
+    for places in groups:
+        stacked = torch.cat([tokens[place] for place in places])
+        if rank > min(stacked.shape):
+            raise FedpeftError(
+                f"rank is {rank}, but prompts of shape {tuple(stacked.shape)} have at most {min(stacked.shape)}: lower "
+                f"it, or set more tokens."
+            )
+        if stacked.is_meta:
+            left, right = stacked.new_empty(len(stacked), rank), stacked.new_empty(rank, stacked.shape[1])
+        else:
+            vectors, values, rows = torch.linalg.svd(stacked, full_matrices=False)
+            root = values[:rank].sqrt()
+            left, right = vectors[:, :rank] * root, root[:, None] * rows[:rank]
+        for place, part in zip(places, left.split([len(tokens[place]) for place in places]), strict=True):
+            factors[f"{place}.coefficients"] = part.contiguous()
+        factors[BASIS if together else f"{places[0]}.basis"] = right.contiguous()
+    return factors
+
+
+def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
+    """Return the prompts of a layer, (R, d).
+
+    Args:
+        parameters: by key, as this file's head lists them.
+        layer: counted from 0.
+    """
+    place = place_of(layer, SLOT)
+    if f"{place}.tokens" in parameters:
+        return parameters[f"{place}.tokens"]
+    basis = f"{place}.basis" if f"{place}.basis" in parameters else BASIS
+    return parameters[f"{place}.coefficients"] @ parameters[basis]
+
+
+def transformer_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a model, first to last.
+
+    Raises:
+        FedpeftError: its family is unknown, or has two stacks of layers.
+    """
+    family = getattr(getattr(model, "config", None), "model_type", None)
+    templates = slot_templates(family, ("output",))
+    if two_towers(templates.values()):
+        raise FedpeftError(
+            f"prompts need one stack of layers, and model family {family!r} has two: use another method."
+        )
+    stack, _, _ = next(iter(templates.values())).partition("{layer}")
+    layers = {path: module for path, module in model.named_modules() if path.startswith(stack)}
+    found: list[nn.Module] = []
+    while (path := module_path(f"{stack}{{layer}}", len(found))) in layers:
+        found.append(layers[path])
+    return found
+
+
+def _seen(mask: Tensor | None, count: int) -> Tensor | None:
+    """Return an attention mask in which `count` tokens more are seen, after the first."""
+    if mask is None:
+        return None
+    visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen
+    first, rest = mask[..., :1], mask[..., 1:]
+    wider = torch.cat((first, mask.new_full((*mask.shape[:-1], count), visible), rest), dim=-1)
+    if wider.dim() == 4 and wider.shape[-2] > 1:  # one row for each query
+        rows = wider[..., :1, :].expand(*wider.shape[:-2], count, wider.shape[-1])
+        wider = torch.cat((wider[..., :1, :], rows, wider[..., 1:, :]), dim=-2)
+    return wider
+
+
+def _without(output: Any, count: int) -> Any:
+    """Return a layer's output without the prompts."""
+    if isinstance(output, tuple):
+        return (_without(output[0], count), *output[1:])
+    return torch.cat((output[:, :1], output[:, 1 + count :]), dim=1)
+
+
+VPT = PromptTuning("vpt", PromptSettings, deep=True)
+DVPT = PromptTuning("dvpt", FactoredSettings, deep=True)
+PROMPTFL = PromptTuning("promptfl", PromptSettings, deep=False, std=0.02)

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Prompts before each layer, or before the first."""
+
+import pytest
+import torch
+import transformers as hf
+from torch import nn
+
+from fedpeft import methods
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.prompts import factored, transformer_layers
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+NAMES = ("vpt", "dvpt", "promptfl")
+
+
+def prepared(name, model, **settings):
+    backbone = nn.Module()
+    backbone.model = model
+    return methods.get(name).tuning().prepare(backbone, {"tokens": 4, **settings}, seed=0)
+
+
+def by_hand(model, inputs, prompts, *, deep):
+    """ViLT with prompts, its layers called one after the other."""
+    hidden, mask = model.embeddings(**inputs, token_type_ids=None, inputs_embeds=None)
+    assert mask.all()  # so that the layers need none
+    count = prompts[0].shape[0]
+    for number, layer in enumerate(model.encoder.layer):
+        if deep or number == 0:
+            first = hidden[:, :1]
+            rest = hidden[:, 1:] if number == 0 else hidden[:, 1 + count :]
+            hidden = torch.cat((first, prompts[number].expand(len(hidden), -1, -1), rest), dim=1)
+        hidden = layer(hidden)[0]
+    return model.pooler(model.layernorm(torch.cat((hidden[:, :1], hidden[:, 1 + count :]), dim=1)))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_output_is_that_of_layers_called_by_hand(name, vilt, batch):
+    settings = {"rank": 2} if name == "dvpt" else {}
+    model, plain = vilt(), vilt()
+    state = prepared(name, model, **settings).state()
+    deep = name != "promptfl"
+    tokens = [
+        state.get(f"layer.{n}.prompt.tokens")
+        if name != "dvpt"
+        else state[f"layer.{n}.prompt.coefficients"] @ state[f"layer.{n}.prompt.basis"]
+        for n in range(2 if deep else 1)
+    ]
+    inputs = batch()
+    with torch.no_grad():
+        got = model(**inputs)
+        expected = by_hand(plain, {**inputs, "pixel_values": None}, tokens, deep=deep)
+    assert torch.allclose(got.pooler_output, expected, atol=1e-6)
+    assert got.last_hidden_state.shape == plain(**inputs).last_hidden_state.shape
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_prompts_in_other_families_and_behind_a_mask(name, attention):
+    settings = {"rank": 2} if name == "dvpt" else {}
+    bert = hf.BertModel(hf.BertConfig(**SIZE, vocab_size=50, attn_implementation=attention)).eval()
+    prepared(name, bert, **settings)
+    words, mask = torch.tensor([[3, 4, 5, 0]]), torch.tensor([[1, 1, 1, 0]])
+    with torch.no_grad():
+        short = bert(input_ids=words[:, :3]).last_hidden_state
+        padded = bert(input_ids=words, attention_mask=mask).last_hidden_state[:, :3]
+    assert torch.allclose(short, padded, atol=1e-5)  # a padded place is still not seen
+    vit = hf.ViTModel(hf.ViTConfig(**SIZE, image_size=16, patch_size=8)).eval()
+    before = vit(pixel_values=torch.ones(1, 3, 16, 16)).last_hidden_state
+    prepared(name, vit, **settings)
+    after = vit(pixel_values=torch.ones(1, 3, 16, 16)).last_hidden_state
+    assert after.shape == before.shape
+    assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_factors_of_full_rank_reproduce_the_prompts(together):
+    draw = torch.Generator().manual_seed(0)
+    tokens = {f"layer.{n}.prompt": torch.randn(4, 8, generator=draw) for n in range(3)}
+    factors = factored(tokens, 8 if together else 4, together=together)
+    for place, value in tokens.items():
+        basis = factors["shared.basis" if together else f"{place}.basis"]
+        assert torch.allclose(factors[f"{place}.coefficients"] @ basis, value, atol=1e-5)
+
+
+def test_a_rank_that_prompts_cannot_have_is_refused(vilt):
+    with pytest.raises(FedpeftError, match=r"rank is 8, but prompts of shape \(4, 32\) have at most 4"):
+        prepared("dvpt", vilt(), rank=8)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [({"tokens": 0}, "tokens is 0"), ({"decomposition": "all"}, "decomposition is 'all'"), ({"tokns": 3}, "tokns")],
+)
+def test_wrong_settings_are_refused(vilt, settings, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        prepared("dvpt", vilt(), **{"rank": 2, **settings})
+
+
+def test_two_towers_are_refused():
+    text = {**SIZE, "vocab_size": 50, "max_position_embeddings": 16}
+    clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={**SIZE, "image_size": 16, "patch_size": 8}))
+    with pytest.raises(FedpeftError, match="family 'clip' has two"):
+        transformer_layers(clip)
