@@ -16,6 +16,9 @@ VILT_B = {  # of the papers, where they give a number
     "attention": 28_353_799 - 5_383,  # ABA of ViT-B/16, whose layers are the same, without its head
     "vpt": 466_183 - 5_383,  # of ViT-B/16 as well
     "dvpt": 78_528,
+    "lora_vpt": 613_639 - 5_383,
+    "lora_dvpt": 231_367 - 5_383,
+    "attention_vpt": 28_814_599 - 5_383,
     "classifier": 0,
 }
 

@@ -17,7 +17,13 @@ from fedpeft.keys import is_key, layers_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 
-SETTINGS = {"compacter": {"reduction_factor": 4}, "oft": {"oft_block_size": 8}, "vera": {"r": 8}, "dvpt": {"rank": 4}}
+SETTINGS = {
+    "compacter": {"reduction_factor": 4},
+    "oft": {"oft_block_size": 8},
+    "vera": {"r": 8},
+    "dvpt": {"rank": 4},
+    "lora_dvpt": {"dvpt": {"rank": 4}},
+}
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
 
 
@@ -127,3 +133,11 @@ def test_adalora_is_not_taken_for_lora():
         tuning_of(AdaLoraConfig(total_step=10))
     with pytest.raises(FedpeftError, match="is of no method"):
         tuning_of(SimpleNamespace())
+
+
+def test_settings_of_a_combination_stand_under_its_parts():
+    settings = {"lora_vpt": {"lora": {"r": 2}, "vpt": {"tokens": 5}}}
+    MethodSettings(name="lora_vpt", settings=settings).check_settings()
+    for wrong, sentence in (({"r": 2}, "has no part 'r'"), ({"vpt": {"tokns": 5}}, "tokns"), ({"vpt": 5}, "vpt")):
+        with pytest.raises(FedpeftError, match=sentence):
+            MethodSettings(name="lora_vpt", settings={"lora_vpt": wrong}).check_settings()

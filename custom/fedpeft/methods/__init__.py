@@ -183,3 +183,35 @@ register(
         limits=setting_limits.PROMPTS,
     ),
 )
+register(
+    "lora_vpt",
+    TuningMethod(
+        home="fedpeft.methods.combined:LORA_VPT",
+        label="lora adapters and visual prompts",
+        source="the federated tuning of vision transformers",
+        factors=True,
+        limits={"lora": setting_limits.each(setting_limits.LORA), "vpt": setting_limits.each(setting_limits.PROMPTS)},
+    ),
+)
+register(
+    "lora_dvpt",
+    TuningMethod(
+        home="fedpeft.methods.combined:LORA_DVPT",
+        label="lora adapters and decomposed visual prompts",
+        source="the federated tuning of vision transformers",
+        factors=True,
+        limits={
+            "lora": setting_limits.each(setting_limits.LORA),
+            "dvpt": setting_limits.each(setting_limits.FACTORED_PROMPTS),
+        },
+    ),
+)
+register(
+    "attention_vpt",
+    TuningMethod(
+        home="fedpeft.methods.combined:ATTENTION_VPT",
+        label="attention and visual prompts",
+        source="the federated tuning of vision transformers",
+        limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
+    ),
+)

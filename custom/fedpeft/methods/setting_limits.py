@@ -68,6 +68,11 @@ def mapping_to(check: Check) -> Check:
     return fits
 
 
+def each(limits: Limits) -> Check:
+    """Return a check for the settings of a method within those of another."""
+    return lambda value: isinstance(value, Mapping) and not any(True for _ in refused_settings(value, limits))
+
+
 LAYERS = list_of(whole(MOST_LAYERS, least=0))
 
 

@@ -1,0 +1,73 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Two methods in one backbone: low-rank or full updates of the attention, and prompts beside them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.trainable import Trainable, Tuning
+from fedpeft.registry import imported
+
+
+class Together(Trainable):
+    """What several methods train in one backbone.
+
+    Args:
+        parts: whose keys differ.
+    """
+
+    def __init__(self, parts: Sequence[Trainable]) -> None:
+        self._parts = tuple(parts)
+        self.train_only(None)  # each part froze those before it
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the parameters of all parts by key."""
+        return {key: parameter for part in self._parts for key, parameter in part.parameters().items()}
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these layers of every part."""
+        for part in self._parts:
+            part.train_only(layers)
+
+
+class CombinedTuning(Tuning):
+    """Methods that train together; the settings of each stand under its name.
+
+    Args:
+        name: of the registration.
+        homes: name of a part -> import path of its code, in the order in which they are prepared.
+    """
+
+    def __init__(self, name: str, homes: Mapping[str, str]) -> None:
+        self.name, self._homes = name, homes
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Refuse settings of other methods, or that a part refuses."""
+        for part in settings:
+            if part not in self._homes:
+                raise FedpeftError(f"{self.name} has no part {part!r}: its settings are those of {self._names}.")
+            if not isinstance(settings[part], Mapping):
+                raise FedpeftError(f"the settings of {part} in {self.name} are {settings[part]!r}, not an object.")
+        for part, home in self._homes.items():
+            imported(home).check(settings.get(part, {}))
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Prepare every part in turn; see `Tuning.prepare`."""
+        self.check(settings)
+        parts = self._homes.items()
+        return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])
+
+    @property
+    def _names(self) -> str:
+        return " and ".join(self._homes)
+
+
+LORA, ATTENTION = "fedpeft.methods.lora:TUNING", "fedpeft.methods.backbone_part:ATTENTION"
+VPT, DVPT = "fedpeft.methods.prompts:VPT", "fedpeft.methods.prompts:DVPT"
+LORA_VPT = CombinedTuning("lora_vpt", {"lora": LORA, "vpt": VPT})
+LORA_DVPT = CombinedTuning("lora_dvpt", {"lora": LORA, "dvpt": DVPT})
+ATTENTION_VPT = CombinedTuning("attention_vpt", {"attention": ATTENTION, "vpt": VPT})
