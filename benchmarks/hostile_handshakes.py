@@ -19,7 +19,7 @@ from fedpeft.flare import controller
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.messages.types import Introduction
 
-sys.path.insert(0, str(ROOT / "tests" / "flare"))
+sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, introduction, scheduled
 

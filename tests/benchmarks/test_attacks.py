@@ -2,7 +2,9 @@
 """Rows of benchmarks/attacks.py: what they print is what happened."""
 
 import re
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +20,11 @@ KEY = "layer.0.output.down.bias"
 @pytest.fixture
 def attacks(benchmark):
     return benchmark("attacks")
+
+
+def test_the_command_starts_outside_the_tests():
+    script = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
+    subprocess.run([sys.executable, "-W", "ignore", script, "--help"], check=True, capture_output=True)
 
 
 def only(monkeypatch, table, *names):
