@@ -26,7 +26,8 @@ from transformers import BertTokenizerFast
 from transformers.models.vilt.configuration_vilt import ViltConfig
 from transformers.models.vilt.modeling_vilt import ViltModel
 
-from fedpeft.backbones.vilt import SquareImages, Vilt
+from fedpeft.backbones.images import SquareImages
+from fedpeft.backbones.vilt import Vilt
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, SIZE, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, PLAIN, QUESTION_TYPES, TEMPLATES

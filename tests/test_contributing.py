@@ -43,12 +43,13 @@ assert {key.split(".")[-2] for key in results[-1].state} == {"layernorm_before"}
     "fedpeft.backbones": (
         """
 from fedpeft.backbones import Pretrained
-from fedpeft.backbones.vilt import SquareImages, build, skeleton
+from fedpeft.backbones.images import SquareImages
+from fedpeft.backbones.vilt import build, skeleton
 
 def mine(settings):
-    return build(settings, usual="", images=lambda size, patch: SquareImages(size))
+    return build(settings, usual="mine", images=lambda size, patch: SquareImages(size))
 
-MINE = Pretrained(build=mine, usual="", skeleton=lambda: skeleton({}))
+MINE = Pretrained(build=mine, usual="mine", skeleton=skeleton)
 """,
         """
 assert federation("backbone.name=mine")[-1].state

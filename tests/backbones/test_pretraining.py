@@ -10,7 +10,7 @@ import torch
 from transformers import BertTokenizerFast
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.data.phantom_words import CLINICAL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"

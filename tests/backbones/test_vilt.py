@@ -14,7 +14,7 @@ from transformers import BertTokenizerFast
 from transformers.models.vilt.modeling_vilt import ViltForMaskedLM
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.data import DataSettings, load
 from fedpeft.data.phantom_words import CLINICAL, PLAIN, TEMPLATES
 from fedpeft.errors import FedpeftError
@@ -220,9 +220,30 @@ def pickled_by_configuration(folder):
     (folder / "config.json").write_text(json.dumps({**config, "transformers_weights": "adapter_model.bin"}))
 
 
+def configured(**entries):
+    def damage(folder):
+        path = copy_tiny(folder) / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | entries))
+
+    return damage
+
+
+def with_adapter(folder):
+    (copy_tiny(folder) / "adapter_config.json").write_text('{"base_model_name_or_path": "/elsewhere"}')
+
+
 @pytest.mark.parametrize(
     ("damage", "expected_text"),
     [
+        (with_adapter, "adapter_config.json"),
+        (configured(attn_implementation="someone/kernel"), "'someone/kernel' as attn_implementation"),
+        (configured(text_config={"_attn_implementation": "a/b"}), "'a/b' as _attn_implementation"),
+        (configured(quantization_config={"quant_method": "awq"}), "quantized"),
+        (configured(hidden_size=10**9), "hidden_size = 1000000000, at most 1,048,576"),
+        (configured(num_hidden_layers=10**9), "num_hidden_layers = 1000000000, at most 4,096"),
+        (configured(num_labels=10**9), "num_labels = 1000000000"),
+        (configured(intermediate_size=10**6), "config.json describes a model of"),
+        (configured(hidden_size=10**400), "hidden_size"),
         (pickled, "a pickle, pytorch_model.bin, which can run code and is never read (use_safetensors=True)"),
         (pickled_shards, "its model.safetensors.index.json names 'shard.bin'"),
         (pickled_by_configuration, "its config.json names 'adapter_model.bin'"),
@@ -255,7 +276,7 @@ def test_damaged_sources_are_refused_in_one_sentence(damage, expected_text, tmp_
 @pytest.mark.parametrize(
     ("values", "expected_text"),
     [
-        ({"name": "tiny-vit"}, "tiny-vilt"),
+        ({"name": "tiny-vlit"}, "tiny-vilt"),
         ({"source": ""}, "source is ''"),
         ({"image_size": 0}, "image_size is 0"),
         ({"image_size": 50}, "image_size is 50"),

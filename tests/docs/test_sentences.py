@@ -18,7 +18,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft import data
-from fedpeft.backbones.vilt import TINY_FOLDER
+from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.client.accepted import accept
 from fedpeft.client.learner import Learner
 from fedpeft.data.images import open_image

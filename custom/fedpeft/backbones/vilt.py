@@ -6,27 +6,28 @@ The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
-from fedpeft.backbones import Pretrained, weights
-from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.backbones.checkpoint import (
+    check_image_size,
+    check_kind,
+    check_text_length,
+    check_vocabulary,
+    load_model,
+    read_config,
+    reading,
+)
+from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
+from fedpeft.backbones.registry import BACKBONES, TINY_FOLDER
 
 if TYPE_CHECKING:
-    from fedpeft.backbones import BackboneSettings
+    from fedpeft.backbones.settings import BackboneSettings
 
-UNUSABLE = "backbone-unusable"
-TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
-
-Images = Sequence["Image.Image | np.ndarray"]
+NAME = "ViLT"
 
 
 def build(
@@ -46,116 +47,31 @@ def build(
     model, tokenizer = _load(source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
-    if size % patch:
-        raise FedpeftError(
-            f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",
-            setting="backbone.image_size",
-        )
-    longest = model.config.max_position_embeddings
-    if settings.text_length > longest:
-        raise FedpeftError(
-            f"text_length is {settings.text_length}, {source} reads at most {longest} tokens: lower it.",
-            setting="backbone.text_length",
-        )
+    check_image_size(size, patch, source)
+    check_text_length(settings.text_length, model.config.max_position_embeddings, source)
     return Vilt(model, tokenizer, images(size, patch), settings.text_length)
+
+
+def build_tiny(settings: BackboneSettings) -> Vilt:
+    """Load the tiny ViLT, or another one that reads square images."""
+    return build(settings, usual=str(TINY_FOLDER), images=lambda size, patch: SquareImages(size))
+
+
+def build_full(settings: BackboneSettings) -> Vilt:
+    """Load ViLT-B/32, or another one that keeps the proportions of images."""
+    return build(settings, usual=BACKBONES.get("vilt").usual, images=ProportionalImages)
 
 
 def _load(source: str) -> tuple[nn.Module, Any]:
     from transformers import BertTokenizerFast
-    from transformers.configuration_utils import PreTrainedConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    try:
-        config = PreTrainedConfig.get_config_dict(source)[0]
-        kind = config.get("model_type")
-        if kind != "vilt":
-            raise FedpeftError(
-                f"{source} does not hold a ViLT (model_type {kind!r} in its config.json): give another folder or name.",
-                code=UNUSABLE,
-            )
-        if Path(source).is_dir():
-            weights.check_folder(Path(source), config)
-        with _quiet():
-            model, report = ViltModel.from_pretrained(
-                source,
-                dtype=torch.float32,
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-            )
+    with reading(source, NAME):
+        check_kind(read_config(source), ("vilt",), source, NAME)
+        model, _ = load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
         tokenizer = BertTokenizerFast.from_pretrained(source)
-    except FedpeftError:
-        raise
-    except Exception as error:  # the hub, safetensors, tokenizers and torch each raise their own kinds
-        where = "folder" if Path(source).exists() else "hub name or folder"
-        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-        if "use_safetensors" in first and isinstance(error, OSError):  # transformers recommends the pickle
-            first = f"it has no {weights.WEIGHTS}; {weights.REMEDY}"
-        raise LocalError(
-            f"ViLT cannot be loaded from the {where} {source!r} ({first}): download it once where there is a network "
-            f"and give that folder (config.json, model.safetensors, tokenizer files) as source.",
-            code=UNUSABLE,
-        ) from error
-    lacking = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
-    if lacking:
-        raise FedpeftError(
-            f"The weights in {source!r} are not a complete ViLT ({len(lacking)} tensors missing or of another shape, "
-            f"first {lacking[0]}): give the folder of a whole ViLT checkpoint.",
-            code=UNUSABLE,
-        )
-    if len(tokenizer) > model.config.vocab_size:
-        raise FedpeftError(
-            f"The tokenizer in {source!r} has {len(tokenizer)} tokens, the model {model.config.vocab_size}: give a "
-            f"folder whose vocab.txt belongs to its model.safetensors.",
-            code=UNUSABLE,
-        )
+        check_vocabulary(tokenizer, model.config.vocab_size, source)
     return model, tokenizer
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence transformers' progress bar and its table of keys, whose problems are raised as errors instead."""
-    from transformers.utils import logging
-
-    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if bar:
-            logging.enable_progress_bar()
-
-
-class SquareImages:
-    """Resize every image to `size` x `size` pixels, scaled to [-1, 1]."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-
-    def __call__(self, images: Images) -> dict[str, Tensor]:
-        pixels = np.stack([self._pixels(image) for image in images]).astype(np.float32)
-        return {"pixel_values": torch.from_numpy(pixels).permute(0, 3, 1, 2).div_(127.5).sub_(1).contiguous()}
-
-    def _pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
-        if isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
-            return image
-        image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
-        return np.asarray(image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC))
-
-
-class ProportionalImages:
-    """Scale the shortest side to `size` pixels and pad the batch, as ViLT was trained (transformers' PIL processor)."""
-
-    def __init__(self, size: int, patch: int) -> None:
-        from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
-
-        self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
-
-    def __call__(self, images: Images) -> dict[str, Tensor]:
-        pictures = [Image.fromarray(i) if isinstance(i, np.ndarray) else i for i in images]
-        return dict(self.processor([picture.convert("RGB") for picture in pictures], return_tensors="pt"))
 
 
 class Vilt(nn.Module):
@@ -178,6 +94,7 @@ class Vilt(nn.Module):
         self.text_length = text_length
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
+        self.image_size: int = getattr(prepare, "size", model.config.image_size)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest."""
@@ -216,27 +133,21 @@ class Vilt(nn.Module):
         return {**kept, "image_embeds": tokens, "pixel_mask": seen}
 
 
-def skeleton(config: dict[str, Any] | Path) -> Vilt:
+def skeleton(source: str | None = None) -> Vilt:
     """Return a ViLT without weights, tokenizer and preprocessing of images, on torch's meta device.
 
     Args:
-        config: values that differ from ViLT-B/32's, or the folder of a model.
+        source: whose configuration is read; None: that of ViLT-B/32.
     """
     from transformers import ViltConfig
     from transformers.models.vilt.modeling_vilt import ViltModel
 
-    chosen = ViltConfig.from_pretrained(config) if isinstance(config, Path) else ViltConfig(**config)
-    with torch.device("meta"):
-        return Vilt(ViltModel(chosen), None, None, chosen.max_position_embeddings)
+    with reading(source or "", NAME):
+        config = ViltConfig(**read_config(source)) if source else ViltConfig()
+        with torch.device("meta"):
+            return Vilt(ViltModel(config), None, None, config.max_position_embeddings)
 
 
-TINY_VILT = Pretrained(
-    build=partial(build, usual=str(TINY_FOLDER), images=lambda size, patch: SquareImages(size)),
-    usual=str(TINY_FOLDER),
-    skeleton=partial(skeleton, TINY_FOLDER),
-    tiny=True,
-)
-VILT_B32 = "dandelin/vilt-b32-mlm"
-VILT = Pretrained(
-    build=partial(build, usual=VILT_B32, images=ProportionalImages), usual=VILT_B32, skeleton=partial(skeleton, {})
-)
+def tiny_skeleton(source: str | None = None) -> Vilt:
+    """Return the tiny ViLT, or another one, as `skeleton` does."""
+    return skeleton(source or str(TINY_FOLDER))

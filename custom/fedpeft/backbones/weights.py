@@ -1,15 +1,21 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check that a checkpoint folder holds safetensors only: a pickle can run code when it is read."""
+"""The weights in a checkpoint folder: safetensors only, because a pickle can run code when it is read."""
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from torch import nn
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+ADAPTER = "adapter_config.json"
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+MOST_TIMES, SLACK = 2, 10_000_000  # a pooler or head that the checkpoint lacks; matrices that are stored once
 REMEDY = (
     f"take a checkpoint with {WEIGHTS}, or convert it once where you trust its author: "
     "AutoModel.from_pretrained(folder, use_safetensors=False).save_pretrained(folder)"
@@ -26,6 +32,10 @@ def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
     Raises:
         ValueError: names the file and the remedy.
     """
+    if (folder / ADAPTER).exists():
+        raise ValueError(
+            f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
+        )
     named = config.get("transformers_weights")
     if named is not None and named not in (WEIGHTS, INDEX):
         raise ValueError(f"its config.json names {named!r:.80} as weights, which is not read; {REMEDY}")
@@ -41,6 +51,41 @@ def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
         raise ValueError(
             f"its weights are a pickle, {pickles[0]}, which can run code and is never read (use_safetensors=True); "
             f"{REMEDY}"
+        )
+
+
+def stored(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Return name -> shape of every tensor in a folder's weights; none of them is read.
+
+    Raises:
+        ValueError, OSError, SafetensorError: the files are missing or damaged.
+    """
+    from safetensors import safe_open
+
+    files = [WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(map(str, _parts(folder / INDEX)))
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        with safe_open(folder / file, "pt") as tensors:
+            shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
+    return shapes
+
+
+def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a model that is far larger than its weights, before memory is taken for it.
+
+    Args:
+        model: as its configuration describes it, on the meta device.
+        shapes: of the stored tensors.
+
+    Raises:
+        ValueError: with both numbers of parameters.
+    """
+    described = sum(parameter.numel() for parameter in model.parameters())
+    held = sum(math.prod(shape) for shape in shapes.values())
+    if described > MOST_TIMES * held + SLACK:
+        raise ValueError(
+            f"its config.json describes a model of {described:,} parameters, its weights have {held:,}: give a folder "
+            f"whose two files belong together"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.batches import Batch
 from fedpeft.importance import layer_budget, method_settings, score
 from fedpeft.keys import layer_of, layers_of
@@ -18,7 +19,7 @@ from fedpeft.states import State
 class Network(nn.Module):
     """Backbone and head as one module from a batch's inputs to logits (B, C)."""
 
-    def __init__(self, backbone: nn.Module, head: nn.Module) -> None:
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
         self.backbone, self.head = backbone, head
 

@@ -81,7 +81,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
     network = Network(backbone, head).to(device).train()
     trained = [*body.parameters().values(), *head.parameters()]
-    size = settings.image_size or backbone.model.config.image_size
+    size = backbone.image_size
 
     def step(examples: int) -> float:
         image = np.zeros((size, size, 3), dtype=np.uint8)

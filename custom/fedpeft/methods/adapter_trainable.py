@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import (
     adapter_parameters,
@@ -35,7 +36,7 @@ class AdapterTrainable(Trainable):
         seed: of its initial values, where PEFT draws them.
     """
 
-    def __init__(self, backbone: nn.Module, config: PeftConfig, *, seed: int) -> None:
+    def __init__(self, backbone: Backbone, config: PeftConfig, *, seed: int) -> None:
         self._config, self._backbone = config, backbone
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator

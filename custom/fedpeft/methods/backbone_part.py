@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import locate, slot_templates
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import BACKBONE, belongs
@@ -53,7 +54,7 @@ class PartTuning(Tuning):
         """Refuse any settings."""
         no_settings(self.name, settings)
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Return the selected parameters as trainable; see `Tuning.prepare`."""
         self.check(settings)
         names = self._selected(backbone.model)

@@ -6,8 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from torch import nn
-
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.method import METHODS, TuningMethod
 from fedpeft.methods.trainable import parameter_count
@@ -50,7 +49,7 @@ class MethodEntry:
         return [ability for ability, able in can.items() if able]
 
 
-def entries(backbone: nn.Module) -> Iterator[MethodEntry]:
+def entries(backbone: Backbone) -> Iterator[MethodEntry]:
     """Yield every method that can be used here, in the order of registration.
 
     Args:

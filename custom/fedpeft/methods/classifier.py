@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import no_settings
 
@@ -30,7 +31,7 @@ class ClassifierTuning(Tuning):
         """Refuse any settings."""
         no_settings("classifier", settings)
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone."""
         self.check(settings)
         backbone.requires_grad_(False)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.registry import imported
@@ -55,7 +56,7 @@ class CombinedTuning(Tuning):
         for part, home in self._homes.items():
             imported(home).check(settings.get(part, {}))
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Prepare every part in turn; see `Tuning.prepare`."""
         self.check(settings)
         parts = self._homes.items()

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import module_path, slot_templates, two_towers
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, belongs, place_of
@@ -133,7 +134,7 @@ class PromptTuning(Tuning):
         """Refuse settings that are unknown or not allowed."""
         build(self._settings, settings, section=f"method.settings.{self.name}")
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self._settings, settings, section=f"method.settings.{self.name}")
         count = len(transformer_layers(backbone.model)) if self._deep else 1

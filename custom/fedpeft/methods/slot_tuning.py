@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.trainable import Tuning
@@ -86,7 +87,7 @@ class SlotTuning(Tuning, ABC):
             FedpeftError: `target_modules` does not fit the model.
         """
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Any:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
         """Freeze the backbone and attach an adapter to it; see `Tuning.prepare`."""
         backbone.requires_grad_(False)
         return AdapterTrainable(backbone, self.config(self.seeded(settings, seed)), seed=seed)

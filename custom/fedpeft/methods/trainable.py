@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.states import State
 
@@ -58,7 +59,7 @@ class Trainable:
 class Tuning(Protocol):
     """The code of a tuning method."""
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Make the part of a backbone that the method trains, and freeze everything else.
 
         Args:
@@ -71,7 +72,7 @@ class Tuning(Protocol):
         """
 
 
-def parameter_count(backbone: nn.Module, tuning: Tuning, settings: Mapping[str, Any]) -> int:
+def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> int:
     """Count the parameters that a method would train, on the meta device, where they take no memory.
 
     Args:

@@ -36,7 +36,7 @@ def backbone_table() -> Table:
     for head in ("name", "family", "layers", "width", "parameters", "default weights"):
         table.add_column(head, justify="right" if head in ("layers", "width", "parameters") else "left")
     for name, pretrained in backbones.BACKBONES.usable():
-        model = pretrained.skeleton()
+        model = pretrained.without_weights()
         count = sum(parameter.numel() for parameter in model.parameters())
         weights = "with the package" if pretrained.tiny else pretrained.usual
         table.add_row(name, str(model.family), str(model.num_layers), str(model.hidden_size), f"{count:,}", weights)

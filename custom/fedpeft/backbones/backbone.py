@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a backbone is to the rest of the package: a frozen model that makes features of images and questions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from fedpeft.registry import imported
+
+if TYPE_CHECKING:
+    import numpy as np
+    from PIL import Image
+    from torch import Tensor, nn
+
+    from fedpeft.backbones.settings import BackboneSettings
+
+
+class Backbone(Protocol):
+    """A torch module with these members; learner, methods, lists and checks use no others.
+
+    Args:
+        model: what methods change in place: a transformers model, or any module whose layers `fedpeft.backbones.slots`
+            finds. Its configuration has `model_type`.
+        family: the model's kind, transformers' `model_type`.
+        num_layers: transformer layers of its longest stack, which are numbered from 0.
+        hidden_size: width d of the features.
+        image_size: pixels of a usual image's sides.
+    """
+
+    model: nn.Module
+    family: str
+    num_layers: int
+    hidden_size: int
+    image_size: int
+
+    def collate(self, images: Sequence[Image.Image | np.ndarray], questions: Sequence[str]) -> dict[str, Tensor]:
+        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch, on the CPU.
+
+        It runs in the processes that load data, uses no random number and reads nothing but its arguments.
+        """
+
+    def __call__(self, **batch: Tensor) -> Tensor:
+        """Return the features (B, d) of a batch; a sample's do not depend on the others in its batch."""
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return all parameters; see `torch.nn.Module`, as for the following."""
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Return the parameters with their names."""
+
+    def buffers(self) -> Iterator[Tensor]:
+        """Return all buffers."""
+
+    def requires_grad_(self, requires_grad: bool = True) -> Any:
+        """Freeze, or make trainable."""
+
+    def to(self, *args: Any, **kwargs: Any) -> Any:
+        """Move to a device."""
+
+    def train(self, mode: bool = True) -> Any:
+        """Switch dropout on."""
+
+    def eval(self) -> Any:
+        """Switch dropout off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pretrained:
+    """A backbone as it is registered. Functions may be import paths, so that registering imports no torch.
+
+    Args:
+        build: from `BackboneSettings` to a `Backbone` with its weights in float32, or an import path.
+        skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
+            modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
+        usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
+        tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
+    """
+
+    build: Callable[[BackboneSettings], Backbone] | str
+    skeleton: Callable[[str | None], Backbone] | str
+    usual: str = ""
+    tiny: bool = False
+
+    def loaded(self, settings: BackboneSettings) -> Backbone:
+        """Call `build`."""
+        return (imported(self.build) if isinstance(self.build, str) else self.build)(settings)
+
+    def without_weights(self, source: str | None = None) -> Backbone:
+        """Call `skeleton`."""
+        return (imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton)(source)

@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Load a transformers model from a folder or the hub: its own code only, safetensors only, and complete.
+
+What goes wrong is one sentence with the source and the remedy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fedpeft.backbones import weights
+from fedpeft.backbones.config_file import check_config
+from fedpeft.errors import FedpeftError, LocalError
+
+UNUSABLE = "backbone-unusable"
+
+
+def unusable(sentence: str) -> FedpeftError:
+    """Return the error of a source that is not what it has to be."""
+    return FedpeftError(sentence, code=UNUSABLE)
+
+
+@contextmanager
+def reading(source: str, what: str) -> Iterator[None]:
+    """Turn every error of this block into one sentence about a source.
+
+    Args:
+        source: a folder or a hub name.
+        what: is loaded, for instance "ViLT".
+    """
+    try:
+        with _quiet():
+            yield
+    except FedpeftError:
+        raise
+    except Exception as error:  # the hub, safetensors, tokenizers and torch each raise their own kinds
+        where = "folder" if Path(source).exists() else "hub name or folder"
+        first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
+        if "use_safetensors" in first and isinstance(error, OSError):  # transformers recommends the pickle
+            first = f"it has no {weights.WEIGHTS}; {weights.REMEDY}"
+        raise LocalError(
+            f"{what} cannot be loaded from the {where} {source!r} ({first:.600}): download it once where there is a "
+            f"network and give that folder (config.json, model.safetensors, tokenizer files) as source.",
+            code=UNUSABLE,
+        ) from error
+
+
+def read_config(source: str) -> dict[str, Any]:
+    """Return the checked content of a source's config.json; call it within `reading`.
+
+    Raises:
+        ValueError: it names code or files that are never loaded, or absurd numbers.
+    """
+    from transformers.configuration_utils import PreTrainedConfig
+    from transformers.utils import cached_file
+
+    config = PreTrainedConfig.get_config_dict(source)[0]
+    check_config(config)
+    if Path(source).is_dir():
+        weights.check_folder(Path(source), config)
+    elif cached_file(source, weights.ADAPTER, _raise_exceptions_for_missing_entries=False):
+        raise ValueError(f"it has an {weights.ADAPTER}; give the name of the model alone")
+    return config
+
+
+def load_model(
+    model_class: Any,
+    source: str,
+    *,
+    what: str,
+    skeleton: Callable[[], nn.Module],
+    may_lack: str = "",
+    options: Mapping[str, Any] | None = None,
+) -> tuple[nn.Module, list[str]]:
+    """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
+
+    Args:
+        model_class: of transformers, also an Auto class.
+        source: a folder or a hub name whose configuration is checked.
+        what: the model is.
+        skeleton: makes the model on the meta device.
+        may_lack: prefix of the tensors that may be missing; empty: none.
+        options: of the model's class.
+
+    Raises:
+        FedpeftError: tensors are missing or of another shape.
+    """
+    if Path(source).is_dir():
+        weights.check_size(skeleton(), weights.stored(Path(source)))
+    model, report = model_class.from_pretrained(
+        source,
+        dtype=torch.float32,
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+        **(options or {}),
+    )
+    lacking = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
+    check_complete([key for key in lacking if not may_lack or not key.startswith(may_lack)], source, what)
+    return model, lacking
+
+
+def check_complete(lacking: list[str], source: str, what: str) -> None:
+    """Refuse weights of which tensors are missing.
+
+    Raises:
+        FedpeftError: with their number and the first.
+    """
+    if lacking:
+        raise unusable(
+            f"The weights in {source!r} are not a complete {what} ({len(lacking)} tensors missing or of another shape, "
+            f"first {lacking[0]}): give the folder of a whole {what} checkpoint."
+        )
+
+
+def check_vocabulary(tokenizer: Any, size: int, source: str) -> None:
+    """Refuse a tokenizer with more tokens than the model has embeddings.
+
+    Raises:
+        FedpeftError: with both numbers.
+    """
+    if len(tokenizer) > size:
+        raise unusable(
+            f"The tokenizer in {source!r} has {len(tokenizer)} tokens, the model {size}: give a "
+            f"folder whose vocab.txt belongs to its model.safetensors."
+        )
+
+
+def check_text_length(text_length: int, longest: int, source: str) -> None:
+    """Refuse questions longer than a model reads.
+
+    Raises:
+        FedpeftError: with both numbers.
+    """
+    if text_length > longest:
+        raise FedpeftError(
+            f"text_length is {text_length}, {source} reads at most {longest} tokens: lower it.",
+            setting="backbone.text_length",
+        )
+
+
+def check_image_size(size: int, patch: int, source: str) -> None:
+    """Refuse images whose sides are not whole patches.
+
+    Raises:
+        FedpeftError: with both numbers.
+    """
+    if size % patch:
+        raise FedpeftError(
+            f"image_size is {size}, it must be a multiple of the patch size {patch} of {source}.",
+            setting="backbone.image_size",
+        )
+
+
+def check_kind(config: Mapping[str, Any], kinds: tuple[str, ...], source: str, what: str) -> None:
+    """Refuse a model of another kind.
+
+    Raises:
+        FedpeftError: with the kind that it is.
+    """
+    kind = config.get("model_type")
+    if kind not in kinds:
+        raise unusable(
+            f"{source} does not hold a {what} (model_type {kind!r:.80} in its config.json): give another folder or "
+            f"name."
+        )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Silence transformers' progress bar and its table of keys, whose problems are raised as errors instead."""
+    from transformers.utils import logging
+
+    verbosity, bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bar:
+            logging.enable_progress_bar()

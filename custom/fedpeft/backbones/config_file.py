@@ -1,0 +1,68 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A checkpoint's config.json, which others wrote: read it, and refuse what would fetch code or fill the memory.
+
+The number of layers is what transformers loops over before it allocates anything; sizes are held against what the
+weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
+SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
+MOST_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
+MOST_ENTRIES = 200_000
+ANSWERS = ("id2label", "label2id")
+OWN_ATTENTION = (None, "eager", "sdpa")
+
+
+def check_config(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration from which transformers would load code of others, or whose numbers are absurd.
+
+    Args:
+        config: the content of a config.json; it is only read.
+
+    Raises:
+        ValueError: names the entry and the remedy.
+    """
+    for count, (name, value) in enumerate(_entries(config)):
+        if count > MOST_ENTRIES:
+            raise ValueError(f"its config.json has more than {MOST_ENTRIES:,} entries: give the one of its checkpoint")
+        if name.endswith("attn_implementation") or name.endswith("experts_implementation"):
+            if value not in OWN_ATTENTION:
+                raise ValueError(
+                    f"its config.json names {value!r:.80} as {name}, which may be code from elsewhere and is never "
+                    f"loaded: remove that entry"
+                )
+        elif name == "quantization_config":
+            raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
+        elif isinstance(value, int) and not isinstance(value, bool):
+            most = _most(name)
+            if abs(value) > most:
+                raise ValueError(
+                    f"its config.json has {name} = {value!s:.20}, at most {most:,} is read: give a whole checkpoint"
+                )
+
+
+def _most(name: str) -> int:
+    if LAYERS.search(name) and "size" not in name:
+        return MOST_LAYERS
+    return LARGEST_SIZE if SIZES.search(name) and "position" not in name else LARGEST_NUMBER
+
+
+def _entries(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every plain value with the name of the entry that it is in."""
+    waiting: list[tuple[str, Any]] = [(name, value)]
+    while waiting:
+        name, value = waiting.pop()
+        if isinstance(value, Mapping):
+            if name == "quantization_config" and value:
+                yield name, value
+            waiting += [(str(key), inner) for key, inner in value.items() if key not in ANSWERS]
+        elif isinstance(value, list | tuple):
+            waiting += [(name, inner) for inner in value]
+        else:
+            yield name, value

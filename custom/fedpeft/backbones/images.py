@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Images as the pixel tensors of ViLT and ViT, without torchvision."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+Images = Sequence["Image.Image | np.ndarray"]
+
+
+def pictures(images: Images) -> list[Image.Image]:
+    """Return images, PIL or (H, W, 3) uint8, as RGB pictures of PIL."""
+    return [(Image.fromarray(image) if isinstance(image, np.ndarray) else image).convert("RGB") for image in images]
+
+
+class SquareImages:
+    """Resize every image to `size` x `size` pixels, scaled to [-1, 1]."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def __call__(self, images: Images) -> dict[str, Tensor]:
+        pixels = np.stack([self._pixels(image) for image in images]).astype(np.float32)
+        return {"pixel_values": torch.from_numpy(pixels).permute(0, 3, 1, 2).div_(127.5).sub_(1).contiguous()}
+
+    def _pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
+        if isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
+            return image
+        image = Image.fromarray(image) if isinstance(image, np.ndarray) else image
+        return np.asarray(image.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC))
+
+
+class ProportionalImages:
+    """Scale the shortest side to `size` pixels and pad the batch, as ViLT was trained (transformers' PIL processor)."""
+
+    def __init__(self, size: int, patch: int) -> None:
+        from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
+
+        self.size = size
+        self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
+
+    def __call__(self, images: Images) -> dict[str, Tensor]:
+        return dict(self.processor(pictures(images), return_tensors="pt"))

@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The backbones by name: one registration for each, and those of installed plugins."""
+
+from pathlib import Path
+
+from fedpeft.backbones.backbone import Pretrained
+from fedpeft.registry import Registry
+
+TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
+
+BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
+BACKBONES.register(
+    "tiny-vilt",
+    Pretrained(
+        build="fedpeft.backbones.vilt:build_tiny",
+        skeleton="fedpeft.backbones.vilt:tiny_skeleton",
+        usual=str(TINY_FOLDER),
+        tiny=True,
+    ),
+)
+BACKBONES.register(
+    "vilt",
+    Pretrained(
+        build="fedpeft.backbones.vilt:build_full",
+        skeleton="fedpeft.backbones.vilt:skeleton",
+        usual="dandelin/vilt-b32-mlm",
+    ),
+)
+BACKBONES.register(
+    "tiny-vit",
+    Pretrained(
+        build="fedpeft.backbones.vit:build_tiny",
+        skeleton="fedpeft.backbones.vit:tiny_skeleton",
+        usual=str(TINY_FOLDER),  # the tiny ViLT's layers, reading the image alone
+        tiny=True,
+    ),
+)
+BACKBONES.register(
+    "vit",
+    Pretrained(
+        build="fedpeft.backbones.vit:build",
+        skeleton="fedpeft.backbones.vit:skeleton",
+        usual="google/vit-base-patch16-224-in21k",
+    ),
+)

@@ -1,0 +1,168 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""ViT (Dosovitskiy et al. 2020, arXiv:2010.11929): a transformer over image patches; the question is not read.
+
+Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same: that is what the tiny
+ViT is made of. The features are the first token's after the last norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones import weights
+from fedpeft.backbones.checkpoint import (
+    check_complete,
+    check_image_size,
+    check_kind,
+    load_model,
+    read_config,
+    reading,
+    unusable,
+)
+from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.registry import BACKBONES, TINY_FOLDER
+from fedpeft.backbones.vit_layouts import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
+
+if TYPE_CHECKING:
+    from transformers import ViTConfig
+
+    from fedpeft.backbones.settings import BackboneSettings
+
+NAME = "ViT"
+
+
+class Vit(nn.Module):
+    """A ViT with its preparation of images.
+
+    Args:
+        model: transformers' ViTModel without pooler; adapters may be injected into it in place.
+        image_size: pixels of both sides.
+    """
+
+    family = "vit"
+
+    def __init__(self, model: nn.Module, image_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.image_size = image_size
+        self.prepare = SquareImages(image_size)
+        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = model.config.num_hidden_layers
+        self._resized = image_size != model.config.image_size
+
+    def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Turn B images (PIL, or (H, W, 3) uint8) into a batch; the questions are left out."""
+        return self.prepare(images)
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the first token after the last norm (B, d) for a batch of `collate`."""
+        return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]
+
+
+def build(settings: BackboneSettings) -> Vit:
+    """Load ViT-B/16, or another vision transformer, from a folder or the hub.
+
+    Raises:
+        FedpeftError: the source is missing, unreachable, damaged or not a ViT; the setting does not fit it.
+    """
+    return _built(settings, BACKBONES.get("vit").usual)
+
+
+def build_tiny(settings: BackboneSettings) -> Vit:
+    """Load the layers of the tiny ViLT as a ViT, or another source."""
+    return _built(settings, str(TINY_FOLDER))
+
+
+def skeleton(source: str | None = None) -> Vit:
+    """Return a ViT without weights on torch's meta device.
+
+    Args:
+        source: whose configuration is read; None: that of ViT-B/16.
+    """
+    from transformers import ViTConfig
+
+    with reading(source or "", NAME):
+        config = ViTConfig(**_config(source)) if source else ViTConfig()
+        return Vit(_empty(config), config.image_size)
+
+
+def tiny_skeleton(source: str | None = None) -> Vit:
+    """Return the tiny ViT, or another one, as `skeleton` does."""
+    return skeleton(source or str(TINY_FOLDER))
+
+
+def _built(settings: BackboneSettings, usual: str) -> Vit:
+    source = settings.source or usual
+    with reading(source, NAME):
+        model = _load(source)
+    size = settings.image_size or model.config.image_size
+    check_image_size(size, model.config.patch_size, source)
+    return Vit(model, size)
+
+
+def _config(source: str) -> dict[str, Any]:
+    """Return the settings of `ViTConfig` that a source has."""
+    stored = read_config(source)
+    kind = stored.get("model_type")
+    if kind == "vilt":
+        return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
+    if kind in (None, "timm_wrapper") and TIMM_KEY in (shapes := weights.stored(_folder(source))):
+        return timm_settings(shapes, stored)
+    check_kind(stored, ("vit",), source, NAME)
+    return stored
+
+
+def _load(source: str) -> nn.Module:
+    from transformers import ViTConfig
+    from transformers.models.vit.modeling_vit import ViTModel
+
+    settings = _config(source)
+    if settings.get("model_type") == "vit":
+        return load_model(
+            ViTModel,
+            source,
+            what=NAME,
+            skeleton=lambda: _empty(ViTConfig(**settings)),
+            options={"add_pooling_layer": False},
+        )[0]
+    tensors = _tensors(_folder(source))
+    kept, unknown = from_vilt(tensors) if VILT_KEY in tensors else from_timm(tensors)
+    if unknown:
+        raise unusable(
+            f"The weights in {source!r} have {len(unknown)} tensors that a ViT does not have, first {unknown[0]}: give "
+            f"the folder of a plain vision transformer."
+        )
+    model = _empty(ViTConfig(**settings))
+    check_complete(misfits(kept, dict(model.named_parameters())), source, NAME)
+    model.load_state_dict(kept, strict=True, assign=True)
+    return model
+
+
+def _empty(config: ViTConfig) -> nn.Module:
+    """Return the model without pooler on the meta device."""
+    from transformers.models.vit.modeling_vit import ViTModel
+
+    with torch.device("meta"):
+        return ViTModel(config, add_pooling_layer=False)
+
+
+def _folder(source: str) -> Path:
+    """Return the folder of a source whose tensors are renamed here.
+
+    Raises:
+        ValueError: it is not a folder.
+    """
+    if not Path(source).is_dir():
+        raise ValueError("weights in the layout of timm are read from a folder")
+    return Path(source)
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load_file
+
+    return {name: tensor.to(torch.float32) for name, tensor in load_file(folder / weights.WEIGHTS).items()}

@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""ViT in three layouts of weights: transformers', timm's, and the layers of a ViLT."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch.nn import functional as F
+from transformers import ViTConfig, ViTForImageClassification
+
+from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.catalog import entries
+
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
+IMAGE = {"image_size": 16, "patch_size": 8}
+SPEC = {  # parameters of the federated tuning of vision transformers, without the head of 5,383
+    "full": 85_798_656,
+    "attention": 28_348_416,
+    "vpt": 460_800,
+    "dvpt": 78_528,
+    "lora": 147_456,
+    "lora_vpt": 608_256,
+    "lora_dvpt": 225_984,
+    "attention_vpt": 28_809_216,
+    "classifier": 0,
+}
+
+
+def pictures(count, size=16):
+    rng = np.random.default_rng(0)
+    return [rng.integers(0, 256, size=(size, size, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def draw(*shape):
+    return torch.randn(*shape) * 0.1
+
+
+def timm_tensors():
+    torch.manual_seed(0)
+    tensors = {
+        "cls_token": draw(1, 1, 32),
+        "pos_embed": draw(1, 5, 32),
+        "patch_embed.proj.weight": draw(32, 3, 8, 8),
+        "patch_embed.proj.bias": draw(32),
+        "norm.weight": 1 + draw(32),
+        "norm.bias": draw(32),
+        "head.weight": draw(7, 32),
+        "head.bias": draw(7),
+    }
+    shapes = {"attn.qkv": (96, 32), "attn.proj": (32, 32), "mlp.fc1": (64, 32), "mlp.fc2": (32, 64)}
+    for layer in range(2):
+        for name, shape in shapes.items():
+            tensors |= {
+                f"blocks.{layer}.{name}.weight": draw(*shape),
+                f"blocks.{layer}.{name}.bias": draw(shape[0]),
+            }
+        for name in ("norm1", "norm2"):
+            tensors |= {
+                f"blocks.{layer}.{name}.weight": 1 + draw(32),
+                f"blocks.{layer}.{name}.bias": draw(32),
+            }
+    return tensors
+
+
+def timm_features(tensors, pixels):
+    """The first token, computed as timm does: one matrix for query, key and value, norms before each half."""
+
+    def linear(x, name):
+        return F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+
+    def norm(x, name):
+        return F.layer_norm(x, (32,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps=1e-6)
+
+    patches = F.conv2d(pixels, tensors["patch_embed.proj.weight"], tensors["patch_embed.proj.bias"], stride=8)
+    x = torch.cat([tensors["cls_token"].expand(len(pixels), -1, -1), patches.flatten(2).transpose(1, 2)], dim=1)
+    x = x + tensors["pos_embed"]
+    for layer in range(2):
+        block = f"blocks.{layer}"
+        joint = linear(norm(x, f"{block}.norm1"), f"{block}.attn.qkv")
+        q, k, v = joint.unflatten(2, (3, 4, 8)).permute(2, 0, 3, 1, 4)
+        heads = (q @ k.transpose(-1, -2) / math.sqrt(8)).softmax(-1) @ v
+        x = x + linear(heads.transpose(1, 2).flatten(2), f"{block}.attn.proj")
+        x = x + linear(F.gelu(linear(norm(x, f"{block}.norm2"), f"{block}.mlp.fc1")), f"{block}.mlp.fc2")
+    return norm(x, "norm")[:, 0]
+
+
+def timm_folder(folder, tensors=None, **changes):
+    config = {"architecture": "vit_mine", "num_classes": 7, "pretrained_cfg": {"input_size": [3, 16, 16]}}
+    (folder / "config.json").write_text(json.dumps(config | {"model_args": {"num_heads": 4}} | changes))
+    save_file(tensors or timm_tensors(), folder / "model.safetensors")
+    return folder
+
+
+def test_weights_of_timm_give_what_timm_computes(tmp_path):
+    backbone = build(BackboneSettings(name="vit", source=str(timm_folder(tmp_path)))).eval()
+    batch = backbone.collate(pictures(3), ["the question is not read"] * 3)
+    with torch.no_grad():
+        assert torch.allclose(backbone(**batch), timm_features(timm_tensors(), batch["pixel_values"]), atol=1e-5)
+
+
+def test_weights_of_transformers_give_its_first_token(tmp_path):
+    torch.manual_seed(0)
+    model = ViTForImageClassification(ViTConfig(**SIZE, **IMAGE)).eval()
+    model.save_pretrained(tmp_path)
+    backbone = build(BackboneSettings(name="vit", source=str(tmp_path))).eval()
+    batch = backbone.collate(pictures(2), ["", ""])
+    with torch.no_grad():
+        assert torch.equal(backbone(**batch), model.vit(**batch).last_hidden_state[:, 0])
+        assert backbone(**batch).shape == (2, 32)
+
+
+def test_the_tiny_vit_is_the_image_half_of_the_tiny_vilt():
+    tiny, vilt = (build(BackboneSettings(name=name)).eval() for name in ("tiny-vit", "tiny-vilt"))
+    pixels = tiny.collate(pictures(2, 48), ["", ""])["pixel_values"]
+    embeddings = vilt.model.embeddings
+    with torch.no_grad():
+        ordered = vilt.with_ordered_patches({"pixel_values": pixels, "pixel_mask": torch.ones(2, 48, 48)})
+        x = ordered["image_embeds"] + embeddings.token_type_embeddings.weight[1]
+        for layer in vilt.model.encoder.layer:
+            x = layer(x)[0] if isinstance(layer(x), tuple) else layer(x)
+        assert torch.allclose(tiny(pixel_values=pixels), vilt.model.layernorm(x)[:, 0], atol=1e-5)
+    assert (tiny.num_layers, tiny.hidden_size, tiny.image_size) == (12, 96, 48)
+
+
+def test_another_image_size_than_in_training(tmp_path):
+    folder = str(timm_folder(tmp_path))
+    backbone = build(BackboneSettings(name="vit", source=folder, image_size=32)).eval()
+    assert backbone.collate(pictures(1), [""])["pixel_values"].shape == (1, 3, 32, 32)
+    assert backbone(**backbone.collate(pictures(1), [""])).shape == (1, 32)
+    with pytest.raises(FedpeftError, match="image_size is 20, it must be a multiple of the patch size 8"):
+        build(BackboneSettings(name="vit", source=folder, image_size=20))
+
+
+def without(tensors, name):
+    return {key: tensor for key, tensor in tensors.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("tensors", "changes", "message"),
+    [
+        (without(timm_tensors(), "blocks.1.norm2.bias"), {}, "1 tensors missing .* layers.1.layernorm_after.bias"),
+        (
+            timm_tensors() | {"blocks.0.ls1.gamma": draw(32)},
+            {},
+            "that a ViT does not have, first blocks.0.ls1",
+        ),
+        (timm_tensors() | {"norm.bias": draw(7)}, {}, "first layernorm.bias"),
+        (timm_tensors(), {"model_args": {}}, "the number of heads of its width 32 is not known"),
+        (without(timm_tensors(), "cls_token"), {}, "not those of timm's vision transformer"),
+        (without(timm_tensors(), "blocks.0.attn.qkv.weight"), {}, "does not hold a ViT"),
+        (timm_tensors(), {"model_type": "bert"}, "does not hold a ViT .model_type 'bert'"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_in_one_sentence(tensors, changes, message, tmp_path):
+    folder = timm_folder(tmp_path, tensors, **changes)
+    with pytest.raises(FedpeftError, match=message) as caught:
+        build(BackboneSettings(name="vit", source=str(folder)))
+    assert "\n" not in str(caught.value)
+
+
+def test_counts_on_vit_b_are_the_papers():
+    counts = {entry.name: entry.trained for entry in entries(skeleton("vit"))}
+    assert {name: counts[name] for name in SPEC} == SPEC
