@@ -53,7 +53,7 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head never leaves its site"),
         (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"name": "full", "aggregation": "pia"}, "aligns neurons"),
-        (MethodSettings, {"aggregation": "svd"}, "averages products of two factors, and name='houlsby' has none"),
+        (MethodSettings, {"aggregation": "svd"}, "averages products of two factors, and name='houlsby' declares none"),
         (
             MethodSettings,
             {"name": "lora", "aggregation": "svd", "robust": {"average": "median"}},

@@ -4,8 +4,9 @@
     layer.<l>.<slot>.<tensor>    of an adapter, in a slot ("attention", "output", "query") of transformer layer l
     shared.<tensor>              of an adapter, shared by all its layers (Compacter's rule)
     backbone.<parameter>         of the backbone itself, by its name in the model
+    private.<key>                any of these, of a tensor that never leaves its site: no message has such a key
 
-A slot in one layer, `layer.<l>.<slot>`, is a place. Only the last form depends on the names of the backbone's modules.
+A slot in one layer, `layer.<l>.<slot>`, is a place. Only the keys of the backbone depend on the names of its modules.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 from fedpeft.errors import FedpeftError
 
-SHARED, BACKBONE = "shared.", "backbone."
+SHARED, BACKBONE, PRIVATE = "shared.", "backbone.", "private."
 SLOT = r"[a-z][a-z0-9_]*"
 _SLOT_KEY = re.compile(rf"layer\.(\d{{1,5}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
 _SHARED_KEY = re.compile(r"shared\.[a-z_]+")
@@ -58,12 +59,13 @@ def parse_key(key: str) -> SlotKey | None:
 
 
 def is_key(key: str) -> bool:
-    """Return whether a name has one of the three forms."""
+    """Return whether a name has one of the three forms that messages may have."""
     return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY))
 
 
 def layer_of(key: str) -> int | None:
     """Return the transformer layer of a tensor, or None if it belongs to no layer."""
+    key = key.removeprefix(PRIVATE)
     if key.startswith(BACKBONE):
         match = _LAYER_IN_BACKBONE.search(key)
         return int(match[1]) if match else None
@@ -78,7 +80,7 @@ def layers_of(keys: Iterable[str]) -> list[int]:
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:
     """Return whether a tensor is trained and sent with these layers: it is theirs, or shared (Compacter's rule)."""
-    return layers is None or layer_of(key) in layers or (bool(layers) and key.startswith(SHARED))
+    return layers is None or layer_of(key) in layers or (bool(layers) and key.removeprefix(PRIVATE).startswith(SHARED))
 
 
 def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:

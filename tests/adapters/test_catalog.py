@@ -29,6 +29,21 @@ def test_counts_on_vilt_b_are_the_papers():
     assert {name: counts[name] for name in VILT_B} == VILT_B
 
 
+def test_private_parameters_are_trained_and_not_exchanged():
+    counts = {entry.name: (entry.trained, entry.exchanged) for entry in entries(backbones.skeleton("vilt"))}
+    private = {name: trained - exchanged for name, (trained, exchanged) in counts.items() if trained != exchanged}
+    fusion = 12 * (3 * 768 * 768 + 768)
+    assert private == {
+        "adapterfusion": fusion,
+        "feddat_adapterfusion": fusion + VILT_B["pfeiffer"],
+        "feddat_houlsby": VILT_B["houlsby"],
+        "feddat_parallel": VILT_B["parallel"],
+        "feddat_compacter": VILT_B["compacter"],
+    }
+    for name in private:
+        assert counts[name][1] == VILT_B["pfeiffer" if "fusion" in name else name.removeprefix("feddat_")]
+
+
 def test_counting_leaves_the_backbone_as_it_is():
     skeleton = backbones.skeleton("tiny-vilt")
     before = [name for name, _ in skeleton.named_parameters()]
@@ -38,8 +53,8 @@ def test_counting_leaves_the_backbone_as_it_is():
 
 def test_a_method_that_does_not_fit_says_why():
     misfits = {entry.name: entry.misfit for entry in entries(backbones.skeleton("tiny-vilt")) if entry.misfit}
-    assert misfits.keys() == {"compacter"}
-    assert "not a multiple of blocks" in misfits["compacter"]
+    assert misfits.keys() == {"compacter", "feddat_compacter"}
+    assert all("not a multiple of blocks" in misfit for misfit in misfits.values())
 
 
 @pytest.mark.parametrize("name", backbones.names())

@@ -23,6 +23,7 @@ SETTINGS = {
     "vera": {"r": 8},
     "dvpt": {"rank": 4},
     "lora_dvpt": {"dvpt": {"rank": 4}},
+    "feddat_compacter": {"reduction_factor": 4},
 }
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
 
@@ -40,18 +41,22 @@ def prepared(name, vilt):
 
 
 def train(backbone, trainable, batch, steps=20):
-    """Losses of a fit of one batch: the pooled output to random targets."""
+    """Losses of a fit of one batch: the pooled output to random targets, with the method's own step."""
     goal = torch.randn(3, 32, generator=torch.Generator().manual_seed(5)).tanh()
     parameters = [p for p in trainable.parameters().values() if p.requires_grad]
     optimizer = torch.optim.Adam(parameters, lr=1e-2)
-    losses = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        loss = (backbone.model(**batch()).pooler_output - goal).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    return losses
+
+    def forward():
+        return backbone.model(**batch()).pooler_output
+
+    def loss(outputs):
+        return (outputs - goal).square().mean()
+
+    return [trainable.step(forward, loss, optimizer).item() for _ in range(steps)]
+
+
+def whole(trainable):
+    return trainable.state() | trainable.private_state()
 
 
 def test_it_learns_and_changes_nothing_else(name, prepared, batch):
@@ -67,14 +72,18 @@ def test_it_learns_and_changes_nothing_else(name, prepared, batch):
 
 def test_its_state_has_its_keys_and_goes_back(name, prepared, batch):
     backbone, trainable = prepared
-    first = trainable.state()
-    assert first.keys() == trainable.parameters().keys()
+    first, private = trainable.state(), trainable.private_state()
+    assert first.keys() | private.keys() == trainable.parameters().keys()
     assert all(map(is_key, first))
-    assert sum(tensor.numel() for tensor in first.values()) == parameter_count_of(name, backbone)
+    assert not any(map(is_key, private))  # no message can hold them
+    sizes = [sum(tensor.numel() for tensor in state.values()) for state in (first | private, first)]
+    assert sizes == list(parameter_count_of(name, backbone))
     train(backbone, trainable, batch, steps=2)
-    assert any(not torch.equal(tensor, first[key]) for key, tensor in trainable.state().items())
+    for state, now in ((first, trainable.state()), (private, trainable.private_state())):
+        assert not state or any(not torch.equal(tensor, state[key]) for key, tensor in now.items())
     trainable.load(first)
-    assert all(torch.equal(tensor, first[key]) for key, tensor in trainable.state().items())
+    trainable.load_private(private)
+    assert all(torch.equal(tensor, (first | private)[key]) for key, tensor in whole(trainable).items())
 
 
 def parameter_count_of(name, backbone):
@@ -87,11 +96,11 @@ def test_one_layer_trains_alone(name, prepared, batch):
     if not methods.get(name).layers:
         pytest.skip("declares that its layers do not train alone")
     backbone, trainable = prepared
-    first = trainable.state()
+    first = whole(trainable)
     assert layers_of(first) == [0, 1]
     trainable.train_only([1])
     train(backbone, trainable, batch, steps=2)
-    changed = {key for key, tensor in trainable.state().items() if not torch.equal(tensor, first[key])}
+    changed = {key for key, tensor in whole(trainable).items() if not torch.equal(tensor, first[key])}
     assert changed
     assert layers_of(changed) == [1]
 
@@ -106,7 +115,7 @@ def test_its_aggregation_is_what_it_declares(name):
     method = methods.get(name)
     assert MethodSettings(name=name).aggregation == ("pia" if method.neurons else "fedavg")
     if not method.neurons:
-        with pytest.raises(FedpeftError, match="has none: use aggregation='fedavg'"):
+        with pytest.raises(FedpeftError, match="declares none: use aggregation='fedavg'"):
             MethodSettings(name=name, aggregation="pia")
 
 

@@ -4,6 +4,7 @@ import torch
 import yaml
 
 from fedpeft.client import learner as learner_module
+from fedpeft.client import site_state
 from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
@@ -42,6 +43,9 @@ def equal(a, b):
         ["method.name=parallel"],
         ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
         ["method.name=lora"],
+        ["method.name=adapterfusion"],
+        ["method.name=feddat_houlsby"],
+        ["method.name=feddat_adapterfusion", "method.aggregation=none"],
         ["method.name=lora", "method.aggregation=svd"],
         ["method.initialization=own"],
         ["method.site_settings={slake: {reduction_factor: 4}}"],
@@ -68,11 +72,19 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     assert all(torch.equal(p, frozen[n]) for n, p in learner.backbone.named_parameters() if n in frozen)
 
 
-@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
-def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, integration):
+@pytest.mark.parametrize(
+    "override",
+    [
+        "method.pia.integration=merge",
+        "method.pia.integration=frozen_global",
+        "method.name=adapterfusion",
+        "method.name=feddat_adapterfusion",
+    ],
+)
+def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, override):
     # adapters from different seeds and a high rate, so that alignment really moves neurons
     lively = ["method.initialization=own", "training.learning_rate=0.3", "training.rounds=3"]
-    chosen = sections(f"method.pia.integration={integration}", *lively)
+    chosen = sections(override, *lively)
     together = last_round(chosen, tmp_path / "together")
     state = {}
     for number in (1, 2, 3):
@@ -91,6 +103,25 @@ def test_repeating_a_round_repeats_its_result(sections, tmp_path):
     second = learner.train_round(2, first.state)
     again = learner.train_round(2, first.state)
     assert equal(second.state, again.state)
+
+
+@pytest.mark.parametrize("name", ["adapterfusion", "feddat_houlsby"])
+def test_what_is_private_is_trained_and_kept_and_never_sent(sections, tmp_path, name):
+    learner = learners(sections(f"method.name={name}"), tmp_path, ["slake"])["slake"]
+    first = learner.trainable.private_state()
+    update = learner.train_round(1, {})
+    kept = site_state.load_before(tmp_path / "slake", 2)
+    assert update.state.keys() == learner.trainable.state().keys() == kept.adapter.keys()
+    assert not update.state.keys() & first.keys()
+    assert equal(kept.private, learner.trainable.private_state())
+    assert not equal(kept.private, first)
+
+
+def test_the_state_of_another_method_is_refused(sections, tmp_path):
+    learners(sections(), tmp_path, ["slake"])["slake"].train_round(1, {})
+    other = learners(sections("method.name=feddat_houlsby"), tmp_path, ["slake"])["slake"]
+    with pytest.raises(FedpeftError, match=r"lacks 'private\..* remove that folder"):
+        other.train_round(2, {})
 
 
 def test_without_exchange_nothing_is_uploaded_but_the_site_keeps_its_adapter(sections, tmp_path):
@@ -164,9 +195,9 @@ def test_a_longer_first_round_counts_in_the_rate_of_all_rounds(sections, tmp_pat
     rates = []
     original = learner_module.train_epochs
 
-    def watched(forward, batches, optimizer, rate, *, first_step, epochs, device):
+    def watched(forward, batches, optimizer, rate, *, first_step, epochs, **others):
         rates.extend(rate(first_step + k) for k in range(epochs * len(batches)))
-        return original(forward, batches, optimizer, rate, first_step=first_step, epochs=epochs, device=device)
+        return original(forward, batches, optimizer, rate, first_step=first_step, epochs=epochs, **others)
 
     monkeypatch.setattr(learner_module, "train_epochs", watched)
     last_round(sections("training.first_epochs=3", "training.local_epochs=1", "training.rounds=2"), tmp_path / "longer")

@@ -61,7 +61,7 @@ def start(
     """
     trainable.set_companion(None)
     if own is None or settings is None or not settings.client or share == 1:
-        trainable.load(received)
+        trainable.start(received, own)
         finish: Finish = _as_trained
     else:
         trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model

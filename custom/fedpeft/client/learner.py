@@ -98,13 +98,13 @@ class Learner:
         )
         with about("method.settings"):
             if policy:
-                check_parameters(policy, method, parameter_count(self.backbone, tuning, own))
+                check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
             self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
         self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
         self.backbone.to(self.device)
         self.head.to(self.device)
-        self._initial = self.trainable.state()
+        self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
 
     @classmethod
@@ -153,7 +153,7 @@ class Learner:
                 f"seed: remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
-        self._restore_head(own)
+        self._restore(own)
         finish = self._integrate(round, own.adapter if own else None, received)
         self.trainable.train_only(layers)
         optimizer = self._optimizer()
@@ -166,7 +166,12 @@ class Learner:
         site_state.save(
             self.folder,
             site_state.SiteState(
-                round=round, adapter=kept, head=head, optimizer=moments(optimizer), facts=self._facts()
+                round=round,
+                adapter=kept,
+                private=self.trainable.private_state(),
+                head=head,
+                optimizer=moments(optimizer),
+                facts=self._facts(),
             ),
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
@@ -180,10 +185,11 @@ class Learner:
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
         own = site_state.load_before(self.folder, round)
-        self._restore_head(own)
+        self._restore(own)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
-        self.trainable.load(received or (own.adapter if own else self._initial))
-        return self.score_trained(round, previous=own.adapter if own else None)
+        kept = own.adapter if own else None
+        self.trainable.start(received or kept or self._initial, kept)
+        return self.score_trained(round, previous=own.adapter | own.private if own else None)
 
     def score_trained(self, round: int, previous: State | None = None) -> list[float]:
         """Score each transformer layer of the current model on random training samples."""
@@ -266,6 +272,7 @@ class Learner:
             first_step=len(rows) * settings.epochs_before(round),
             epochs=settings.epochs_in(round),
             device=self.device,
+            train_step=self.trainable.step,
         )
 
     def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
@@ -321,8 +328,15 @@ class Learner:
         chosen = [self.data.train[i] for i in order[:count].tolist()]
         return [batch.to(self.device) for batch in self._batches(chosen, self.training.evaluation_batch_size)]
 
-    def _restore_head(self, own: site_state.SiteState | None) -> None:
+    def _restore(self, own: site_state.SiteState | None) -> None:
+        """Load the head, and whatever else of the model never leaves the site."""
         self.head.load_state_dict(own.head if own else self._initial_head)
+        try:
+            self.trainable.load_private(own.private if own else self._initial_private)
+        except FedpeftError as error:
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} is not of this method ({error}): remove that folder."
+            ) from error
 
     def _facts(self) -> dict[str, str | int]:
         answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from fedpeft.client.batches import Batch
 from fedpeft.client.metrics import answer_accuracy
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.trainable import Step
 
 Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
 
@@ -25,6 +27,7 @@ def train_epochs(
     first_step: int,
     epochs: int,
     device: torch.device,
+    train_step: Step,
 ) -> dict[str, float]:
     """Train with cross-entropy; return the mean loss of the first and of the last epoch.
 
@@ -36,6 +39,7 @@ def train_epochs(
         first_step: the global step at which this round begins.
         epochs: number of passes.
         device: of the model.
+        train_step: the method's step on one batch (`fedpeft.methods.trainable.Trainable.step`).
 
     Raises:
         FedpeftError: the loss is not finite.
@@ -48,16 +52,13 @@ def train_epochs(
             batch = batch.to(device)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * rate(step)
-            loss = nn.functional.cross_entropy(forward(batch.inputs), batch.target)
-            value = loss.item()
+            loss = partial(nn.functional.cross_entropy, target=batch.target)
+            value = train_step(partial(forward, batch.inputs), loss, optimizer).item()
             if not math.isfinite(value):
                 raise FedpeftError(
                     f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
                     code="training-diverged",
                 )
-            optimizer.zero_grad(set_to_none=True)
-            loss.backward()
-            optimizer.step()
             total, count, step = total + value * len(batch.target), count + len(batch.target), step + 1
         means.append(total / count)
     return {"loss_first": means[0], "loss": means[-1]}

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's state between rounds: its own adapter, head and optimizer, on its own disk only.
+"""A site's state between rounds: its own adapter, private tensors, head and optimizer, on its own disk only.
 
 A round's folder is written under a temporary name and renamed once it is complete, because a process can die.
 """
@@ -19,6 +19,7 @@ from fedpeft.files import drop, replacing, set_aside
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
+_PRIVATE = "private"  # written where the method has such tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +30,7 @@ class SiteState:
         round: number of the round, counted from 1.
         adapter: the site's own adapter, wire keys.
         head: the classifier's tensors.
+        private: what else the method trains and never sends, by key.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
     """
@@ -37,6 +39,7 @@ class SiteState:
     adapter: dict[str, torch.Tensor]
     head: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
+    private: dict[str, torch.Tensor] = field(default_factory=dict)
     facts: dict[str, str | int] = field(default_factory=dict)
 
 
@@ -45,7 +48,7 @@ def save(folder: Path, state: SiteState) -> Path:
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir()
-        for part in _PARTS:
+        for part in (*_PARTS, _PRIVATE) if state.private else _PARTS:
             tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
             save_file(tensors, draft / f"{part}.safetensors")
         (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
@@ -79,6 +82,8 @@ def load_before(folder: Path, round: int) -> SiteState | None:
     try:
         facts = json.loads((newest / "state.json").read_text())
         parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
+        if (private := newest / f"{_PRIVATE}.safetensors").exists():
+            parts[_PRIVATE] = load_file(private)
     except (OSError, ValueError, SafetensorError) as error:
         raise LocalError(
             f"the site state {newest} cannot be read ({error}): remove that folder to continue from the round before."

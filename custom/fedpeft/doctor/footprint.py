@@ -76,7 +76,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     backbone = backbones.build(settings)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         if policy:
-            check_parameters(policy, method, parameter_count(backbone, tuning, own))
+            check_parameters(policy, method, parameter_count(backbone, tuning, own).trained)
         body = tuning.prepare(backbone, own, seed=0)
     head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
     network = Network(backbone, head).to(device).train()

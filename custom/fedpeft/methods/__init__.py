@@ -4,9 +4,9 @@
 from dataclasses import replace
 
 from fedpeft.methods import setting_limits
-from fedpeft.methods.method import METHODS, TuningMethod, bottleneck_adapter
+from fedpeft.methods.method import METHODS, TuningMethod, bottleneck_adapter, feddat, with_bases
 
-__all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "get", "names", "register"]
+__all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "names", "register", "with_bases"]
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
 
@@ -215,3 +215,17 @@ register(
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )
+register(
+    "adapterfusion",
+    TuningMethod(
+        home="fedpeft.methods.adapterfusion:FusionTuning",
+        base="pfeiffer",
+        label="adapterfusion",
+        source="Pfeiffer et al. 2021, AdapterFusion",
+        limits=setting_limits.BOTTLENECK,
+    ),
+)
+register("feddat_adapterfusion", feddat("adapterfusion"))
+register("feddat_houlsby", feddat("houlsby"))
+register("feddat_parallel", feddat("parallel"))
+register("feddat_compacter", feddat("compacter"))

@@ -21,18 +21,15 @@ class MethodEntry:
         method: its declaration.
         trained: number of parameters that it trains with its default settings, without the head; None: it does not
             fit the backbone.
-        misfit: why not.
+        exchanged: number of those that a site sends in a round.
+        misfit: why it does not fit.
     """
 
     name: str
     method: TuningMethod
     trained: int | None
+    exchanged: int | None
     misfit: str = ""
-
-    @property
-    def exchanged(self) -> int | None:
-        """Number of parameters that a site sends in a round."""
-        return self.trained if self.method.exchanges else 0
 
     @property
     def abilities(self) -> list[str]:
@@ -57,6 +54,8 @@ def entries(backbone: Backbone) -> Iterator[MethodEntry]:
     """
     for name, method in METHODS.usable():
         try:
-            yield MethodEntry(name=name, method=method, trained=parameter_count(backbone, method.tuning(), {}))
+            count = parameter_count(backbone, method.tuning(), {})
         except FedpeftError as error:
-            yield MethodEntry(name=name, method=method, trained=None, misfit=str(error))
+            yield MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
+        else:
+            yield MethodEntry(name=name, method=method, trained=count.trained, exchanged=count.exchanged)

@@ -21,9 +21,12 @@ class TuningMethod:
     """A tuning method as it is registered. Registering imports neither torch nor PEFT.
 
     Args:
-        home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`.
+        home: import path of its code, "package.module:object", a `fedpeft.methods.trainable.Tuning`; with a base, what
+            makes one from the base's.
         label: what it trains, as tables print it.
         source: the paper.
+        base: the method that it is built on: its code is called with that one's, and a job's settings of that one apply
+            to it; empty: none.
         exchanges: whether anything besides the head is trained and exchanged.
         neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
             it has no neurons that PIA could align.
@@ -35,6 +38,7 @@ class TuningMethod:
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
+        uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
         limits: the settings that a job may set at a site, by name, and whether a value is allowed
             (`fedpeft.methods.setting_limits`); a job may set no others.
     """
@@ -42,6 +46,7 @@ class TuningMethod:
     home: str
     label: str
     source: str
+    base: str = ""
     exchanges: bool = True
     sends_backbone: bool = False
     neurons: str = ""
@@ -52,6 +57,7 @@ class TuningMethod:
     layers: bool = True
     peft_tuner: bool = False
     exports: bool = False
+    uniform: bool = False
     limits: Limits = field(default_factory=dict)
 
     @property
@@ -63,7 +69,8 @@ class TuningMethod:
 
     def tuning(self) -> Tuning:
         """Import and return its code; this imports torch and, for most methods, PEFT."""
-        return imported(self.home)
+        code = imported(self.home)
+        return code(METHODS.get(self.base).tuning()) if self.base else code
 
     def check_settings(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of a job; the code is imported only where they are not within `limits`.
@@ -112,7 +119,30 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
     )
 
 
+def feddat(base: str) -> TuningMethod:
+    """Declare FedDAT over the adapters of a method that is registered.
+
+    Args:
+        base: a method of bottleneck adapters, or one that is built on such a method.
+    """
+    below = METHODS.get(base)
+    return TuningMethod(
+        home="fedpeft.methods.feddat:FedDATTuning",
+        base=base,
+        label=f"FedDAT over {below.label}",
+        source="Chen et al. 2024, FedDAT",
+        uniform=True,
+        limits=below.limits,
+    )
+
+
 METHODS: Registry[TuningMethod] = Registry("method", "fedpeft.methods", TuningMethod)
+
+
+def with_bases(name: str) -> tuple[str, ...]:
+    """Return the methods that a method is built on, the innermost first, and then itself."""
+    base = METHODS.get(name).base
+    return (*with_bases(base), name) if base else (name,)
 
 
 def adapter_names() -> tuple[str, ...]:

@@ -22,7 +22,8 @@ class MethodSettings:
     Args:
         name: one of `fedpeft.methods.names()`: an adapter, `classifier` (the papers' lower bound) or `full`
             (fine-tuning of the whole backbone).
-        settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`.
+        settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`. Those of
+            `houlsby` apply to `feddat_houlsby` as well.
         site_settings: by site, settings of the job's method that replace those (sites of unequal width).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA: the weighted mean of the
             products of its factors, factored again), or `none` (every site alone). By default `pia` where the method
@@ -93,8 +94,12 @@ class MethodSettings:
         return methods.get(self.name)
 
     def _pia_defaults(self) -> dict[str, str]:
-        support = {} if self.method.activations else {"support": "weights"}
-        return support if self.method.companion else {**support, "integration": "merge"}
+        method = self.method
+        return {
+            **({} if method.activations else {"support": "weights"}),
+            **({} if method.companion else {"integration": "merge"}),
+            **({"weighting": "uniform"} if method.uniform else {}),
+        }
 
     def _check_method(self) -> None:
         """Refuse what the method, by its declaration, cannot do."""
@@ -107,7 +112,7 @@ class MethodSettings:
             self._check_unequal_widths()
         if not self.rule.fits(method):
             raise FedpeftError(
-                f"aggregation={self.aggregation!r} {self.rule.reason}, and name={name!r} has none: use "
+                f"aggregation={self.aggregation!r} {self.rule.reason}, and name={name!r} declares none: use "
                 f"aggregation='fedavg' or 'none'."
             )
         if not self.rule.averages and not self.robust.weighs:
@@ -168,8 +173,9 @@ class MethodSettings:
                 methods.get(name).check_settings(settings)
 
     def settings_of(self, site: str) -> dict[str, Any]:
-        """Return the settings of the method at one site: the common ones, replaced by its own."""
-        return {**self.settings.get(self.name, {}), **self.site_settings.get(site, {})}
+        """Return the settings of the method at one site: those of its bases, its common ones, and the site's own."""
+        parts = [self.settings.get(name, {}) for name in methods.with_bases(self.name)]
+        return {key: value for part in (*parts, self.site_settings.get(site, {})) for key, value in part.items()}
 
     @property
     def label(self) -> str:

@@ -4,33 +4,98 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import PRIVATE
+from fedpeft.methods.adapter_state import check_state
 from fedpeft.states import State
+
+Forward = Callable[[], torch.Tensor]  # the logits of one batch, by the model as it stands
+Loss = Callable[[torch.Tensor], torch.Tensor]  # from those logits to the task's loss
+Step = Callable[[Forward, Loss, torch.optim.Optimizer], torch.Tensor]
+
+
+class ParameterCount(NamedTuple):
+    """Numbers of parameters, without the head: that are trained, and that are exchanged."""
+
+    trained: int
+    exchanged: int
+
+
+def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
+    """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments."""
+    optimizer.zero_grad(set_to_none=True)
+    loss.backward()
+    optimizer.step()
 
 
 class Trainable:
-    """The part of a backbone that a method trains, without the head."""
+    """The part of a backbone that a method trains, without the head.
+
+    Tensors whose key begins with `private.` stay at the site, on its disk between rounds; all others are exchanged.
+    """
 
     def state(self) -> State:
-        """Return copies of its tensors on the CPU, by key (`fedpeft.keys`)."""
-        return {key: parameter.detach().cpu().clone() for key, parameter in self.parameters().items()}
+        """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.keys`)."""
+        return self._copies(private=False)
 
     def load(self, state: State) -> None:
         """Write the tensors of a state back."""
         with torch.no_grad():
             for key, parameter in self.parameters().items():
+                if not key.startswith(PRIVATE):
+                    parameter.copy_(state[key])
+
+    def private_state(self) -> State:
+        """Return copies on the CPU of the tensors that stay at the site, by key."""
+        return self._copies(private=True)
+
+    def load_private(self, state: State) -> None:
+        """Write what `private_state` returned back.
+
+        Raises:
+            FedpeftError: a key is missing, unknown or of another shape; nothing is written then.
+        """
+        private = {key: parameter for key, parameter in self.parameters().items() if key.startswith(PRIVATE)}
+        check_state(state, {key: tuple(parameter.shape) for key, parameter in private.items()})
+        with torch.no_grad():
+            for key, parameter in private.items():
                 parameter.copy_(state[key])
+
+    def start(self, received: State, own: State | None) -> None:
+        """Load what a round starts from.
+
+        Args:
+            received: the global tensors.
+            own: what the site kept of its last round; None: nothing yet.
+        """
+        self.load(received)
+
+    def step(self, forward: Forward, loss: Loss, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+        """Train on one batch, and return the loss before it.
+
+        Args:
+            forward: the logits of the batch; several calls see the parameters as they then stand.
+            loss: of logits, the task's.
+            optimizer: of everything that trains, head included.
+        """
+        value = loss(forward())
+        descend(value, optimizer)
+        return value.detach()
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return everything that could be trained, by key."""
         raise NotImplementedError
+
+    def _copies(self, *, private: bool) -> State:
+        chosen = {key: value for key, value in self.parameters().items() if key.startswith(PRIVATE) == private}
+        return {key: parameter.detach().cpu().clone() for key, parameter in chosen.items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Freeze all but these transformer layers; None: train everything."""
@@ -72,8 +137,8 @@ class Tuning(Protocol):
         """
 
 
-def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> int:
-    """Count the parameters that a method would train, on the meta device, where they take no memory.
+def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> ParameterCount:
+    """Count the parameters of a method on the meta device, where they take no memory.
 
     Args:
         backbone: stays as it is.
@@ -84,5 +149,8 @@ def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, A
     shapes = {id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in tensors}
     shapes |= {id(parameter): nn.Parameter(shapes[id(parameter)]) for parameter in backbone.parameters()}
     with torch.device("meta"):
-        trainable = tuning.prepare(copy.deepcopy(backbone, shapes), settings, seed=0)
-    return sum(parameter.numel() for parameter in trainable.parameters().values())
+        parameters = tuning.prepare(copy.deepcopy(backbone, shapes), settings, seed=0).parameters()
+    return ParameterCount(
+        trained=sum(parameter.numel() for parameter in parameters.values()),
+        exchanged=sum(parameter.numel() for key, parameter in parameters.items() if not key.startswith(PRIVATE)),
+    )

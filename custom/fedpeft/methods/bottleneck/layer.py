@@ -2,7 +2,7 @@
 """The wrapper that replaces a module of the backbone and adds the adapters' outputs to that module's output."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,8 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
     """A module of the backbone with adapters: ``output + mean_k scaling_k * up_k(act(down_k(input)))``.
 
     The mean is over the active adapters that have a bottleneck at this place. With one active adapter this is the
-    plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT.
+    plain adapter of the papers; with two it is the frozen-global form of FedPIA and the dual form of FedDAT. A `fusion`
+    takes the place of the mean (AdapterFusion).
 
     Args:
         base_layer: the wrapped module.
@@ -34,6 +35,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         self.layer_index = layer_index
         self.merged_adapters = []
         self.weights: dict[str, float] = {}  # by adapter, of what the active ones add; empty: their mean
+        self.fusion: nn.Module | None = None  # from the output and what several active adapters add to one addition
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
 
     @property
@@ -117,8 +119,16 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         weights = [self.weights.get(name, 1 / len(names)) for name in names] if len(names) > 1 else [1.0]
         output = result[0] if isinstance(result, tuple) else result
         h = self.branch_input(args, output)
-        output = add_branches(output, h, active, weights)
+        if self.fusion is not None and len(active) > 1:
+            branches = [each.scaling * each(h.to(each.down.bias.dtype)) for each in active]
+            output = output + self.fusion(output.to(branches[0].dtype), branches).to(output.dtype)
+        else:
+            output = add_branches(output, h, active, weights)
         return (output, *result[1:]) if isinstance(result, tuple) else output
+
+    def use(self, names: Iterable[str]) -> None:
+        """Make these adapters the active ones; unlike PEFT's `set_adapter` it leaves `requires_grad` as it is."""
+        self._active_adapter = list(names)
 
     def enable_adapters(self, enabled: bool) -> None:
         """Switch all adapters on or off without changing ``requires_grad``.

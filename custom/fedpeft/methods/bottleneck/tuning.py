@@ -11,6 +11,7 @@ from torch import nn
 
 from fedpeft.keys import SHARED, parse_key, place_of
 from fedpeft.methods.bottleneck.activations import hidden_activations
+from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
@@ -28,6 +29,10 @@ class BottleneckTuning(SlotTuning):
     def seeded(self, settings: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Return the settings with `init_seed`."""
         return {**settings, "init_seed": seed}
+
+    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+        """Freeze a backbone and put several adapters side by side into it; see `Branches`."""
+        return Branches(backbone, self, settings, seeds)
 
     def templates(self, config: BottleneckConfig, family: str | None) -> dict[str, str]:
         """Return slot -> module path, from the configuration or the model family."""

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""AdapterFusion: attention over the adapters of one place decides, token by token, what each of them adds.
+
+    h -> h + V sum_n s_n z_n        s = softmax_n((Q h + q) . K z_n)        z_n: what adapter n would add to h
+
+In a federation two Pfeiffer adapters are fused: the site's own, which trains together with the fusion, and the global
+one as it was received, which is frozen. The own adapter is sent, averaged into the next global one, and kept at its
+site; the fusion never leaves the site. With one adapter alone nothing is fused.
+
+Source: Pfeiffer et al. 2021, AdapterFusion, section 3. As in the authors' code, V starts as the identity and has no
+bias, and the dot products are not scaled. K has no bias here: it would add the same to every score of a token. The
+authors' penalty on V's distance from the identity is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.keys import PRIVATE, belongs
+from fedpeft.methods.bottleneck.branches import Branches
+from fedpeft.methods.bottleneck.initialization import normal
+from fedpeft.methods.bottleneck.module import Projection
+from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.trainable import Trainable, Tuning
+from fedpeft.states import State
+
+OWN, RECEIVED = "own", "received"
+STD = 0.02
+
+
+class Fusion(nn.Module):
+    """Attention over what several adapters would add at one place.
+
+    Args:
+        width: d of the residual stream.
+    """
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.query = Projection(width, width)
+        self.key = Projection(width, width, bias=False)
+        self.value = Projection(width, width, bias=False)
+
+    def forward(self, h: Tensor, outputs: Sequence[Tensor]) -> Tensor:
+        """Return what is added instead: h (..., d) and N outputs (..., d) -> (..., d)."""
+        stacked = torch.stack(tuple(outputs), dim=-2)
+        asked = self.query(h) @ self.key.weight  # (K z) . q = z . (K^T q): one product for all adapters
+        shares = (stacked @ asked.unsqueeze(-1)).squeeze(-1).softmax(-1)
+        return self.value((shares.unsqueeze(-1) * stacked).sum(-2))
+
+
+class FusedAdapters(Trainable):
+    """The site's own adapter and the received one in a frozen backbone, and what fuses the two.
+
+    Args:
+        branches: the adapters `OWN` and `RECEIVED`, with a fusion.
+    """
+
+    def __init__(self, branches: Branches) -> None:
+        self._branches = branches
+        branches.use(OWN, RECEIVED)
+        self.train_only(None)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return the own adapter, and the fusion as private."""
+        fusions = {f"{PRIVATE}{key}": parameter for key, parameter in self._branches.fusions().items()}
+        return {**self._branches.parameters(OWN), **fusions}
+
+    def load(self, state: State) -> None:
+        """Replace the own adapter."""
+        self._branches.load(OWN, state)
+
+    def start(self, received: State, own: State | None) -> None:
+        """Go on with the own adapter, which in the first round is the received one, and freeze the received one."""
+        self.load(received if own is None else own)
+        self._branches.load(RECEIVED, received)
+        self._branches.use(OWN, RECEIVED)
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these layers of the own adapter and of the fusion."""
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad_(belongs(key, layers))
+
+
+class FusionTuning(Tuning):
+    """AdapterFusion over a kind of adapter.
+
+    Args:
+        base: of the adapters.
+    """
+
+    def __init__(self, base: BottleneckTuning) -> None:
+        self._base = base
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings of the adapters; the fusion has none."""
+        self._base.check(settings)
+
+    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+        """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
+        branches = self._base.branches(backbone, settings, seeds)
+        name, seed = next(iter(seeds.items()))
+        for layer in branches.layers():
+            like = layer.adapters[name].get_parameter("up.bias")
+            fusion = Fusion(len(like)).to(like)
+            if not like.is_meta:
+                fusion.load_state_dict(_first_values(len(like), seed, layer.place))
+            layer.fusion = fusion.requires_grad_(False)
+        return branches
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Freeze the backbone and put both adapters and their fusion into it; see `Tuning.prepare`."""
+        return FusedAdapters(self.branches(backbone, settings, {OWN: seed, RECEIVED: seed}))
+
+
+def _first_values(width: int, seed: int, place: str) -> dict[str, Tensor]:
+    return {
+        "query.weight": normal((width, width), STD, seed, f"{place}.fusion.query.weight"),
+        "query.bias": torch.zeros(width),
+        "key.weight": normal((width, width), STD, seed, f"{place}.fusion.key.weight"),
+        "value.weight": torch.eye(width),
+    }

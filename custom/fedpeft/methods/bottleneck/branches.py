@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Several bottleneck adapters of one configuration side by side in a frozen backbone, some of them active at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from fedpeft.methods.adapter_placing import attach
+from fedpeft.methods.adapter_state import adapter_parameters, adapter_state, load_adapter_state
+from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.states import State
+
+if TYPE_CHECKING:
+    from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+
+
+class Branches:
+    """Adapters by name, each with tensors of its own; what the active ones add is averaged, or fused.
+
+    Args:
+        backbone: frozen here; its model gets the adapters.
+        tuning: of the adapters.
+        settings: of the adapters, as a job has them.
+        seeds: by name, of the initial values.
+    """
+
+    def __init__(
+        self, backbone: nn.Module, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
+    ) -> None:
+        backbone.requires_grad_(False)
+        self._peft: nn.Module = backbone.model
+        for name, seed in seeds.items():
+            self._peft = attach(self._peft, tuning.config(tuning.seeded(settings, seed)), name)
+        self._peft.requires_grad_(False)
+
+    def parameters(self, name: str) -> dict[str, nn.Parameter]:
+        """Return the parameters of one adapter by key."""
+        return adapter_parameters(self._peft, name)
+
+    def state(self, name: str) -> State:
+        """Return copies of one adapter's tensors by key."""
+        return adapter_state(self._peft, name)
+
+    def load(self, name: str, state: State) -> None:
+        """Replace the tensors of one adapter; see `load_adapter_state`."""
+        load_adapter_state(self._peft, state, name)
+
+    def use(self, *names: str) -> None:
+        """Make these adapters the active ones, and leave what trains as it is."""
+        for layer in self.layers():
+            layer.use(names)
+
+    def layers(self) -> Iterator[BottleneckLayer]:
+        """Yield the wrapper of every place."""
+        return (module for module in self._peft.modules() if isinstance(module, BottleneckLayer))
+
+    def fusions(self) -> dict[str, nn.Parameter]:
+        """Return by key the parameters that fuse the active adapters; empty where they are averaged."""
+        return {
+            f"{layer.place}.fusion.{name}": parameter
+            for layer in self.layers()
+            if layer.fusion is not None
+            for name, parameter in layer.fusion.named_parameters()
+        }

@@ -1,0 +1,126 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""FedDAT: a shared and a private adapter that teach each other, over any bottleneck adapter.
+
+    a1   shared: starts each round as the received one, is trained, and is all that is sent
+    a0   local: private, goes on from the site's last round
+    a2   the received a1, frozen
+
+A batch is used twice, with one optimizer over a0, a1 and the head. With z_T, z_1 and z_0 the logits of (a0 + a2) / 2,
+a1 and (a0 + a2) / 2:
+
+    step a1 on (CE(z_1) + KL(z_T || z_1)) / 2        z_T without gradient
+    step a0 on (CE(z_0) + KL(z_1 || z_0)) / 2        z_1 as it was before the first step; z_0 with the head after it
+
+KL has temperature 3, times its square, and is the mean over the batch. The head trains in both steps, as in the
+authors' code. A site's model, which is evaluated and whose loss is reported, is (a0 + a2) / 2: the authors' dual
+adapter teacher. The learning rate follows batches, not steps.
+
+Over AdapterFusion, a0 and a2 are fused by attention instead of averaged; the fusion is private and trains with a0.
+
+Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in the mean, as in the authors' code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from fedpeft.keys import PRIVATE, belongs
+from fedpeft.methods.bottleneck.branches import Branches
+from fedpeft.methods.trainable import Forward, Loss, Trainable, Tuning, descend
+from fedpeft.seeds import derive
+from fedpeft.states import State
+
+SHARED, LOCAL, RECEIVED = "a1", "a0", "a2"
+TEMPERATURE = 3.0
+
+
+class Base(Protocol):
+    """The code of a method whose adapters can stand side by side."""
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings of a job without a model."""
+
+    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+        """Freeze a backbone and put adapters into it, by name."""
+
+
+class DualAdapters(Trainable):
+    """The three adapters of FedDAT in a frozen backbone.
+
+    Args:
+        branches: the adapters `SHARED`, `LOCAL` and `RECEIVED`.
+    """
+
+    def __init__(self, branches: Branches) -> None:
+        self._branches = branches
+        branches.use(LOCAL, RECEIVED)
+        self.train_only(None)
+
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """Return a1, and as private a0 and what fuses a0 with a2."""
+        private = self._branches.parameters(LOCAL) | self._branches.fusions()
+        return self._branches.parameters(SHARED) | {f"{PRIVATE}{key}": value for key, value in private.items()}
+
+    def load(self, state: State) -> None:
+        """Replace a1."""
+        self._branches.load(SHARED, state)
+
+    def start(self, received: State, own: State | None) -> None:
+        """Load the received adapter as a1 and as a2."""
+        self.load(received)
+        self._branches.load(RECEIVED, received)
+        self._branches.use(LOCAL, RECEIVED)
+
+    def train_only(self, layers: Sequence[int] | None) -> None:
+        """Freeze all but these layers of a0 and a1."""
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad_(belongs(key, layers))
+
+    def step(self, forward: Forward, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor:
+        """Step a1, then a0; return the loss of (a0 + a2) / 2 between the two."""
+        with torch.no_grad():
+            teacher = forward()
+        self._branches.use(SHARED)
+        shared = forward()
+        descend((loss(shared) + divergence(shared, teacher)) / 2, optimizer)
+        self._branches.use(LOCAL, RECEIVED)
+        dual = forward()
+        value = loss(dual)
+        descend((value + divergence(dual, shared.detach())) / 2, optimizer)
+        return value.detach()
+
+
+class FedDATTuning(Tuning):
+    """FedDAT over a kind of adapter.
+
+    Args:
+        base: of the adapters.
+    """
+
+    def __init__(self, base: Base) -> None:
+        self._base = base
+
+    def check(self, settings: Mapping[str, Any]) -> None:
+        """Check the settings of the adapters; FedDAT has none of its own."""
+        self._base.check(settings)
+
+    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+        """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""
+        seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
+        return DualAdapters(self._base.branches(backbone, settings, seeds))
+
+
+def divergence(logits: Tensor, target: Tensor) -> Tensor:
+    """Return KL(target || logits) of the softened distributions, times the squared temperature, mean over the batch.
+
+    Args:
+        logits: of what learns, (B, C).
+        target: logits of what teaches, (B, C).
+    """
+    learner, teacher = (F.log_softmax(values / TEMPERATURE, dim=-1) for values in (logits, target))
+    return F.kl_div(learner, teacher, reduction="batchmean", log_target=True) * TEMPERATURE**2

@@ -1,0 +1,167 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""FedDAT's two steps and AdapterFusion's attention, against the papers' equations written down in plain torch."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from fedpeft import adapters, methods
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.adapter_state import adapter_parameters
+from fedpeft.methods.adapterfusion import Fusion
+from fedpeft.methods.settings import MethodSettings
+
+RATE, CLASSES = 0.5, 7
+NAMES = ["feddat_adapterfusion", "feddat_compacter", "feddat_houlsby", "feddat_parallel"]
+ONE_ADAPTER = {"feddat_houlsby": "houlsby", "feddat_parallel": "parallel"}
+
+
+def with_head(vilt):
+    backbone = nn.Module()
+    backbone.model = vilt()
+    head = nn.Linear(32, CLASSES)
+    nn.init.normal_(head.weight, std=0.3, generator=torch.Generator().manual_seed(8))
+    nn.init.zeros_(head.bias)
+    return backbone, head
+
+
+def drawn(state, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {key: tensor + 0.2 * torch.randn(tensor.shape, generator=generator) for key, tensor in state.items()}
+
+
+def kl(teacher, learner):
+    """KL(teacher || learner) at temperature 3, times 9, mean over the batch."""
+    p, q = (torch.softmax(logits / 3, -1) for logits in (teacher, learner))
+    return 9 * (p * (p.log() - q.log())).sum(-1).mean()
+
+
+def cross_entropy(logits, target):
+    return -logits.log_softmax(-1)[range(len(target)), target].mean()
+
+
+@pytest.mark.parametrize("name", ONE_ADAPTER)
+def test_the_two_steps_are_the_papers(name, vilt, batch):
+    """Against PEFT's switching between adapters, gradients by hand and plain gradient descent."""
+    backbone, head = with_head(vilt)
+    trainable = methods.get(name).tuning().prepare(backbone, {}, seed=0)
+    a1, a0 = drawn(trainable.state(), 1), drawn(trainable.private_state(), 2)
+    trainable.start(a1, None)
+    trainable.load_private(a0)
+    plain = {key.removeprefix("private."): tensor for key, tensor in a0.items()}
+
+    model, own_head = vilt(), copy.deepcopy(head)
+    for adapter, state in (("a1", a1), ("a0", plain), ("a2", a1)):
+        model = adapters.attach(model, adapters.config(ONE_ADAPTER[name]), adapter)
+        adapters.load_adapter_state(model, state, adapter)
+
+    def logits(*active):
+        model.base_model.set_adapter(list(active))
+        return own_head(model(**batch()).pooler_output)
+
+    def descend(loss, adapter):
+        loss.backward()
+        with torch.no_grad():
+            for parameter in (*adapter_parameters(model, adapter).values(), *own_head.parameters()):
+                parameter -= RATE * parameter.grad
+        model.zero_grad()
+        own_head.zero_grad()
+
+    target = torch.tensor([0, 3, 6])
+    teacher = logits("a0", "a2").detach()
+    shared = logits("a1")
+    descend((cross_entropy(shared, target) + kl(teacher, shared)) / 2, "a1")
+    dual = logits("a0", "a2")
+    loss = cross_entropy(dual, target)
+    descend((loss + kl(shared.detach(), dual)) / 2, "a0")
+
+    parameters = [*trainable.parameters().values(), *head.parameters()]
+    value = trainable.step(
+        lambda: head(backbone.model(**batch()).pooler_output),
+        lambda outputs: F.cross_entropy(outputs, target),
+        torch.optim.SGD(parameters, lr=RATE),
+    )
+    torch.testing.assert_close(value, loss.detach())
+    torch.testing.assert_close(trainable.state(), adapters.adapter_state(model, "a1"))
+    assert any(not torch.allclose(tensor, a1[key]) for key, tensor in trainable.state().items())
+    private = {key.removeprefix("private."): tensor for key, tensor in trainable.private_state().items()}
+    torch.testing.assert_close(private, adapters.adapter_state(model, "a0"))
+    torch.testing.assert_close(dict(head.state_dict()), dict(own_head.state_dict()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_sites_model_is_the_local_adapter_beside_the_received_one(name, vilt, batch):
+    settings = {"reduction_factor": 4}
+    backbone, _ = with_head(vilt)
+    trainable = methods.get(name).tuning().prepare(backbone, settings, seed=0)
+    received = drawn(trainable.state(), 1)
+    trainable.start(received, None)
+
+    def output():
+        with torch.no_grad():
+            return backbone.model(**batch()).pooler_output
+
+    both = output()
+    trainable.load(drawn(trainable.state(), 3))  # a1, which only trains
+    torch.testing.assert_close(output(), both)
+    trainable.load_private(drawn(trainable.private_state(), 4))
+    assert not torch.allclose(output(), both)
+
+
+def test_fusion_is_attention_over_what_the_adapters_add():
+    generator = torch.Generator().manual_seed(0)
+    fusion = Fusion(6)
+    for parameter in fusion.parameters():
+        nn.init.normal_(parameter, generator=generator)
+    h = torch.randn(2, 3, 6, generator=generator)
+    outputs = [torch.randn(2, 3, 6, generator=generator) for _ in range(3)]
+    fused = fusion(h, outputs)
+    for sample in range(2):
+        for token in range(3):
+            query = fusion.query.weight @ h[sample, token] + fusion.query.bias
+            adds = [output[sample, token] for output in outputs]
+            scores = torch.stack([query @ (fusion.key.weight @ z) for z in adds])
+            values = torch.stack([fusion.value.weight @ z for z in adds])
+            torch.testing.assert_close(fused[sample, token], torch.softmax(scores, 0) @ values)
+
+
+def test_a_new_fusion_of_equal_adapters_is_one_adapter(vilt, batch, run):
+    backbone, _ = with_head(vilt)
+    trainable = methods.get("adapterfusion").tuning().prepare(backbone, {}, seed=0)
+    state = drawn(trainable.state(), 1)
+    trainable.start(state, None)
+    alone = adapters.attach(vilt(), adapters.config("pfeiffer"))
+    adapters.load_adapter_state(alone, state)
+    torch.testing.assert_close(run(backbone.model), run(alone))
+
+
+def test_adapterfusion_goes_on_with_its_own_adapter_beside_the_received_one(vilt, run):
+    backbone, _ = with_head(vilt)
+    trainable = methods.get("adapterfusion").tuning().prepare(backbone, {}, seed=0)
+    own, received = drawn(trainable.state(), 1), drawn(trainable.state(), 2)
+    trainable.start(received, own)
+    assert all(torch.equal(tensor, own[key]) for key, tensor in trainable.state().items())
+    with_it = run(backbone.model)
+    trainable.start(own, own)
+    assert not torch.allclose(run(backbone.model), with_it)
+
+
+def test_settings_of_the_adapters_below_apply():
+    settings = {"houlsby": {"reduction_factor": 4, "activation": "relu"}, "feddat_houlsby": {"reduction_factor": 8}}
+    method = MethodSettings(name="feddat_houlsby", settings=settings)
+    assert method.settings_of("a") == {"reduction_factor": 8, "activation": "relu"}
+    fused = MethodSettings(name="feddat_adapterfusion", settings={"pfeiffer": {"reduction_factor": 4}})
+    assert fused.settings_of("a") == {"reduction_factor": 4}
+    with pytest.raises(FedpeftError, match="reduktion"):
+        MethodSettings(name="feddat_houlsby", settings={"feddat_houlsby": {"reduktion": 8}}).check_settings()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sites_count_alike_in_feddats_mean(name):
+    assert MethodSettings(name=name).pia.weighting == "uniform"
+    assert MethodSettings(name=name, pia={"weighting": "samples"}).pia.weighting == "samples"
+    with pytest.raises(FedpeftError, match="declares none"):
+        MethodSettings(name=name, aggregation="pia")
