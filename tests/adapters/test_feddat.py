@@ -5,6 +5,7 @@ import copy
 
 import pytest
 import torch
+from peft import PeftModel
 from torch import nn
 from torch.nn import functional as F
 
@@ -13,6 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_state import adapter_parameters
 from fedpeft.methods.adapterfusion import Fusion
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.export import export_adapter
 
 RATE, CLASSES = 0.5, 7
 NAMES = ["feddat_adapterfusion", "feddat_compacter", "feddat_houlsby", "feddat_parallel"]
@@ -165,3 +167,15 @@ def test_sites_count_alike_in_feddats_mean(name):
     assert MethodSettings(name=name, pia={"weighting": "samples"}).pia.weighting == "samples"
     with pytest.raises(FedpeftError, match="declares none"):
         MethodSettings(name=name, aggregation="pia")
+
+
+@pytest.mark.parametrize("name", ["adapterfusion", *NAMES])
+def test_the_global_adapter_is_exported_as_that_of_the_method_below(name, vilt, run, tmp_path):
+    backbone, _ = with_head(vilt)
+    kind = methods.with_bases(name)[0]
+    settings = {"reduction_factor": 4}
+    state = drawn(methods.get(name).tuning().prepare(backbone, settings, seed=0).state(), 1)
+    export_adapter(tmp_path, state, MethodSettings(name=name, settings={kind: settings}), family="vilt")
+    alone = adapters.attach(vilt(), adapters.config(kind, **settings))
+    adapters.load_adapter_state(alone, state)
+    assert torch.equal(run(PeftModel.from_pretrained(vilt(), str(tmp_path)).eval()), run(alone))

@@ -142,7 +142,7 @@ class FederationController(ModelController):
             prune(lineages_folder(self.fl_ctx), self._lineage)
             introductions = self._handshake(recorder, before)
             state = self._rounds(recorder, introductions, before)
-            if state and self._method.method.exports:
+            if state and self._method.exported:
                 family = next(iter(introductions.values())).family
                 importing.join()  # two threads that import the same modules may meet half-way
                 export_adapter(recorder.folder / ADAPTER, state, self._method, family=family)

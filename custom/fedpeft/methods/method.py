@@ -25,8 +25,8 @@ class TuningMethod:
             makes one from the base's.
         label: what it trains, as tables print it.
         source: the paper.
-        base: the method that it is built on: its code is called with that one's, and a job's settings of that one apply
-            to it; empty: none.
+        base: the method that it is built on: its code is called with that one's, a job's settings of that one apply to
+            it, and what it exchanges are that one's tensors; empty: none.
         exchanges: whether anything besides the head is trained and exchanged.
         neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
             it has no neurons that PIA could align.

@@ -185,6 +185,11 @@ class MethodSettings:
         return f"{self.rule.label}, {self.method.label}"
 
     @property
+    def exported(self) -> str:
+        """The method as whose adapter the global tensors can be saved in PEFT's format; empty: none."""
+        return next((name for name in methods.with_bases(self.name) if methods.get(name).exports), "")
+
+    @property
     def exchanges(self) -> bool:
         """Whether sites exchange tensors at all."""
         return self.rule.exchanges

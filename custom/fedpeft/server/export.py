@@ -8,7 +8,7 @@ from typing import cast
 
 import torch
 
-from fedpeft import adapters
+from fedpeft import adapters, methods
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 
@@ -19,10 +19,10 @@ def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodS
     Args:
         folder: created if it is missing.
         state: the adapter under wire keys.
-        method: the adapter's name and settings.
+        method: of the job; it has an adapter to export.
         family: the backbone's kind (`fedpeft.backbones.slots`).
     """
-    settings, tuning = dict(method.settings.get(method.name, {})), cast(SlotTuning, method.method.tuning())
+    settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
     if method.site_settings:  # sites differ in width: the global adapter's widths are those of its tensors
         settings |= tuning.state_settings(state)
     return adapters.save_adapter(folder, state, tuning.config(settings), family)
