@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.initialization import normal
@@ -100,7 +101,7 @@ class FusionTuning(Tuning):
         """Check the settings of the adapters; the fusion has none."""
         self._base.check(settings)
 
-    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""
         branches = self._base.branches(backbone, settings, seeds)
         name, seed = next(iter(seeds.items()))
@@ -112,7 +113,7 @@ class FusionTuning(Tuning):
             layer.fusion = fusion.requires_grad_(False)
         return branches
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and put both adapters and their fusion into it; see `Tuning.prepare`."""
         return FusedAdapters(self.branches(backbone, settings, {OWN: seed, RECEIVED: seed}))
 

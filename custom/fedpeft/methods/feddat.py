@@ -29,6 +29,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.trainable import Forward, Loss, Trainable, Tuning, descend
@@ -45,7 +46,7 @@ class Base(Protocol):
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of a job without a model."""
 
-    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Freeze a backbone and put adapters into it, by name."""
 
 
@@ -109,7 +110,7 @@ class FedDATTuning(Tuning):
         """Check the settings of the adapters; FedDAT has none of its own."""
         self._base.check(settings)
 
-    def prepare(self, backbone: nn.Module, settings: Mapping[str, Any], *, seed: int) -> Trainable:
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
         return DualAdapters(self._base.branches(backbone, settings, seeds))

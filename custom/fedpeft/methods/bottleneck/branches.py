@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import adapter_parameters, adapter_state, load_adapter_state
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
@@ -28,7 +29,7 @@ class Branches:
     """
 
     def __init__(
-        self, backbone: nn.Module, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
+        self, backbone: Backbone, tuning: BottleneckTuning, settings: Mapping[str, Any], seeds: Mapping[str, int]
     ) -> None:
         backbone.requires_grad_(False)
         self._peft: nn.Module = backbone.model

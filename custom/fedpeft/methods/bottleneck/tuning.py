@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.keys import SHARED, parse_key, place_of
 from fedpeft.methods.bottleneck.activations import hidden_activations
 from fedpeft.methods.bottleneck.branches import Branches
@@ -30,7 +31,7 @@ class BottleneckTuning(SlotTuning):
         """Return the settings with `init_seed`."""
         return {**settings, "init_seed": seed}
 
-    def branches(self, backbone: nn.Module, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
+    def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Freeze a backbone and put several adapters side by side into it; see `Branches`."""
         return Branches(backbone, self, settings, seeds)
 
