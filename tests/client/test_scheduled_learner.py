@@ -23,6 +23,8 @@ TRAINED = {
     **{f"{name}, fedavg": [*chosen, "method.aggregation=fedavg"] for name, chosen in ADAPTERS.items()},
     **{f"{name}, pia": [*chosen, "method.aggregation=pia"] for name, chosen in ADAPTERS.items()},
     "whole layers": ["method.name=full", "method.aggregation=fedavg"],
+    "a private fusion": ["method.name=adapterfusion"],
+    "a private adapter": ["method.name=feddat_compacter", "method.settings.compacter.reduction_factor=4"],
     "frozen companion": ["method.pia.integration=frozen_global"],
     "scores with the reply": ["method.aggregation=fedavg", "schedule.scoring=with_reply"],
 }
@@ -46,6 +48,13 @@ def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path,
         kept = site_state.load_before(tmp_path / site, 3)
         trained = {key.rsplit(".", 1)[0] for key in kept.optimizer if not key.startswith("head")}
         assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
+
+
+def test_a_score_of_changes_is_equal_for_an_adapter_that_its_site_keeps_as_it_is(sections, tmp_path):
+    made = sections(*UPPER_LAYER, "schedule.score=fedselect", "method.name=adapterfusion")
+    learner = Learner.from_sections(made, site="slake", folder=tmp_path)
+    sent = learner.train_round(1, {}).state
+    assert learner.score_layers(2, sent) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

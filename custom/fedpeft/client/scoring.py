@@ -46,12 +46,12 @@ def score_layers(
         settings: choose the score.
         seed: of random scores.
         previous: the same tensors after the site's last training, for a score that needs them; None before the
-            first one, when that score is equal for all layers.
+            first one. Then, and where none of them has changed since, that score is equal for all layers.
     """
     layers = _by_layer(parameters)
     extra = {}
     if getattr(method_settings(settings.score, settings.score_settings), "needs_previous", False):
-        if previous is None:
+        if previous is None or all(torch.equal(previous[key], tensor.cpu()) for key, tensor in parameters.items()):
             return [1 / len(layers)] * len(layers)
         # a state read from disk may have its keys in another order
         extra["previous"] = _by_layer({key: previous[key] for key in parameters})

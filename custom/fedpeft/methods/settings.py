@@ -153,14 +153,16 @@ class MethodSettings:
 
     def _check_unequal_widths(self) -> None:
         pia = self.pia
+        if not self.method.unequal_widths:
+            raise FedpeftError(
+                f"unequal widths are not supported for name={self.name!r}: leave out method.site_settings."
+            )
         if not self.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
             raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
         if pia.accept:
             raise FedpeftError(
                 "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot."
             )
-        if not self.method.unequal_widths:
-            raise FedpeftError(f"unequal widths (site_settings) are not supported for name={self.name!r}.")
 
     def check_settings(self) -> None:
         """Check the methods' own settings before any site does.
