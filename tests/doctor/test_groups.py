@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.doctor import (
     admission,
     allow_list,
@@ -364,6 +365,16 @@ def test_the_footprint_of_a_job_grows_with_its_batch(make_job):
     assert small.step < large.step
     assert 0 < small.state == large.state
     assert "from batches of 1 and 2 to 4" in small.method
+
+
+def test_the_footprint_counts_what_never_leaves_the_site(make_job):
+    plain, dual = (
+        open_context(make_job("method.aggregation=fedavg", f"method.name={name}")).footprint
+        for name in ("houlsby", "feddat_houlsby")
+    )
+    adapter = (dual.weights - plain.weights) // 2  # a0 and the frozen a2
+    assert dual.state - plain.state == adapter * 3 * KEPT_ROUNDS
+    assert dual.step > plain.step + 3 * adapter
 
 
 def test_a_device_that_is_not_there_is_told(make_job):

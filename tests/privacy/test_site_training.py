@@ -94,6 +94,15 @@ def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
         learner(*chosen, own={"most_trained_parameters": count - 1})
 
 
+def test_what_never_leaves_a_site_counts_as_trained(learner):
+    chosen = [FEDAVG, "method.name=feddat_houlsby"]
+    trainable = learner(*chosen).trainable
+    count = sum(tensor.numel() for state in (trainable.state(), trainable.private_state()) for tensor in state.values())
+    assert learner(*chosen, own={"most_trained_parameters": count})
+    with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
+        learner(*chosen, own={"most_trained_parameters": count - 1})
+
+
 def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
     scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
     assert learner(FEDAVG, *scored)
