@@ -77,7 +77,7 @@ FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
 OUTPUTS = "schedule.score_settings.target=logits"
 BY_LNTK = "4 layers, lntk alone"
 LAYERS: dict[str, list[str]] = {
-    **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names()},
+    **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names_with_front()},
     "f3ocus, exact, outputs": [*FEW, "schedule.solver=exact", OUTPUTS],
     "4 layers, lntk of the outputs": [*FEW, "schedule.solver=own", OUTPUTS],
     "f3ocus, exact, with reply": [*FEW, "schedule.solver=exact", "schedule.scoring=with_reply"],

@@ -49,7 +49,7 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (TrainingSettings, {"rounds": 1, "learning_rate": float("nan")}, "learning_rate is nan"),
         (TrainingSettings, {"rounds": 1, "warmup": 2}, "warmup is 2"),
         (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
-        (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, svd, none"),
+        (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, svd, stack, none"),
         (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head never leaves its site"),
         (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"name": "full", "aggregation": "pia"}, "aligns neurons"),
@@ -60,6 +60,26 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
             "takes means only, not robust.average='median'",
         ),
         (MethodSettings, {"name": "lora", "aggregation": "svd", "secure_sum": True}, "use 'fedavg'"),
+        (MethodSettings, {"name": "lora", "aggregation": "stack", "secure_sum": True}, "use 'fedavg'"),
+        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "puts factors side by side, and name='vpt' declares none"),
+        *(
+            (
+                MethodSettings,
+                {"name": "lora", "aggregation": name, "site_settings": {"a": {"r": 2}}},
+                f"aggregation='{name}' averages factors of one shape: .* need aggregation='svd' or 'stack'",
+            )
+            for name in ("pia", "fedavg")
+        ),
+        (
+            MethodSettings,
+            {
+                "name": "lora",
+                "aggregation": "stack",
+                "settings": {"lora": {"lora_alpha": 4}},
+                "site_settings": {"a": {"r": 8}},
+            },
+            "products of a count 0.5 times and those of the others 1 times",
+        ),
         (MethodSettings, {"trains": "head"}, "trains is no longer a setting: write method.name"),
         (MethodSettings, {"adapter": "lora"}, "adapter is no longer a setting: write method.name"),
         (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),

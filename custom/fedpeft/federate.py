@@ -49,7 +49,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         updates = {}
         for site in sites:
             updates[site] = learners[site].train_round(number, state, assignment and assignment.layers[site])
-            if settings.active and settings.scoring == "with_reply":
+            if settings.scored and settings.scoring == "with_reply":
                 planner.scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}
         refused: dict[str, str] = {}
@@ -61,7 +61,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
                     for site, (sent, samples) in replies.items()
                 }
             sent = {site: tensors for site, (tensors, _) in replies.items()}
-            refused = {} if secure else outlying(sent, state, first.method.robust)
+            refused = {} if secure else outlying(sent, state, first.method.robust, stacked=first.method.rule.stacks)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
             state, report = aggregate(replies, first.method, previous=state or None)
         yield RoundResult(number, updates, state, report, assignment, refused)

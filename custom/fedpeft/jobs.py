@@ -89,7 +89,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.federation import FederationSettings, site_data
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.privacy.secure_round import check_secure_sum
-    from fedpeft.scheduling.settings import ScheduleSettings
+    from fedpeft.scheduling.settings import schedule_of
     from fedpeft.training_settings import TrainingSettings
 
     unknown = sorted(set(sections) - set(SECTIONS))
@@ -100,7 +100,7 @@ def check(sections: Mapping[str, Any]) -> None:
     federation = build(FederationSettings, sections.get("federation"), section="federation")
     method = build(MethodSettings, sections.get("method"), section="method")
     build(TrainingSettings, sections.get("training"), section="training")
-    schedule = build(ScheduleSettings, sections.get("schedule"), section="schedule")
+    schedule = schedule_of(sections.get("schedule"), method.method)
     check_secure_sum(method, schedule, federation)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")

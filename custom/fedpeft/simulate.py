@@ -88,7 +88,7 @@ def _check_resume(job: Path, lineages: Path) -> None:
         return
     from fedpeft.federation import FederationSettings
     from fedpeft.methods.settings import MethodSettings
-    from fedpeft.scheduling.settings import ScheduleSettings
+    from fedpeft.scheduling.settings import schedule_of
     from fedpeft.server.checkpoint import lasting, to_resume
     from fedpeft.settings import build
     from fedpeft.training_settings import TrainingSettings
@@ -96,7 +96,7 @@ def _check_resume(job: Path, lineages: Path) -> None:
     federation = build(FederationSettings, arguments["federation"], section="federation")
     method = build(MethodSettings, arguments.get("method"), section="method")
     training = build(TrainingSettings, arguments.get("training"), section="training")
-    schedule = build(ScheduleSettings, arguments.get("schedule"), section="schedule")
+    schedule = schedule_of(arguments.get("schedule"), method.method)
     settings = lasting(method, training, schedule)
     job_name, name = arguments.get("job", ""), federation.resume_from
     to_resume(lineages, name, job=job_name, submitter="", settings=settings, rounds=training.rounds)

@@ -15,7 +15,7 @@ from fedpeft.federation import site_data
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.plugin_names import check_plugins
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 from fedpeft.settings import build
 from fedpeft.training_settings import TrainingSettings
 
@@ -65,12 +65,13 @@ class SiteJob:
         """
         if policy:
             check_plugins(policy, sections)
+        method = build(MethodSettings, sections["method"], section="method")
         return cls(
             site=site,
             backbone=build(BackboneSettings, sections["backbone"], section="backbone"),
-            method=build(MethodSettings, sections["method"], section="method"),
+            method=method,
             training=build(TrainingSettings, sections["training"], section="training"),
             data=build(DataSettings, site_data(sections["data"], site), section="data"),
-            schedule=build(ScheduleSettings, sections.get("schedule", {}), section="schedule"),
+            schedule=schedule_of(sections.get("schedule", {}), method.method),
             data_of_sites=sections["data"].get("sites", {}),
         )

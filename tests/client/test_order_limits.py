@@ -10,6 +10,7 @@ from fedpeft.site_job import SiteJob
 
 PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
 SCHEDULED = {**PLAIN, "schedule": {"solver": "exact", "budget": 2}}
+DRAWN = {**PLAIN, "method": {"name": "sba"}}
 WITH_REPLY = {**PLAIN, "schedule": {"solver": "exact", "budget": 2, "scoring": "with_reply"}}
 
 
@@ -50,7 +51,10 @@ REFUSED = [
     (PLAIN, train(round=10**12), "of 5"),
     (PLAIN, train(layers=[1]), "none are scheduled"),
     (PLAIN, train(scored=True), "scores with the reply"),
-    (PLAIN, score(), "no layers are scheduled"),
+    (PLAIN, score(), "none are scored"),
+    (DRAWN, score(), "none are scored"),
+    (DRAWN, train(layers=[1, 2]), "2 layers, the budget is 1"),
+    (DRAWN, train(layers=[1], scored=True), "scores with the reply"),
     (PLAIN, train(version=-1), "version -1"),
     (SCHEDULED, score(round=6), "for round 6 of 5"),
     (SCHEDULED, train(), "to train all layers"),

@@ -241,3 +241,14 @@ def test_numbers_may_be_left_out_and_a_site_that_never_replied_is_named():
     assert history.rounds[0].schedule.numbers == (0, 1)
     assert history.sites == (*FIVE, "late")
     assert panels(schedule_figure(history))[1].collections[0].get_offsets().shape == (0, 2)
+
+
+def test_drawn_layers_have_a_picture_without_scores_and_no_fronts(tmp_path):
+    made = record(FIVE, 2)
+    for entry in made["rounds"]:
+        layers = {site: [entry["round"]] for site in FIVE}
+        entry["schedule"] = {"numbers": [0, 1, 2], "layers": layers, "scores": {}, "importance": None, "variance": 5.6}
+    write(tmp_path, made)
+    written = render(tmp_path, tmp_path / "out")
+    assert "schedule" in written
+    assert "fronts" not in written

@@ -10,7 +10,7 @@ from instances import SOLVERS
 
 from fedpeft import scheduling
 from fedpeft.errors import FedpeftError
-from fedpeft.scheduling import names, schedule
+from fedpeft.scheduling import names_with_front, schedule
 
 SCORES = np.full((3, 4), 0.25)
 NAN, INFINITE = SCORES.copy(), SCORES.copy()
@@ -19,7 +19,7 @@ INFINITE[2, 0] = np.inf
 
 
 def test_every_solver_of_the_list_is_there():
-    assert names() == SOLVERS
+    assert names_with_front() == SOLVERS
 
 
 @pytest.mark.parametrize(

@@ -7,22 +7,24 @@ the products; this file computes the latter, and returns the nearest product of 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
-from fedpeft.alignment.averaging import fedavg_weights
-from fedpeft.alignment.integration import integrate
+from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
+from fedpeft.alignment.checks import check_round
+from fedpeft.alignment.integration import integrate_owned
+from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place
+from fedpeft.methods.factors import FACTORS
 from fedpeft.states import State
-
-FACTORS = ("A", "B")
 
 
 def integrate_products(
@@ -39,7 +41,8 @@ def integrate_products(
         dW = sum_k n_k B_k A_k / sum_k n_k = U S V^T,     B = U_r sqrt(S_r),  A = sqrt(S_r) V_r^T
 
     This is the best approximation of dW of rank r in the Frobenius norm (Eckart and Young). Tensors that are not
-    LoRA's factors are averaged as FedAvg does, and a place that no site sent keeps its values in `previous`.
+    LoRA's factors are averaged as FedAvg does, and a place that no site sent keeps its values in `previous`. Sites may
+    differ in rank: r is the largest of theirs.
 
     Args:
         states: one adapter state for each site, `layer.<l>.<slot>.A` (r, n) and `.B` (m, r).
@@ -57,16 +60,49 @@ def integrate_products(
 
     Source: the federated parameter-efficient tuning of vision transformers, LoRA with server-side refactoring.
     """
+    return products_of_round(states, counts, settings, _refactored, sites=sites, previous=previous, robust=robust)
+
+
+def products_of_round(
+    states: Sequence[State],
+    counts: Sequence[float],
+    settings: PIASettings | None,
+    combined: Callable[[Sequence[State], Sequence[float], Mapping[str, str], State], dict[str, Tensor]],
+    *,
+    sites: Sequence[str] | None,
+    previous: State | None,
+    robust: RobustSettings | None,
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Combine the factors of every place in one way, and average all other tensors as FedAvg does.
+
+    Args:
+        states, counts, settings, sites, previous, robust: as in `integrate_products`.
+        combined: from the states that have a place, their weights, the place's tensors by name, and the global adapter
+            so far, to its new factors.
+    """
     if robust and not robust.weighs:
         raise FedpeftError(f"products are averaged by their mean, not by average={robust.average!r}: leave it out.")
     settings = replace(settings or PIASettings(), server=False, aligned_at="server")
-    merged, report = integrate(states, counts, settings, sites=sites, previous=previous)
-    for names in by_place(merged).values():
-        members = [k for k, state in enumerate(states) if set(FACTORS) <= names.keys() and names["A"] in state]
-        if members:
-            weights = fedavg_weights([counts[k] for k in members], settings)
-            merged |= _refactored([states[k] for k in members], weights, names, merged)
-    return merged, report
+    names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
+    owners = names if sites is None else [f"site {site}" for site in names]
+    model = check_round(states, counts, owners, previous)
+    places = {place: names for place, names in by_place(model).items() if set(FACTORS) <= names.keys()}
+    factors = {names[name] for names in places.values() for name in FACTORS}
+    merged: dict[str, Tensor] = {}
+    if others := [key for key in model if key not in factors]:
+        rest = [{key: state[key] for key in others if key in state} for state in states]
+        before = {key: previous[key] for key in others if key in previous} if previous else None
+        merged, _ = integrate_owned(rest, counts, settings, owners, before)
+    figures = {}
+    for place, tensors in places.items():
+        members = [k for k, state in enumerate(states) if tensors["A"] in state]
+        if not members:
+            merged |= {tensors[name]: previous[tensors[name]].detach().clone() for name in FACTORS}
+            continue
+        weights = fedavg_weights([counts[k] for k in members], settings)
+        merged |= combined([states[k] for k in members], weights, tensors, previous or {})
+        figures[place] = {names[k]: Figures(weight=weight) for k, weight in zip(members, weights, strict=True)}
+    return {key: merged[key] for key in model}, report_of(figures)
 
 
 def mean_product(downs: Sequence[Tensor], ups: Sequence[Tensor], weights: Sequence[float]) -> tuple[Tensor, Tensor]:
@@ -101,18 +137,55 @@ def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     return new_down * signs.T * root[:, None], new_up * signs * root
 
 
+def fitted(state: State, like: State) -> State:
+    """Return an adapter whose factors have the ranks of another: cut to its best approximation, or with more rows.
+
+    Args:
+        state: the global adapter.
+        like: a site's own one; its further rows of A stand where the global adapter has fewer, with zeros in B.
+    """
+    fitting = dict(state)
+    for names in by_place(state).values():
+        if not set(FACTORS) <= names.keys() or state[names["A"]].shape == like[names["A"]].shape:
+            continue
+        down, up, own = state[names["A"]], state[names["B"]], like[names["A"]]
+        rank, wanted = down.shape[0], own.shape[0]
+        if rank > wanted:
+            new_down, new_up = truncated(down.double(), up.double(), wanted)
+        else:
+            new_down = torch.cat([down, own[rank:].to(down)])
+            new_up = torch.cat([up, up.new_zeros(up.shape[0], wanted - rank)], dim=1)
+        fitting |= {names["A"]: new_down.to(down.dtype), names["B"]: new_up.contiguous().to(up.dtype)}
+    return fitting
+
+
 def _refactored(
-    states: Sequence[State], weights: Sequence[float], names: Mapping[str, str], mean: State
+    states: Sequence[State], weights: Sequence[float], names: Mapping[str, str], previous: State
 ) -> dict[str, Tensor]:
-    """Return the two factors of a place.
+    """Return the two factors of a place, of the largest rank of the sites and of the global adapter so far.
 
     Where the mean of the products has a lower rank than the factors (no site has trained yet, B is zero), a neuron
     without a product would never train again: A then keeps the mean of the sites' and B stays zero.
     """
     downs, ups = ([state[names[name]] for state in states] for name in FACTORS)
-    rank = downs[0].shape[0]
+    before = previous.get(names["A"])
+    rank = max(down.shape[0] for down in (*downs, *([] if before is None else [before])))
     down, up = truncated(*mean_product(downs, ups, weights), rank)
+    missing = rank - down.shape[0]
+    down, up = functional.pad(down, (0, 0, 0, missing)), functional.pad(up, (0, missing))
     dead = up.norm(dim=0) <= torch.finfo(torch.float32).eps * max(float(up.norm()), torch.finfo(torch.float32).tiny)
-    down[dead] = mean[names["A"]].double()[dead]
+    down[dead] = _mean_rows(downs, weights, rank, before).double()[dead]
     up[:, dead] = 0
     return {names["A"]: down.to(downs[0].dtype), names["B"]: up.to(ups[0].dtype)}
+
+
+def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, before: Tensor | None) -> Tensor:
+    """Return the mean of each row of A over the sites that have it; else the row so far."""
+    parts, start = [], 0
+    for end in sorted({down.shape[0] for down in downs}):
+        having = [k for k, down in enumerate(downs) if down.shape[0] >= end]
+        share = sum(weights[k] for k in having) if len(having) < len(downs) else 1
+        rows = weighted_mean((downs[k][start:end] for k in having), (weights[k] / share for k in having))
+        parts.append(rows.to(downs[0].dtype))
+        start = end
+    return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)

@@ -28,13 +28,14 @@ def accept(introduction: Introduction, folder: Path) -> None:
     write_json(folder / FILE, {"shapes": introduction.schema, "dtype": introduction.dtype})
 
 
-def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool) -> None:
+def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: bool, stacked: bool = False) -> None:
     """Refuse an order before the handshake, or with tensors of other keys, shapes or dtype than announced.
 
     Args:
         order: of the server.
         folder: the job's run folder.
         any_width: whether sites of the job have adapters of other widths than this one.
+        stacked: whether the factors of all sites stand side by side.
 
     Raises:
         FedpeftError: the order is refused; the message says why.
@@ -46,4 +47,4 @@ def check_accepted(order: ScoreOrder | TrainOrder, folder: Path, *, any_width: b
         announced = AdapterSchema(**json.loads(file.read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise LocalError(f"{file} cannot be read ({error}): submit the job again.") from error
-    check_received(order.state, announced, whole=not order.base, any_width=any_width)
+    check_received(order.state, announced, whole=not order.base, any_width=any_width, stacked=stacked)

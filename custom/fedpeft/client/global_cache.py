@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import replacing
+from fedpeft.methods.factors import MOST_RANKS, extended
 from fedpeft.state_schema import first_misfit
 
 FILE = "received.safetensors"
@@ -33,7 +34,12 @@ class AdapterSchema:
 
 
 def check_received(
-    state: Mapping[str, torch.Tensor], announced: AdapterSchema, *, whole: bool, any_width: bool = False
+    state: Mapping[str, torch.Tensor],
+    announced: AdapterSchema,
+    *,
+    whole: bool,
+    any_width: bool = False,
+    stacked: bool = False,
 ) -> None:
     """Refuse a global adapter that does not fit the site's announced adapter, before any of it is written.
 
@@ -42,12 +48,15 @@ def check_received(
         announced: the site's announced adapter.
         whole: whether it must have all keys, unless it is empty.
         any_width: whether sites of the job may differ in width; no dimension may then exceed the site's largest one.
+        stacked: whether factors of all sites stand side by side; no dimension may then exceed `MOST_RANKS` times that.
 
     Raises:
         FedpeftError: names the key.
     """
     shapes = announced.shapes
-    longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width else None
+    longest = max((side for shape in shapes.values() for side in shape), default=0) if any_width or stacked else None
+    if longest is not None and stacked:
+        longest *= MOST_RANKS
     misfit = first_misfit(state, shapes, dtype=announced.dtype, whole=whole and bool(state), longest=longest)
     if misfit is None:
         return
@@ -71,7 +80,9 @@ def _refused(what: str) -> FedpeftError:
     )
 
 
-def apply_delta(folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int) -> dict[str, torch.Tensor]:
+def apply_delta(
+    folder: Path, state: dict[str, torch.Tensor], *, base: int, version: int, stacked: bool = False
+) -> dict[str, torch.Tensor]:
     """Apply changed tensors to the cached global adapter, write the result and return it.
 
     Args:
@@ -79,15 +90,21 @@ def apply_delta(folder: Path, state: dict[str, torch.Tensor], *, base: int, vers
         state: the tensors that changed since `base`.
         base: the version that must be on disk; 0: `state` is whole.
         version: the resulting version; 0: it need not be kept.
+        stacked: whether factors in `state` come behind those on disk, instead of replacing them.
 
     Raises:
         FedpeftError: the disk has another version, or none.
     """
-    whole = {**_load(folder / FILE, base), **state} if base else state
+    joined = extended if stacked else _replaced
+    whole = joined(_load(folder / FILE, base), state) if base else state
     if version != base:
         with replacing(folder / FILE) as draft:
             save_file(whole, draft, metadata={"version": str(version)})
     return whole
+
+
+def _replaced(before: dict[str, torch.Tensor], state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {**before, **state}
 
 
 def _load(file: Path, version: int) -> dict[str, torch.Tensor]:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from fedpeft import backbones
+from fedpeft.alignment.low_rank import fitted
 from fedpeft.client import client_round, site_state
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.heads import build_head
@@ -26,6 +27,8 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.keys import belongs, layers_of
+from fedpeft.methods.factors import is_factor
+from fedpeft.methods.products import FrozenProducts, fresh_factors
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters, load_data
@@ -105,6 +108,7 @@ class Learner:
         self.backbone.to(self.device)
         self.head.to(self.device)
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
+        self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
 
     @classmethod
@@ -158,7 +162,7 @@ class Learner:
         self.trainable.train_only(layers)
         optimizer = self._optimizer()
         if own is not None and settings.optimizer_state == "keep":
-            restore_moments(optimizer, own.optimizer)
+            restore_moments(optimizer, self._continued(own.optimizer))
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
         metrics |= self.evaluate()
         upload, kept = finish(self.trainable.state())
@@ -188,7 +192,7 @@ class Learner:
         self._restore(own)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
-        self.trainable.start(received or kept or self._initial, kept)
+        self.trainable.start(self._start(round, kept, received), kept)
         return self.score_trained(round, previous=own.adapter | own.private if own else None)
 
     def score_trained(self, round: int, previous: State | None = None) -> list[float]:
@@ -238,13 +242,28 @@ class Learner:
         return client_round.start(
             self.trainable,
             own=own,
-            received=received or own or self._initial,
+            received=self._start(round, own, received),
             settings=self.pia,
             share=self.pia.share_in(round, self.training.rounds) if self.pia else None,
             samples=client_round.Samples(
                 probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
             ),
         )
+
+    def _start(self, round: int, own: State | None, received: State) -> State:
+        """The global adapter as this site can load it; without one, the site's own, or its first one."""
+        if self._products:
+            self._products.set(received)
+            start = {**self._initial, **{key: t for key, t in (received or own or {}).items() if not is_factor(key)}}
+            init_site = self.site if self.method.initialization == "own" else ""
+            return fresh_factors(start, derive(self.training.seed, "adapter", init_site, round))
+        if self.method.rule.unequal_ranks and received:
+            return fitted(received, self._initial)
+        return received or own or self._initial
+
+    def _continued(self, moments: State) -> State:
+        """The moments of the round before that still apply: none of factors that were drawn anew."""
+        return {key: t for key, t in moments.items() if not (self._products and is_factor(key.rpartition("/")[0]))}
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW over what is trained now."""

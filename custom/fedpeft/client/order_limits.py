@@ -35,10 +35,10 @@ def check_order(order: Order, job: SiteJob) -> None:
     if order.base < 0 or order.version < 0:
         raise refused(f"for version {order.version} built on {order.base}")
     if isinstance(order, ScoreOrder):
-        if not schedule.active:
-            raise refused("for layer scores, and no layers are scheduled")
+        if not schedule.scored:
+            raise refused("for layer scores, and none are scored")
         return
-    if order.scored and not (schedule.active and schedule.scoring == "with_reply"):
+    if order.scored and not (schedule.scored and schedule.scoring == "with_reply"):
         raise refused("for layer scores with the reply")
     if schedule.active != (order.layers is not None):
         raise refused("to train some layers, and none are scheduled" if order.layers else "to train all layers")

@@ -45,7 +45,7 @@ from fedpeft.messages.types import (
 )
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import check_secure_sum
-from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server import checkpoint, handshake
 from fedpeft.server.aggregation import State, check_global
 from fedpeft.server.assignment import Assignment
@@ -54,6 +54,7 @@ from fedpeft.server.delta_broadcast import DeltaBroadcast
 from fedpeft.server.export import export_adapter
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
+from fedpeft.server.stacked_broadcast import StackedBroadcast
 from fedpeft.server.update_check import outlying
 from fedpeft.settings import build
 from fedpeft.state_lock import StateLock
@@ -133,7 +134,7 @@ class FederationController(ModelController):
             self._federation = build(FederationSettings, self._sections["federation"], section="federation")
             self._method = build(MethodSettings, self._sections["method"], section="method")
             self._training = build(TrainingSettings, self._sections["training"], section="training")
-            self._schedule = build(ScheduleSettings, self._sections["schedule"], section="schedule")
+            self._schedule = schedule_of(self._sections["schedule"], self._method.method)
             check_secure_sum(self._method, self._schedule, self._federation)
             importing = threading.Thread(target=_import_peft, daemon=True)
             importing.start()
@@ -256,7 +257,8 @@ class FederationController(ModelController):
             raise FedpeftError(f"the job has no component {self._aggregator_id!r}: regenerate it with `fedpeft jobs`.")
         rounds = self._training.rounds
         first = next((i for i in introductions.values() if i.state), None)
-        current = DeltaBroadcast(before.state if before else first.state if first else {})
+        broadcast = StackedBroadcast if self._method.rule.stacks else DeltaBroadcast
+        current = broadcast(before.state if before else first.state if first else {})
         if current.state:
             aggregator.start_from(current.state)
         planner = RoundPlanner(
@@ -271,7 +273,7 @@ class FederationController(ModelController):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
             needed = min(self._federation.needed, len(sites))
-            if self._schedule.active:
+            if self._schedule.scored:
                 due = {site: introductions[site] for site in planner.due(number, sites)}
                 rejected = self._score(number, due, current, planner, needed=max(0, needed - len(sites) + len(due)))
                 sites = [site for site in sites if site not in rejected]
@@ -310,15 +312,16 @@ class FederationController(ModelController):
         assignment: Assignment | None,
         sum_keys: dict[str, dict[str, list[str]]],
     ) -> TrainOrder:
+        changes = assignment or self._method.rule.stacks
         return TrainOrder(
             lineage=self._lineage,
             round=number,
-            base=current.base(site) if assignment else 0,
-            version=current.version if assignment else 0,
+            base=current.base(site) if changes else 0,
+            version=current.version if changes else 0,
             layers=assignment.layers[site] if assignment else None,
-            scored=self._schedule.active and self._schedule.scoring == "with_reply",
+            scored=self._schedule.scored and self._schedule.scoring == "with_reply",
             sum_keys=sum_keys,
-            state=current.payload(site) if assignment else current.state,
+            state=current.payload(site) if changes else current.state,
         )
 
     def _score(
@@ -437,7 +440,7 @@ class FederationController(ModelController):
         if not self._method.exchanges or self._method.secure_sum:
             return {}
         sent = {site: reply.state for site, reply in accepted.items()}
-        return outlying(sent, current.state, self._method.robust)
+        return outlying(sent, current.state, self._method.robust, stacked=self._method.rule.stacks)
 
     def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()

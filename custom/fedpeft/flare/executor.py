@@ -174,7 +174,7 @@ def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: 
     folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
     needed = 0
     if not isinstance(order, Hello):
-        check_accepted(order, run, any_width=bool(job.method.site_settings))
+        check_accepted(order, run, any_width=bool(job.method.site_settings), stacked=job.method.rule.stacks)
         needed = sum(tensor.nbytes for tensor in order.state.values())
     note_order(order, run)
     if policy is None:

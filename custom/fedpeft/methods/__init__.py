@@ -55,7 +55,7 @@ register(
         label="lora adapters",
         source="Hu et al. 2022, LoRA",
         neurons="fedpeft.alignment.neurons:LORA",
-        factors=True,
+        factors="fedpeft.methods.factor_scale:of_lora",
         exports=True,
         limits=setting_limits.LORA,
     ),
@@ -93,6 +93,15 @@ register(
         home="fedpeft.methods.backbone_part:ATTENTION",
         label="attention",
         source="Touvron et al. 2022, Three things everyone should know about Vision Transformers",
+    ),
+)
+register(
+    "sba",
+    TuningMethod(
+        home="fedpeft.methods.backbone_part:ATTENTION",
+        label="attention of a drawn layer",
+        source="the federated tuning of vision transformers",
+        schedule={"solver": "drawn", "budget": 1},
     ),
 )
 register(
@@ -189,7 +198,7 @@ register(
         home="fedpeft.methods.combined:LORA_VPT",
         label="lora adapters and visual prompts",
         source="the federated tuning of vision transformers",
-        factors=True,
+        factors="fedpeft.methods.factor_scale:of_part",
         limits={"lora": setting_limits.each(setting_limits.LORA), "vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )
@@ -199,7 +208,7 @@ register(
         home="fedpeft.methods.combined:LORA_DVPT",
         label="lora adapters and decomposed visual prompts",
         source="the federated tuning of vision transformers",
-        factors=True,
+        factors="fedpeft.methods.factor_scale:of_part",
         limits={
             "lora": setting_limits.each(setting_limits.LORA),
             "dvpt": setting_limits.each(setting_limits.FACTORED_PROMPTS),
@@ -212,6 +221,16 @@ register(
         home="fedpeft.methods.combined:ATTENTION_VPT",
         label="attention and visual prompts",
         source="the federated tuning of vision transformers",
+        limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
+    ),
+)
+register(
+    "sba_vpt",
+    TuningMethod(
+        home="fedpeft.methods.combined:SBA_VPT",
+        label="attention of a drawn layer and visual prompts",
+        source="the federated tuning of vision transformers",
+        schedule={"solver": "drawn", "budget": 1},
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )

@@ -18,6 +18,7 @@ from fedpeft.methods.adapter_state import (
     set_trainable_layers,
 )
 from fedpeft.methods.lookup import tuning_of
+from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Trainable
 from fedpeft.states import State
 
@@ -57,6 +58,10 @@ class AdapterTrainable(Trainable):
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Train these layers of the site's own adapter and freeze everything else."""
         set_trainable_layers(self._peft, layers, OWN)
+
+    def products(self) -> Mapping[str, Product]:
+        """Return the frozen matrices that the adapter adds products of factors to."""
+        return tuning_of(self._config).products(self._peft, OWN)
 
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen adapter beside the site's own one; None removes it."""

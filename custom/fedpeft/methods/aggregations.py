@@ -19,6 +19,9 @@ class Aggregation:
         aligns: whether it is FedPIA, to which all of `method.pia` applies.
         adds_up: whether the server needs no more than the weighted sum of what the sites send.
         averages: whether another average than the mean can take its place (`method.robust`).
+        unequal_ranks: whether sites may differ in the rank of LoRA's factors.
+        stacks: whether the factors of all sites stand side by side in the result, which grows from round to round, and
+            which a site adds to its frozen weights.
         needs: what a method must declare for it, a field of `TuningMethod`; empty: nothing.
         reason: what it does with that, for the refusal.
     """
@@ -28,6 +31,8 @@ class Aggregation:
     aligns: bool = False
     adds_up: bool = False
     averages: bool = True
+    unequal_ranks: bool = False
+    stacks: bool = False
     needs: str = ""
     reason: str = ""
 
@@ -54,8 +59,18 @@ AGGREGATIONS: dict[str, Aggregation] = {
         label="SVD",
         home="fedpeft.alignment.low_rank:integrate_products",
         averages=False,
+        unequal_ranks=True,
         needs="factors",
         reason="averages products of two factors",
+    ),
+    "stack": Aggregation(
+        label="FLoRA",
+        home="fedpeft.alignment.stacking:stack_products",
+        averages=False,
+        unequal_ranks=True,
+        stacks=True,
+        needs="factors",
+        reason="puts factors side by side",
     ),
     "none": Aggregation(label="local"),
 }

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import PRIVATE, belongs, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
-from fedpeft.methods.trainable import parameter_count
+from fedpeft.methods.trainable import parameter_counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +41,8 @@ class MethodEntry:
             "PIA by activations": method.activations,
             "frozen global": method.companion,
             "unequal widths": method.unequal_widths,
-            "SVD of products": method.factors,
-            "layer schedule": method.exchanges and method.layers,
+            "SVD or stack of products": bool(method.factors),
+            "layer schedule": method.exchanges and method.layers and not method.schedule,
         }
         return [ability for ability, able in can.items() if able]
 
@@ -54,8 +55,17 @@ def entries(backbone: Backbone) -> Iterator[MethodEntry]:
     """
     for name, method in METHODS.usable():
         try:
-            count = parameter_count(backbone, method.tuning(), {})
+            counts = parameter_counts(backbone, method.tuning(), {})
         except FedpeftError as error:
             yield MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
-        else:
-            yield MethodEntry(name=name, method=method, trained=count.trained, exchanged=count.exchanged)
+            continue
+        yield MethodEntry(
+            name=name, method=method, trained=sum(counts.values()), exchanged=sum(_in_a_round(method, counts).values())
+        )
+
+
+def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> dict[str, int]:
+    """Return what a site sends of it: all that is not private, or the layers that the method's own schedule assigns."""
+    budget = method.schedule.get("budget")
+    layers = None if budget is None else layers_of(counts)[:budget]
+    return {key: count for key, count in counts.items() if not key.startswith(PRIVATE) and belongs(key, layers)}

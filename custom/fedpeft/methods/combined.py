@@ -10,6 +10,7 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.registry import imported
 
@@ -28,6 +29,10 @@ class Together(Trainable):
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters of all parts by key."""
         return {key: parameter for part in self._parts for key, parameter in part.parameters().items()}
+
+    def products(self) -> Mapping[str, Product]:
+        """Return the frozen matrices beside the factors of all parts."""
+        return {place: product for part in self._parts for place, product in part.products().items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Freeze all but these layers of every part."""
@@ -69,6 +74,8 @@ class CombinedTuning(Tuning):
 
 LORA, ATTENTION = "fedpeft.methods.lora:TUNING", "fedpeft.methods.backbone_part:ATTENTION"
 VPT, DVPT = "fedpeft.methods.prompts:VPT", "fedpeft.methods.prompts:DVPT"
+VPT_AT_ONCE = "fedpeft.methods.prompts:VPT_AT_ONCE"
 LORA_VPT = CombinedTuning("lora_vpt", {"lora": LORA, "vpt": VPT})
 LORA_DVPT = CombinedTuning("lora_dvpt", {"lora": LORA, "dvpt": DVPT})
 ATTENTION_VPT = CombinedTuning("attention_vpt", {"attention": ATTENTION, "vpt": VPT})
+SBA_VPT = CombinedTuning("sba_vpt", {"attention": ATTENTION, "vpt": VPT_AT_ONCE})

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
@@ -18,9 +19,11 @@ from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
 from fedpeft.backbones.targets import check_targets, pattern_of, roles_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
+from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
+from fedpeft.methods.products import Product
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
 
-DEFAULTS = {"target_modules": ["query", "value"], "r": 4}
+DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 
 
 class LoraTuning(SlotTuning):
@@ -35,7 +38,7 @@ class LoraTuning(SlotTuning):
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
         settings = {**DEFAULTS, **settings}
-        settings.setdefault("lora_alpha", 2 * settings["r"])
+        settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
             check_targets(settings["target_modules"], self.name)
             settings["target_modules"] = pattern_of(settings["target_modules"])
@@ -111,6 +114,25 @@ class LoraTuning(SlotTuning):
                 "B": module.lora_B[adapter_name].weight,
             }
         return places
+
+    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
+        """Return the frozen matrices beside which the factors stand, by place."""
+        config = model.peft_config[adapter_name]
+        templates = self.templates(config, getattr(getattr(model, "config", None), "model_type", None))
+        places = {}
+        for path, module in model.named_modules():
+            if isinstance(module, LoraLayer) and adapter_name in module.lora_A:
+                slot, layer, _ = locate(path, templates)
+                weight = module.get_base_layer().weight
+                places[place_of(layer, slot)] = Product(
+                    weight.T if getattr(module, "fan_in_fan_out", False) else weight, module.scaling[adapter_name]
+                )
+        return places
+
+    def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the rank of the factors, with the scale of the job's settings."""
+        rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))
+        return {"r": rank, "lora_alpha": rank * of_lora(settings), "use_rslora": False}
 
     def peft_name(self, tensor: str) -> str:
         """Return for instance `lora_A.weight`."""

@@ -34,8 +34,10 @@ class TuningMethod:
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
-        factors: whether its tensors are LoRA's A and B, whose products can be averaged (`aggregation: svd`).
+        factors: if its tensors are LoRA's A and B, whose products can be averaged (`aggregation: svd`, `stack`): the
+            function from its settings to the factor by which a product counts, "package.module:object".
         layers: whether its layers can be trained and sent one by one (F3OCUS).
+        schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
         uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
@@ -53,8 +55,9 @@ class TuningMethod:
     activations: bool = False
     companion: bool = False
     unequal_widths: bool = False
-    factors: bool = False
+    factors: str = ""
     layers: bool = True
+    schedule: Mapping[str, Any] = field(default_factory=dict)
     peft_tuner: bool = False
     exports: bool = False
     uniform: bool = False
@@ -80,6 +83,10 @@ class TuningMethod:
         """
         if any(refused_settings(settings, self.limits)) and (check := getattr(self.tuning(), "check", None)):
             check(settings)
+
+    def product_scale(self, settings: Mapping[str, Any]) -> float | None:
+        """Return the factor by which the product of its factors counts with these settings; None if they are wrong."""
+        return imported(self.factors)(settings)
 
     def neuron_layout(self) -> Neurons | None:
         """Return where its hidden neurons lie; None if it has none.

@@ -2,8 +2,11 @@
 """Prompts: trained tokens beside those of text and image, before every layer (VPT, DVPT) or the first (PromptFL).
 
     layer.<l>.prompt.tokens                       VPT, PromptFL: (R, d)
+    shared.tokens                                 VPT of all layers at once: (L, R, d)
     layer.<l>.prompt.coefficients, .basis         DVPT by block: (R, rank), (rank, d), whose product are the tokens
     layer.<l>.prompt.coefficients, shared.basis   DVPT of all blocks concatenated: (R, rank) for each, one (rank, d)
+
+At once, all prompts are trained and sent in every round, whichever layers a schedule assigns.
 
 The tokens stand after the first token, which classifies. Deep prompts are taken out again after their layer, shallow
 ones after the last.
@@ -32,7 +35,7 @@ from fedpeft.settings import at_least, build, one_of
 
 SLOT = "prompt"
 PER_BLOCK, CONCATENATED = "per_block", "concatenated"
-BASIS = f"{SHARED}basis"
+BASIS, TOKENS = f"{SHARED}basis", f"{SHARED}tokens"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,10 +128,19 @@ class PromptTuning(Tuning):
         settings: `PromptSettings` or `FactoredSettings`.
         deep: whether every layer has prompts of its own.
         std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
+        at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
     """
 
-    def __init__(self, name: str, settings: type[PromptSettings], *, deep: bool, std: float | None = None) -> None:
-        self.name, self._settings, self._deep, self._std = name, settings, deep, std
+    def __init__(
+        self,
+        name: str,
+        settings: type[PromptSettings],
+        *,
+        deep: bool,
+        std: float | None = None,
+        at_once: bool = False,
+    ) -> None:
+        self.name, self._settings, self._deep, self._std, self._at_once = name, settings, deep, std, at_once
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that are unknown or not allowed."""
@@ -145,6 +157,8 @@ class PromptTuning(Tuning):
         }
         if isinstance(chosen, FactoredSettings):
             first = factored(tokens, chosen.rank, together=chosen.decomposition == CONCATENATED)
+        elif self._at_once:
+            first = {TOKENS: torch.stack(list(tokens.values()))}
         else:
             first = {f"{place}.tokens": value for place, value in tokens.items()}
         device = next(backbone.model.parameters()).device
@@ -200,6 +214,8 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
         layer: counted from 0.
     """
     place = place_of(layer, SLOT)
+    if TOKENS in parameters:
+        return parameters[TOKENS][layer]
     if f"{place}.tokens" in parameters:
         return parameters[f"{place}.tokens"]
     basis = f"{place}.basis" if f"{place}.basis" in parameters else BASIS
@@ -247,5 +263,6 @@ def _without(output: Any, count: int) -> Any:
 
 
 VPT = PromptTuning("vpt", PromptSettings, deep=True)
+VPT_AT_ONCE = PromptTuning("vpt", PromptSettings, deep=True, at_once=True)
 DVPT = PromptTuning("dvpt", FactoredSettings, deep=True)
 PROMPTFL = PromptTuning("promptfl", PromptSettings, deep=False, std=0.02)

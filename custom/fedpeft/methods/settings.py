@@ -24,10 +24,11 @@ class MethodSettings:
             (fine-tuning of the whole backbone).
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`. Those of
             `houlsby` apply to `feddat_houlsby` as well.
-        site_settings: by site, settings of the job's method that replace those (sites of unequal width).
+        site_settings: by site, settings of the job's method that replace those (sites of unequal width or rank).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA: the weighted mean of the
-            products of its factors, factored again), or `none` (every site alone). By default `pia` where the method
-            has neurons to align, `none` where it exchanges nothing, else `fedavg`.
+            products of its factors, factored again), `stack` (for LoRA: the factors side by side, without error; every
+            site adds their product to its frozen weights and starts with fresh factors), or `none` (every site alone).
+            By default `pia` where the method has neurons to align, `none` where it exchanges nothing, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
@@ -108,7 +109,9 @@ class MethodSettings:
             raise FedpeftError(
                 f"a head never leaves its site, so name={name!r} needs aggregation='none', not {self.aggregation!r}."
             )
-        if self.site_settings:
+        if self.site_settings and method.factors:
+            self._check_unequal_ranks()
+        elif self.site_settings:
             self._check_unequal_widths()
         if not self.rule.fits(method):
             raise FedpeftError(
@@ -150,6 +153,24 @@ class MethodSettings:
             )
         if self.initialization == "own":
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
+
+    def _check_unequal_ranks(self) -> None:
+        if not self.exchanges:
+            return
+        if not self.rule.unequal_ranks:
+            able = " or ".join(repr(name) for name, rule in AGGREGATIONS.items() if rule.unequal_ranks)
+            raise FedpeftError(
+                f"aggregation={self.aggregation!r} averages factors of one shape: sites of unequal rank "
+                f"(site_settings) need aggregation={able}."
+            )
+        scales = {site: self.method.product_scale(self.settings_of(site)) for site in ("", *self.site_settings)}
+        for site, scale in scales.items():
+            if scale is not None and scale != (usual := scales[""]):
+                raise FedpeftError(
+                    f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
+                    f"r): set lora_alpha in site_settings so that the ratio is the same.",
+                    setting="site_settings",
+                )
 
     def _check_unequal_widths(self) -> None:
         pia = self.pia

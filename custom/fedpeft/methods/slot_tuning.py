@@ -14,6 +14,7 @@ from torch import nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_trainable import AdapterTrainable
+from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Tuning
 from fedpeft.settings import one_of
 from fedpeft.states import State
@@ -112,6 +113,10 @@ class SlotTuning(Tuning, ABC):
         """Return tensor name -> parameter that all places of an adapter share."""
         return {}
 
+    def products(self, model: nn.Module, adapter_name: str) -> dict[str, Product]:
+        """Return the frozen matrices beside which factors stand, by place; none where it has no factors."""
+        return {}
+
     def activations(
         self,
         model: nn.Module,
@@ -159,8 +164,8 @@ class SlotTuning(Tuning, ABC):
     def name_modules(self, config: PeftConfig, templates: Mapping[str, str]) -> None:
         """Write the module paths into a configuration that will be saved, if it may lack them."""
 
-    def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
-        """Return settings that follow from the tensors, for sites of unequal width."""
+    def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what replaces a job's settings where the tensors decide: sites of unequal width or rank."""
         return {}
 
 

@@ -14,6 +14,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE
 from fedpeft.methods.adapter_state import check_state
+from fedpeft.methods.products import Product
 from fedpeft.states import State
 
 Forward = Callable[[], torch.Tensor]  # the logits of one batch, by the model as it stands
@@ -101,6 +102,10 @@ class Trainable:
         """Freeze all but these transformer layers; None: train everything."""
         raise NotImplementedError
 
+    def products(self) -> Mapping[str, Product]:
+        """Return the frozen matrices that products of its factors are added to, by place; none without factors."""
+        return {}
+
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen copy beside the trained part, output = (1 - share) trained + share frozen; None removes it.
 
@@ -138,7 +143,14 @@ class Tuning(Protocol):
 
 
 def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> ParameterCount:
-    """Count the parameters of a method on the meta device, where they take no memory.
+    """Count the parameters of a method; see `parameter_counts`."""
+    counts = parameter_counts(backbone, tuning, settings)
+    private = sum(count for key, count in counts.items() if key.startswith(PRIVATE))
+    return ParameterCount(trained=sum(counts.values()), exchanged=sum(counts.values()) - private)
+
+
+def parameter_counts(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> dict[str, int]:
+    """Count the parameters of a method by key, on the meta device, where they take no memory.
 
     Args:
         backbone: stays as it is.
@@ -150,7 +162,4 @@ def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, A
     shapes |= {id(parameter): nn.Parameter(shapes[id(parameter)]) for parameter in backbone.parameters()}
     with torch.device("meta"):
         parameters = tuning.prepare(copy.deepcopy(backbone, shapes), settings, seed=0).parameters()
-    return ParameterCount(
-        trained=sum(parameter.numel() for parameter in parameters.values()),
-        exchanged=sum(parameter.numel() for key, parameter in parameters.items() if not key.startswith(PRIVATE)),
-    )
+    return {key: parameter.numel() for key, parameter in parameters.items()}

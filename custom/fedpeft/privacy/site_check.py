@@ -61,7 +61,7 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         value, most = _value(job, setting), getattr(policy, limit)
         if value is not None and value > most:
             yield setting, f"is {value!r}, {limit} is {most!r}"
-    for setting, limit in (LEAST | SCORED if job.schedule.active else LEAST).items():
+    for setting, limit in (LEAST | SCORED if job.schedule.scored else LEAST).items():
         value, least = _value(job, setting), getattr(policy, limit)
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
@@ -75,8 +75,8 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
     if job.schedule.active:
-        yield from _of_scores(policy, job)
-    if job.schedule.active and not policy.scores:
+        yield from _of_schedule(policy, job)
+    if job.schedule.scored and not policy.scores:
         yield "schedule.solver", f"is {job.schedule.solver!r}, which needs layer scores, and scores is off"
 
 
@@ -97,8 +97,9 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "method.settings", f"{why} for {name}, which no job may set at a site"
 
 
-def _of_scores(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
-    for setting, allowed in (("score", policy.score_methods), ("solver", (ALL, OWN_LAYERS, *policy.solvers))):
+def _of_schedule(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
+    of_scores = (("score", policy.score_methods),) if job.schedule.scored else ()
+    for setting, allowed in (*of_scores, ("solver", (ALL, OWN_LAYERS, *policy.solvers))):
         if (name := getattr(job.schedule, setting)) not in allowed:
             yield f"schedule.{setting}", f"is {name!r:.60}, allowed here are {', '.join(allowed)}"
 
@@ -186,7 +187,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         "least_answers": len(AnswerVocabulary.from_examples(loaded.train)),
         "least_test_samples": len(loaded.test),
     }
-    if job.schedule.active:
+    if job.schedule.scored:
         counts["least_score_samples"] = min(len(loaded.train), job.schedule.score_samples)
     if job.method.aligns and job.method.pia.share == VALIDATION:
         counts["least_validation_samples"] = len(loaded.validation)
@@ -196,7 +197,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
                 f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
                 code=TOO_FEW,
             )
-    if job.schedule.active:
+    if job.schedule.scored:
         _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=counts["least_answers"])
     return loaded
 

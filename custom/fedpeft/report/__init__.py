@@ -21,7 +21,7 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
-        and ``schedule`` (schedule.png) and ``fronts`` (fronts.png) if any round has a schedule.
+        and ``schedule`` (schedule.png) if any round has a schedule, ``fronts`` (fronts.png) if layers were scored.
 
     Raises:
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.
@@ -44,15 +44,18 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
     picture, dark_picture = both(convergence)
     schedule = fronts = None
     if history.scheduled:
-        schedule, fronts = both(schedule_figure), both(fronts_figure)
+        schedule = both(schedule_figure)
+        fronts = both(fronts_figure) if history.scheduled[-1].schedule.scores else None
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
         "picture": ("convergence.png", picture),
         "page": ("report.html", page(history, picture, dark_picture, schedule, fronts).encode()),
     }
-    if history.scheduled:
-        contents |= {"schedule": ("schedule.png", schedule[0]), "fronts": ("fronts.png", fronts[0])}
+    if schedule:
+        contents["schedule"] = ("schedule.png", schedule[0])
+    if fronts:
+        contents["fronts"] = ("fronts.png", fronts[0])
     folder = Path(out_dir)
     written = {}
     try:

@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from fedpeft.report.history import History, Round, Schedule
 from fedpeft.report.palette import COLORS, Theme
 from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
-from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names, schedule
+from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
 
 EXACT = "exact"
 MOST_CELLS = 60  # sites x layers up to which the whole exact front takes less than a second
@@ -26,7 +26,7 @@ def fronts_figure(history: History, *, dark: bool = False) -> Figure:
     """Draw the fronts of the last scheduled round, one panel for each heuristic: importance against variance.
 
     Args:
-        history: a run with at least one scheduled round.
+        history: a run with at least one scheduled round, whose layers were scored.
         dark: for a dark page.
     """
     return under_style(lambda theme: _figure(history, theme), dark=dark)
@@ -36,7 +36,7 @@ def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
     """Return the front of every solver for a round's scores and budgets; the exact one in full if that is quick."""
     scores = np.array([plan.scores[site] for site in plan.scores])  # (N, L)
     budgets = np.array([len(plan.layers[site]) for site in plan.scores])
-    fronts = {name: schedule(scores, budgets, solver=name, seed=seed) for name in names() if name != EXACT}
+    fronts = {name: schedule(scores, budgets, solver=name, seed=seed) for name in names_with_front() if name != EXACT}
     return fronts | {EXACT: exact_front(scores, budgets, full=scores.size <= MOST_CELLS)}
 
 

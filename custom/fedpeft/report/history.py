@@ -13,7 +13,7 @@
 Accuracies are fractions in [0, 1] or null where the test split has no such questions; ``loss`` is the mean training
 loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter;
 ``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
-``numbers``, or where that is left out 0, 1, 2 and so on.
+``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
 ``settings``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left out; a round
 may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a newer
 run.
@@ -38,8 +38,9 @@ class SiteResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Schedule:
-    """Which layers each site trains in a round, its score of each of the L layers in ``numbers``, and the objectives:
-    the sum of the scores of the assigned layers, and the variance of the number of sites per layer."""
+    """Which layers each site trains in a round, its score of each of the L layers in ``numbers`` (none where layers are
+    drawn), and the objectives: the sum of the scores of the assigned layers, and the variance of the number of sites
+    per layer."""
 
     numbers: tuple[int, ...]
     layers: Mapping[str, tuple[int, ...]]

@@ -139,7 +139,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         return None
     layers = as_mapping(need(entry, "layers", where), where, "'layers'")
     scores = as_mapping(need(entry, "scores", where), where, "'scores'")
-    if not layers or set(layers) != set(scores):
+    if not layers or (scores and set(layers) != set(scores)):
         raise HistoryError(
             f"{where}: 'layers' names the sites {sorted(layers)} and 'scores' {sorted(scores)}; both must name "
             "the same, at least one; copy the file from the run again."
@@ -148,7 +148,8 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         as_name(site, where, "a site's name"): _scores(values, f"{where}, site {site!r}")
         for site, values in scores.items()
     }
-    count = len(next(iter(table.values())))
+    numbers = entry.get("numbers") if not table else None
+    count = len(next(iter(table.values()))) if table else len(_layers(numbers, where, "'numbers'"))
     for site, values in table.items():
         if len(values) != count:
             fail(f"{where}, site {site!r}", "the number of scores", len(values), f"{count} as for the other sites")
@@ -157,7 +158,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         fail(where, "the number of 'numbers'", len(numbers), f"{count}, one for each score")
     return Schedule(
         numbers=numbers,
-        layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table},
+        layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table or layers},
         scores=table,
         importance=as_number(entry.get("importance"), where, "'importance'", low=-math.inf),
         variance=as_number(entry.get("variance"), where, "'variance'"),

@@ -82,8 +82,8 @@ def _figure(history: History, theme: Theme) -> Figure:
     def place(x: float, y: float, w: float, h: float) -> Axes:
         return figure.add_axes((x / width, y / total, w / width, h / total))
 
-    values = np.concatenate([row for one in shown for row in one.schedule.scores.values()])
-    norm = Normalize(min(0.0, values.min()), values.max() or 1.0)
+    values = np.array([score for one in shown for row in one.schedule.scores.values() for score in row])
+    norm = Normalize(min(0.0, values.min()), values.max() or 1.0) if len(values) else Normalize()
     base = total - top - maps
     for index, one in enumerate(shown):
         row, column = divmod(index, across)
@@ -91,7 +91,8 @@ def _figure(history: History, theme: Theme) -> Figure:
         image = _heat_map(axes, one, sites, norm, theme, dot=72 * min(cell_width, high / len(sites)))
         _name_sites(axes, names if column == 0 else [], 72 * high / len(sites))
     tall = min(max(maps, LEAST_SCALE), MOST_SCALE)
-    _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
+    if len(values):
+        _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
     _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)
     write_frame(figure, history, head, foot, theme)
     return figure
@@ -183,6 +184,8 @@ def _foot(history: History, width: float, *, marked: int, shown: list[Round]) ->
         source[0].upper() + source[1:] + "." if source else "",
         "Dot: layer chosen for the site in this round. Even use: all layers chosen equally often.",
     ]
-    if any(len(one.schedule.scores) < marked for one in shown):
+    if not any(one.schedule.scores for one in shown):
+        parts.append("No colors: layers are drawn, the same for all sites, and not scored.")
+    elif any(len(one.schedule.scores) < marked for one in shown):
         parts.append("Row without colors: site not scheduled in this round.")
     return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))

@@ -6,6 +6,7 @@
     solvers           the solvers by name, and ``schedule``
     nsga2, mopso, annealing, ant_colony, bee_colony     the paper's five heuristics, vectorized over the population
     exact             the exact front, by shortest paths (paths) or HiGHS (linear_program)
+    drawn             no front: layers drawn at random, the same for all clients
 
 Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One round of the server:
 
@@ -21,6 +22,8 @@ from fedpeft import lazy
 _HOME = {
     "schedule": "solvers",
     "names": "solvers",
+    "names_with_front": "solvers",
+    "weighs_scores": "solvers",
     "solver_settings": "solvers",
     "register": "solvers",
     "Front": "front",

@@ -5,16 +5,41 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
 from fedpeft.seeds import derive
-from fedpeft.settings import at_least, no_settings, one_of
+from fedpeft.settings import at_least, build, no_settings, one_of
+
+if TYPE_CHECKING:
+    from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
+
+
+def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
+    """Return the checked schedule of a job, with what its method sets.
+
+    Args:
+        section: `schedule` of the job.
+        method: declares the values that belong to it (`TuningMethod.schedule`).
+
+    Raises:
+        FedpeftError: the job sets another value there; else as `build`.
+    """
+    if not isinstance(section, Mapping):
+        return build(ScheduleSettings, section, section="schedule")
+    for name, value in method.schedule.items():
+        if section.get(name, value) != value:
+            raise FedpeftError(
+                f"schedule.{name} is {section[name]!r:.80}, but {method.label} is trained with {name}={value!r}: leave "
+                f"it out, or use another method.",
+                setting=f"schedule.{name}",
+            )
+    return build(ScheduleSettings, {**section, **method.schedule}, section="schedule")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +48,8 @@ class ScheduleSettings:
 
     Args:
         solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
-            view of the others), or a solver of `fedpeft.scheduling` that weighs importance against diversity.
+            view of the others), a solver of `fedpeft.scheduling` that weighs importance against diversity, or `drawn`
+            (drawn at random in each round, the same layers for all sites; nothing is scored). A method may set it.
         solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)).
         score: the layer score, one of `fedpeft.importance.names()`.
         score_settings: settings of that score.
@@ -85,6 +111,11 @@ class ScheduleSettings:
         """Whether sites train only some layers."""
         return self.solver != ALL
 
+    @property
+    def scored(self) -> bool:
+        """Whether sites score their layers."""
+        return self.active and (self.solver == OWN or scheduling.weighs_scores(self.solver))
+
     def budget_of(self, site: str, *, seed: int) -> int | None:
         """Return the number of layers that a site may train; None if its memory decides."""
         if site in self.site_budgets:
@@ -104,4 +135,4 @@ class ScheduleSettings:
 
     def scores_in(self, round: int) -> bool:
         """Return whether sites compute fresh scores in this round (for `with_reply` only in the first)."""
-        return self.active and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))
+        return self.scored and (round == 1 or (self.scoring == "fresh" and (round - 1) % self.every == 0))

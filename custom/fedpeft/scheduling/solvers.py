@@ -28,7 +28,17 @@ def solver_settings(solver: str, **settings: Any) -> Any:
     Raises:
         FedpeftError: unknown solver or setting, or a value that is not allowed.
     """
-    return build(typing.get_type_hints(SOLVERS.get(solver))["settings"], settings, section=solver)
+    return build(_settings_class(solver), settings, section=solver)
+
+
+def weighs_scores(solver: str) -> bool:
+    """Return whether a solver looks at scores; one that does not has no front either, but a single assignment."""
+    return getattr(_settings_class(solver), "scored", True)
+
+
+def names_with_front() -> tuple[str, ...]:
+    """Return the solvers that find a front of importance against variance."""
+    return tuple(name for name, _ in SOLVERS.usable() if weighs_scores(name))
 
 
 def schedule(
@@ -60,9 +70,14 @@ def schedule(
     return SOLVERS.get(solver)(task, np.random.default_rng(seed), own_settings)
 
 
+def _settings_class(solver: str) -> type:
+    return typing.get_type_hints(SOLVERS.get(solver))["settings"]
+
+
 register("nsga2", "fedpeft.scheduling.nsga2:search")
 register("mopso", "fedpeft.scheduling.mopso:search")
 register("annealing", "fedpeft.scheduling.annealing:search")
 register("ant_colony", "fedpeft.scheduling.ant_colony:search")
 register("bee_colony", "fedpeft.scheduling.bee_colony:search")
 register("exact", "fedpeft.scheduling.exact:search")
+register("drawn", "fedpeft.scheduling.drawn:search")

@@ -15,12 +15,12 @@ from fedpeft.scheduling.settings import OWN, ScheduleSettings
 
 @dataclass(frozen=True, kw_only=True)
 class Assignment:
-    """The layers that each site trains in a round, with the scores of the layers `numbers` that led to it."""
+    """The layers that each site trains in a round, with the scores of the layers `numbers` that led to it, if any."""
 
     numbers: list[int]
     layers: dict[str, list[int]]
     scores: dict[str, list[float]]
-    importance: float
+    importance: float | None
     variance: float
 
 
@@ -35,7 +35,7 @@ def assign(
     """Schedule the layers of a round.
 
     Args:
-        scores: by site, one non-negative score for each of `layers`.
+        scores: by site, one non-negative score for each of `layers`; none where the solver weighs none.
         budgets: by site, how many layers it may train.
         layers: numbers of the transformer layers with trainable parameters.
         settings: solver, its settings, and the two weights.
@@ -46,8 +46,9 @@ def assign(
     """
     sites = sorted(scores)
     for site in sites:
-        check_scores(scores[site], len(layers), site)
-    table = np.array([scores[site] for site in sites], dtype=np.float64)  # (N, L)
+        check_scores(scores[site], len(layers) if settings.scored else 0, site)
+    none = np.zeros((len(sites), len(layers)))
+    table = np.array([scores[site] for site in sites], dtype=np.float64) if settings.scored else none  # (N, L)
     counts = np.array([min(budgets[site], len(layers)) for site in sites])
     if settings.solver == OWN:
         mask = np.zeros(table.shape, dtype=bool)
@@ -59,7 +60,7 @@ def assign(
     return Assignment(
         numbers=list(layers),
         layers={site: [layers[int(i)] for i in np.flatnonzero(row)] for site, row in zip(sites, mask, strict=True)},
-        scores={site: [float(value) for value in scores[site]] for site in sites},
-        importance=float((table * mask).sum()),
+        scores={site: [float(value) for value in scores[site]] for site in sites if scores[site]},
+        importance=float((table * mask).sum()) if settings.scored else None,
         variance=float(mask.sum(axis=0).var()),
     )

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 
 from fedpeft import adapters, methods
+from fedpeft.methods.factors import of_equal_rank
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 
@@ -23,6 +24,8 @@ def export_adapter(folder: Path, state: dict[str, torch.Tensor], method: MethodS
         family: the backbone's kind (`fedpeft.backbones.slots`).
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
-    if method.site_settings:  # sites differ in width: the global adapter's widths are those of its tensors
-        settings |= tuning.state_settings(state)
+    if method.rule.stacks:
+        state = of_equal_rank(state)
+    if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors
+        settings |= tuning.state_settings(state, settings)
     return adapters.save_adapter(folder, state, tuning.config(settings), family)

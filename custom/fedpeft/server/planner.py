@@ -40,8 +40,8 @@ class RoundPlanner:
         return self._schedule.participants(round, list(self._budgets), seed=self._seed)
 
     def due(self, round: int, sites: Sequence[str]) -> list[str]:
-        """The sites that must score their layers before this round; none without a schedule."""
-        if not self._schedule.active:
+        """The sites that must score their layers before this round; none where nothing is scored."""
+        if not self._schedule.scored:
             return []
         return [site for site in sites if self._schedule.scores_in(round) or site not in self.scores]
 
@@ -54,7 +54,7 @@ class RoundPlanner:
         if not self._schedule.active:
             return None
         return assign(
-            {site: self.scores[site] for site in sites},
+            {site: self.scores[site] if self._schedule.scored else [] for site in sites},
             {site: self._budgets[site] for site in sites},
             self._layers,
             self._schedule,

@@ -10,12 +10,16 @@ import torch
 
 from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
+from fedpeft.alignment.stacking import product_length
+from fedpeft.methods.factors import factor_places
 from fedpeft.states import State
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 
 
-def outlying(states: Mapping[str, State], previous: State, settings: RobustSettings) -> dict[str, str]:
+def outlying(
+    states: Mapping[str, State], previous: State, settings: RobustSettings, *, stacked: bool = False
+) -> dict[str, str]:
     """Return, by site, the reason to refuse its update in this round.
 
     An update's length is the root mean square of its numbers, so that sites with few layers or neurons are comparable
@@ -27,12 +31,13 @@ def outlying(states: Mapping[str, State], previous: State, settings: RobustSetti
         previous: the adapter that the sites started from; empty in a first round with different initial adapters, where
             the round's coordinate-wise median is the reference.
         settings: `update_factor` is used.
+        stacked: whether factors start anew in every round, so that their whole product is the update.
     """
     factor = settings.update_factor
     if not factor or len(states) < 2:
         return {}
     reference = previous or _median_of(states)
-    lengths = {site: update_length(state, reference) for site, state in states.items()}
+    lengths = {site: update_length(state, reference, stacked=stacked) for site, state in states.items()}
     moved = sorted(length for length in lengths.values() if length > 0)
     usual = moved[(len(moved) - 1) // 2] if moved else 0.0
     return {
@@ -43,9 +48,12 @@ def outlying(states: Mapping[str, State], previous: State, settings: RobustSetti
     }
 
 
-def update_length(state: State, reference: State) -> float:
+def update_length(state: State, reference: State, *, stacked: bool = False) -> float:
     """Root mean square of the change; a tensor with another shape than the reference is counted as it is."""
-    total, count = 0.0, 0
+    total, count = product_length(state) if stacked else (0.0, 0)
+    if stacked:
+        factors = {key for names in factor_places(state).values() for key in names.values()}
+        state = {key: tensor for key, tensor in state.items() if key not in factors}
     for key, tensor in state.items():
         start = reference.get(key)
         change = tensor.double() if start is None or start.shape != tensor.shape else tensor.double() - start.double()

@@ -69,8 +69,8 @@ def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
 
 
 def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:
-    folder = site.folder_of(order)
-    state = apply_delta(folder, order.state, base=order.base, version=order.version)
+    stacked, folder = site.member_of().method.rule.stacks, site.folder_of(order)
+    state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     answer = site.request({"do": training_process.SCORE, "folder": str(folder), "round": order.round}, state)
     scores = answer.values["scores"]
     if site.policy:
@@ -81,8 +81,8 @@ def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:
 
 def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
     member = site.member_of()
-    folder = site.folder_of(order)
-    state = apply_delta(folder, order.state, base=order.base, version=order.version)
+    stacked, folder = member.method.rule.stacks, site.folder_of(order)
+    state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
     answer = site.request({**request, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]

@@ -100,7 +100,7 @@ class BottleneckTuning(SlotTuning):
         """Write the module paths into the configuration, so that the saved adapter holds them."""
         config.target_modules = dict(templates)
 
-    def state_settings(self, state: Mapping[str, torch.Tensor]) -> dict[str, Any]:
+    def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width of each layer as `layer_widths`."""
         widths = {}
         for key, tensor in state.items():

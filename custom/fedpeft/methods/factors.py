@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""States with LoRA's factors: where they are, and how they stand side by side."""
+
+from __future__ import annotations
+
+import torch
+
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place
+from fedpeft.states import State
+
+FACTORS = ("A", "B")
+RANK_AXIS = {"A": 0, "B": 1}
+MOST_RANKS = 2  # times the largest rank that a product can have
+
+
+def is_factor(key: str) -> bool:
+    """Return whether a key is that of one of the two factors."""
+    return key.endswith((".A", ".B"))
+
+
+def factor_places(state: State) -> dict[str, dict[str, str]]:
+    """Return the places that have factors, with the keys of all their tensors.
+
+    Raises:
+        FedpeftError: a place has only one of the two factors.
+    """
+    places = {}
+    for place, names in by_place(state).items():
+        if has := set(FACTORS) & names.keys():
+            if len(has) < len(FACTORS):
+                raise FedpeftError(f"{place} has only the factor {min(has)}: send both.")
+            places[place] = names
+    return places
+
+
+def extended(before: State, added: State) -> State:
+    """Return an adapter with further factors behind those that it has; other tensors are replaced.
+
+    Raises:
+        FedpeftError: a place gets only one of its two factors, or factors of different ranks.
+    """
+    whole = {**before, **added}
+    for names in factor_places(added).values():
+        if added[names["A"]].shape[0] != added[names["B"]].shape[1]:
+            raise FedpeftError(f"{names['A']} and {names['B']} have different ranks: send the adapter whole.")
+        if names["A"] in before:
+            for name, axis in RANK_AXIS.items():
+                whole[names[name]] = torch.cat([before[names[name]], added[names[name]]], dim=axis)
+    return whole
+
+
+def of_equal_rank(state: State) -> State:
+    """Return factors with the same product, in all places of the largest rank: zeros stand behind shorter ones."""
+    places = factor_places(state)
+    largest = max((state[names["A"]].shape[0] for names in places.values()), default=0)
+    equal = dict(state)
+    for names in places.values():
+        for name, axis in RANK_AXIS.items():
+            tensor = state[names[name]]
+            shape = list(tensor.shape)
+            shape[axis] = largest - shape[axis]
+            equal[names[name]] = torch.cat([tensor, tensor.new_zeros(shape)], dim=axis)
+    return equal

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Add products of LoRA's factors to the frozen matrices beside which they stand, and draw fresh factors.
+
+So a site trains on in FLoRA: what all sites have learned is in the frozen weights, and its own factors start anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from fedpeft.errors import FedpeftError
+from fedpeft.seeds import derive
+from fedpeft.states import State, computable
+
+
+class Product(NamedTuple):
+    """A frozen matrix (m, n) and the scale with which a product `B A` is added to it."""
+
+    weight: Tensor
+    scale: float
+
+
+class FrozenProducts:
+    """The frozen matrices of a model, to which products are added and from which they are taken away again.
+
+    Args:
+        products: by place.
+
+    Raises:
+        FedpeftError: a matrix is quantized.
+    """
+
+    def __init__(self, products: Mapping[str, Product]) -> None:
+        for place, product in products.items():
+            if not product.weight.is_floating_point():
+                raise FedpeftError(
+                    f"the weights of {place} are quantized, which aggregation='stack' adds to: use aggregation='svd'."
+                )
+        self._products = dict(products)
+        self._first = {place: product.weight.detach().clone() for place, product in products.items()}
+
+    @torch.no_grad()
+    def set(self, factors: State) -> None:
+        """Make every matrix its first value plus its product.
+
+        Args:
+            factors: `<place>.A` (R, n) and `<place>.B` (m, R); a place that is not there adds nothing.
+
+        Raises:
+            FedpeftError: two factors have different ranks.
+        """
+        for place, (weight, scale) in self._products.items():
+            first = self._first[place]
+            down, up = factors.get(f"{place}.A"), factors.get(f"{place}.B")
+            if down is None or up is None:
+                weight.copy_(first)
+                continue
+            if down.shape[0] != up.shape[1]:
+                raise FedpeftError(f"{place} has factors of rank {down.shape[0]} and {up.shape[1]}: send equal ones.")
+            added = computable(up).to(weight.device) @ computable(down).to(weight.device)
+            weight.copy_(computable(first).to(weight.device) + scale * added)
+
+
+def fresh_factors(state: State, seed: int) -> State:
+    """Return a state whose factors are drawn anew, as LoRA begins: A uniform in 1 / sqrt(n), B zero.
+
+    Args:
+        state: of a method with factors; its other tensors stay.
+        seed: with a tensor's key it determines its values.
+    """
+    fresh = dict(state)
+    for key, tensor in state.items():
+        if key.endswith(".A"):
+            bound = 1 / math.sqrt(tensor.shape[1])
+            generator = torch.Generator().manual_seed(derive(seed, key))
+            fresh[key] = torch.empty(tensor.shape).uniform_(-bound, bound, generator=generator).to(tensor.dtype)
+        elif key.endswith(".B"):
+            fresh[key] = torch.zeros_like(tensor)
+    return fresh
