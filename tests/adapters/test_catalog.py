@@ -30,7 +30,8 @@ def test_counts_on_vilt_b_are_the_papers():
 
 
 def test_private_parameters_are_trained_and_not_exchanged():
-    counts = {entry.name: (entry.trained, entry.exchanged) for entry in entries(backbones.skeleton("vilt"))}
+    listed = [entry for entry in entries(backbones.skeleton("vilt")) if not entry.method.schedule]
+    counts = {entry.name: (entry.trained, entry.exchanged) for entry in listed}
     private = {name: trained - exchanged for name, (trained, exchanged) in counts.items() if trained != exchanged}
     fusion = 12 * (3 * 768 * 768 + 768)
     assert private == {
