@@ -61,7 +61,7 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         ),
         (MethodSettings, {"name": "lora", "aggregation": "svd", "secure_sum": True}, "use 'fedavg'"),
         (MethodSettings, {"name": "lora", "aggregation": "stack", "secure_sum": True}, "use 'fedavg'"),
-        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "puts factors side by side, and name='vpt' declares none"),
+        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "side by side, and name='vpt' declares none"),
         *(
             (
                 MethodSettings,
