@@ -58,7 +58,8 @@ def test_only_noised_adapters_leave_and_epsilon_is_told(filtered):
         for key, tensor in sent.items():
             assert tensor.contiguous().numpy().tobytes() in run.frames
             assert trained[key].contiguous().numpy().tobytes() not in run.frames
-            assert (tensor - trained[key]).std() > 1
-        assert not any(torch.equal(tensor, trained[key]) for key, tensor in sent.items())
+            assert not torch.equal(tensor, trained[key])
+        noise = torch.cat([(tensor - trained[key]).flatten() for key, tensor in sent.items()])
+        assert noise.std() > 1  # 2 is added, of a few tensors alone it may be less
     assert all(site["overall"] is None for one in history(run)["rounds"] for site in one["sites"].values())
     assert f"epsilon {epsilon([2.0] * 4, 1e-5):.3g} at delta 1e-05 after 4 releases" in run.text

@@ -96,10 +96,15 @@ def test_another_user_s_server_gets_nothing(fork_server_name, monkeypatch):
         ForkedProcess(fork_server_name, "telling", 0)
 
 
+def test_a_process_that_has_a_server_starts_no_other(fork_server_name, monkeypatch):
+    monkeypatch.setenv(ADDRESS, fork_server_name)
+    assert fork_server.start() is None
+
+
 @pytest.mark.parametrize("start", ["server = fork_server.start()", ""])
 def test_kill_9_leaves_nothing(fork_server_name, modules, monkeypatch, start):
     """Of the simulator's process, which has the server; and of a site's, which only uses it."""
-    monkeypatch.setenv(ADDRESS, fork_server_name)
+    monkeypatch.setenv(ADDRESS, "" if start else fork_server_name)
     code = OWNER.format(start=start)
     with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
         forked = psutil.Process(int(owner.stdout.readline()))

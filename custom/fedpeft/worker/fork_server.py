@@ -42,14 +42,15 @@ CREDENTIALS = struct.Struct("3i")  # process, user, group
 
 
 def start() -> subprocess.Popen | None:
-    """Start a fork server for every process that this one starts later; None where that is not possible.
+    """Start a fork server for every process that this one starts later; None where that is not possible or not needed.
 
-    Its socket has an abstract name, so no file is left, whatever ends the run.
+    Where the environment names one already, whoever started this process has one for it. Its socket has an abstract
+    name, so no file is left, whatever ends the run.
 
     Returns:
         The server; it ends when this object is deleted.
     """
-    if sys.platform != "linux":
+    if sys.platform != "linux" or os.environ.get(ADDRESS):
         return None
     name = f"fedpeft-{secrets.token_hex(16)}"
     try:
