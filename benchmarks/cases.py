@@ -6,7 +6,7 @@
     python benchmarks/cases.py --table                   # the tables of what is there, without a run
     python benchmarks/cases_picture.py                   # the loss between sites' adapters, as a picture
 
-Every case but the late joiner is a job of its own, `jobs/cases/`. Its figures are mean accuracies of the sites' test
+Every case is a job of its own, `jobs/cases/`. Its figures are mean accuracies of the sites' test
 questions under their own heads: `trained`, after the training of the last round, and `exchanged`, after the exchange
 that follows it, with what each site would go on from (with client PIA, the merged adapter). A run is one line of
 `benchmarks/results/cases.jsonl`; what is there is not run again.
@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -64,27 +64,19 @@ class Case:
         job: whose settings it has.
         overrides: settings that differ from the job's.
         compared: the round after whose training the loss between sites' adapters is taken.
-        late: a site that trains alone, from a start of its own, and joins after so many rounds.
     """
 
     job: str
     overrides: tuple[str, ...] = ()
     compared: int = 1
-    late: Mapping[str, int] = field(default_factory=dict)
 
 
-JOINS_AFTER = 8
 EQUAL = "fedpia_task1"
 TWELVE = ("training.rounds=12", "training.local_epochs=1")
 CASES = {
     "one_shot": Case(job="cases/one_shot"),
     "tuned_before": Case(job="cases/tuned_before"),
-    "late_joiner": Case(
-        job=EQUAL,
-        overrides=TWELVE,
-        compared=JOINS_AFTER,
-        late={"vqa-med-2021": JOINS_AFTER},
-    ),
+    "late_joiner": Case(job="cases/late_joiner", compared=9),
     "many_epochs": Case(job="cases/many_epochs"),
     "unequal_widths": Case(job="cases/unequal_widths", overrides=TWELVE),
 }
@@ -98,8 +90,6 @@ def sections_of(case: Case, method: str, seed: int, overrides: Sequence[str], si
     if widths and method not in MIXED:
         job, narrowest = EQUAL, max(widths.values())
         chosen.append(f"method.settings.houlsby.reduction_factor={widths[site] if method == LOCAL else narrowest}")
-    if site in case.late:
-        chosen.append("method.initialization=own")
     return compose(ROOT / "app_configs", job, [*chosen, *overrides])
 
 
@@ -126,7 +116,7 @@ def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str
         rounds = []
         count = next(iter(learners.values())).training.rounds
         for number in range(1, count + 1):
-            updates, state = exchange(learners, number, state, case.late)
+            updates, state = exchange(learners, number, state)
             rounds.append(updates)
             if number == case.compared and method == (BOTH if name == "unequal_widths" else FEDAVG):
                 lines = barrier.losses(learners, pairs_of(case, sites), number)
@@ -143,15 +133,17 @@ def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str
     }
 
 
-def exchange(
-    learners: Mapping[str, Learner], number: int, state: State, late: Mapping[str, int]
-) -> tuple[dict[str, Any], State]:
+def exchange(learners: Mapping[str, Learner], number: int, state: State) -> tuple[dict[str, Any], State]:
     """Train one round and integrate: accuracy by site, and the new global adapter."""
-    alone = {site for site, rounds in late.items() if number <= rounds}
-    updates = {s: learner.train_round(number, {} if s in alone else state) for s, learner in learners.items()}
+    first_rounds = {site: learner.schedule.first_round(site) for site, learner in learners.items()}
+    updates = {
+        site: learners[site].train_round(number, {} if number == first else state)
+        for site, first in first_rounds.items()
+        if first <= number
+    }
     method = next(iter(learners.values())).method
     if method.exchanges:
-        replies = {site: (update.state, update.samples) for site, update in updates.items() if site not in alone}
+        replies = {site: (update.state, update.samples) for site, update in updates.items()}
         state, _ = aggregate(replies, method, previous=state or None)
     return {site: update.metrics for site, update in updates.items()}, state
 
@@ -166,8 +158,8 @@ def after(learner: Learner, round: int, state: State) -> dict[str, Any]:
 
 def pairs_of(case: Case, sites: Sequence[str]) -> list[tuple[str, str]]:
     """The sites whose adapters are compared: each with the next one, or the late one with the others."""
-    if case.late:
-        return [pair for late in case.late for site in sites if site != late for pair in ((site, late), (late, site))]
+    if late := compose(ROOT / "app_configs", case.job).get("schedule", {}).get("joins"):
+        return [pair for last in late for site in sites if site != last for pair in ((site, last), (last, site))]
     return list(zip(sites, [*sites[1:], sites[0]], strict=True))
 
 

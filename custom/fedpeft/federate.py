@@ -48,7 +48,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         assignment = planner.assignment(number, sites)
         updates = {}
         for site in sites:
-            updates[site] = learners[site].train_round(number, state, assignment and assignment.layers[site])
+            received = {} if planner.begins(number, site) else state
+            updates[site] = learners[site].train_round(number, received, assignment and assignment.layers[site])
             if settings.scored and settings.scoring == "with_reply":
                 planner.scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}

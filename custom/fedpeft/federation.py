@@ -61,6 +61,24 @@ class FederationSettings:
         return self.quorum or len(self.sites)
 
 
+def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rounds: int) -> None:
+    """Refuse a job that a site joins after its end, or that has too few sites in its first round.
+
+    Args:
+        joins: by site, the first round that it takes part in (`schedule.joins`).
+        federation: whose sites and quorum these are.
+        rounds: of the job.
+
+    Raises:
+        FedpeftError: naming the site or the number of sites.
+    """
+    for site, round in joins.items():
+        if round > rounds:
+            raise FedpeftError(f"schedule.joins lets {site} join in round {round}, the job has {rounds}: lower it.")
+    if not any(joins.get(site, 1) == 1 for site in federation.sites):
+        raise FedpeftError("schedule.joins lets every site join after round 1: leave at least one of them out.")
+
+
 def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
     """Return the lineage and the round that `resume_from` names; the round is None for the newest.
 

@@ -86,7 +86,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.admission.strict_json import check_texts
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
-    from fedpeft.federation import FederationSettings, site_data
+    from fedpeft.federation import FederationSettings, check_joins, site_data
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.privacy.secure_round import check_secure_sum
     from fedpeft.scheduling.settings import schedule_of
@@ -99,7 +99,7 @@ def check(sections: Mapping[str, Any]) -> None:
         check_texts(section, name)
     federation = build(FederationSettings, sections.get("federation"), section="federation")
     method = build(MethodSettings, sections.get("method"), section="method")
-    build(TrainingSettings, sections.get("training"), section="training")
+    training = build(TrainingSettings, sections.get("training"), section="training")
     schedule = schedule_of(sections.get("schedule"), method.method)
     check_secure_sum(method, schedule, federation)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
@@ -108,12 +108,18 @@ def check(sections: Mapping[str, Any]) -> None:
     for site in federation.sites:
         build(DataSettings, site_data(sections.get("data"), site), section="data")
     data_sites = sections["data"].get("sites", {})
-    for where, named in (("method.site_settings", method.site_settings), ("data.sites", data_sites)):
+    by_site = {
+        "method.site_settings": method.site_settings,
+        "schedule.joins": schedule.joins,
+        "data.sites": data_sites,
+    }
+    for where, named in by_site.items():
         if unknown_sites := sorted(set(named) - set(federation.sites)):
             raise FedpeftError(
                 f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
                 f"{suggestion(unknown_sites[0], federation.sites)}."
             )
+    check_joins(schedule.joins, federation, rounds=training.rounds)
 
 
 def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:

@@ -61,10 +61,19 @@ class TrainingSettings:
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("head", self.head, ("linear", "mlp"))
 
-    def epochs_in(self, round: int) -> int:
-        """Return the passes over the training split in a round, counted from 1."""
-        return self.first_epochs or self.local_epochs if round == 1 else self.local_epochs
+    def epochs_in(self, round: int, *, first: int = 1) -> int:
+        """Return the passes over the training split in a round, counted from 1.
 
-    def epochs_before(self, round: int) -> int:
-        """Return the passes over the training split in all rounds before one."""
-        return 0 if round == 1 else self.epochs_in(1) + (round - 2) * self.local_epochs
+        Args:
+            round: the round.
+            first: the site's first round. If it joins later than round 1, it catches up with the others in it, alone.
+        """
+        if round == first:
+            return self.epochs_before(round + 1)
+        return self.local_epochs
+
+    def epochs_before(self, round: int, *, first: int = 1) -> int:
+        """Return the passes over the training split in all rounds before one, of a site that begins with `first`."""
+        if round <= first:
+            return 0
+        return (self.first_epochs or self.local_epochs) + (round - 2) * self.local_epochs

@@ -46,10 +46,11 @@ def test_only_both_ends_of_pia_mix_widths(cases):
     assert widths(cases.FEDAVG) == [8] * 5
 
 
-def test_only_the_late_site_starts_on_its_own(cases):
+def test_the_late_site_is_compared_with_all_others(cases):
     case = cases.CASES["late_joiner"]
-    starts = {s: cases.sections_of(case, cases.BOTH, 0, [], s)["method"].get("initialization") for s in SITES}
-    assert starts == dict.fromkeys(SITES) | {"vqa-med-2021": "own"}
+    joins = cases.sections_of(case, cases.BOTH, 0, [], SITES[0])["schedule"]["joins"]
+    assert joins == {"vqa-med-2021": case.compared}
+    assert len(cases.pairs_of(case, SITES)) == 2 * (len(SITES) - 1)
     assert all("vqa-med-2021" in pair for pair in cases.pairs_of(case, SITES))
 
 

@@ -183,3 +183,14 @@ def test_samples_are_drawn_only_where_they_are_needed(two):
     samples = client_round.Samples(probe=never, validation=never, loss=never)
     settings = PIASettings(support="weights", integration="merge")
     client_round.start(learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples)
+
+
+def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
+    joined = sections("method.pia.client=false", "training.rounds=3", "schedule.joins={vqa-rad: 2}")
+    first, second, third = federate(learners(joined, tmp_path / "joined"))
+    assert list(first.updates) == ["slake"]
+    alone = sections("method.initialization=own", "training.rounds=3", "training.first_epochs=2")
+    trained = Learner.from_sections(alone, site="vqa-rad", folder=tmp_path / "alone").train_round(1, {})
+    assert not equal(first.state, second.updates["vqa-rad"].state)
+    assert second.updates["vqa-rad"].state.keys() == trained.state.keys()
+    assert set(third.updates) == set(SITES)

@@ -210,3 +210,10 @@ def test_a_longer_first_round_counts_in_the_rate_of_all_rounds(sections, tmp_pat
     settings = TrainingSettings(rounds=3, local_epochs=2)
     assert [settings.epochs_in(round) for round in (1, 2, 3)] == [2, 2, 2]
     assert settings.epochs_before(4) == 6
+
+
+def test_a_site_that_joins_later_first_trains_what_the_others_have_trained():
+    settings = TrainingSettings(rounds=5, local_epochs=2, first_epochs=7)
+    assert [settings.epochs_in(round, first=3) for round in (3, 4, 5)] == [11, 2, 2]
+    assert [settings.epochs_before(round, first=3) for round in (3, 4, 6)] == [0, 11, 15]
+    assert settings.epochs_before(6, first=3) == settings.epochs_before(6)

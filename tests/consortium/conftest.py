@@ -30,7 +30,7 @@ def small_job(tmp_path_factory, sections):
 def federation(tmp_path_factory, small_policy, fork_server_name):
     """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`.
 
-    The sites' training processes are forked, which is quicker; test_page.py and test_scripts.py have those of production.
+    The sites' training processes are forked, which is quicker; test_page.py has those of production.
     """
     port = free_port()
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)

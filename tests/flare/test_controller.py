@@ -209,6 +209,27 @@ def test_m_of_n_sites_take_part_in_a_round(run):
     assert len({tuple(entry["sites"]) for entry in history["rounds"]}) > 1
 
 
+def test_a_site_that_joins_later_gets_no_adapter_in_its_first_round(run):
+    received = {}
+
+    def train(site, order):
+        received[order.round, site] = bool(order.state)
+        return reply(site, order)
+
+    late, *others = SITES
+    _, manifest, history = run(train=train, schedule={"joins": {late: 3}}, rounds=4)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert [late in entry["sites"] for entry in history["rounds"]] == [False, False, True, True]
+    assert not received[3, late]
+    assert received[4, late]
+    assert received[3, others[0]]
+
+
+def test_a_round_without_any_site_is_an_error(run):
+    harness, _, _ = run(schedule={"joins": dict.fromkeys(SITES, 2)}, rounds=2)
+    assert "round 1 ended with too few valid replies (0, the quorum is 1)" in harness.panics[0]
+
+
 def test_the_largest_weights_that_are_accepted_leave_a_finite_model(run):
     def train(site, order):
         value = 1e6 if site == "chest" else 1.0

@@ -120,6 +120,7 @@ def nobody(site):
     [
         ({"schedule": {"solver": "own", "budget": 1}}, "schedule.solver='all'"),
         ({"schedule": {"clients_per_round": 2}}, "schedule.clients_per_round to 0"),
+        ({"schedule": {"joins": {"chest": 2}}}, "leave schedule.joins out"),
         ({"quorum": 2}, "federation.quorum to 0"),
     ],
 )

@@ -4,6 +4,7 @@
 import pytest
 
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import FederationSettings, check_joins
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.settings import build
@@ -72,3 +73,37 @@ def test_a_job_sets_its_solver():
 def test_a_solvers_settings_are_checked_with_the_job(schedule, sentence):
     with pytest.raises(FedpeftError, match=sentence):
         build(ScheduleSettings, schedule, section="schedule")
+
+
+def test_a_site_joins_in_its_round_and_begins_with_its_own_adapter():
+    plan = planner(joins={"south": 3})
+    assert [plan.participants(round) for round in (2, 3)] == [["north", "west"], ["north", "south", "west"]]
+    assert [plan.begins(round, "south") for round in (2, 3, 4)] == [False, True, False]
+    assert not plan.begins(1, "north")
+
+
+def test_of_the_sites_that_have_joined_some_are_drawn():
+    plan = planner(joins={"south": 3}, clients_per_round=2)
+    assert plan.participants(1) == ["north", "west"]
+    assert "south" in {site for round in range(3, 9) for site in plan.participants(round)}
+
+
+@pytest.mark.parametrize(
+    ("schedule", "sentence"),
+    [
+        ({"joins": {"south": 0}}, "joins.south is 0"),
+        ({"joins": {"south": 2}, "solver": "own"}, "set solver to 'all' or leave joins out"),
+    ],
+)
+def test_when_sites_join_is_checked_with_the_job(schedule, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        build(ScheduleSettings, schedule, section="schedule")
+
+
+@pytest.mark.parametrize(
+    ("joins", "sentence"),
+    [({"south": 5}, "lets south join in round 5, the job has 4"), (dict.fromkeys(BUDGETS, 2), "every site join after")],
+)
+def test_a_job_that_its_sites_cannot_join_is_refused(joins, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        check_joins(joins, FederationSettings(sites=tuple(BUDGETS)), rounds=4)

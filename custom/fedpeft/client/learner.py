@@ -93,7 +93,7 @@ class Learner:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
         with about("backbone"):
             self.backbone = backbones.build(backbone)
-        init_site = site if method.initialization == "own" else ""
+        init_site = site if method.initialization == "own" or site in self.schedule.joins else ""
         tuning, own, seed = (
             method.method.tuning(),
             method.settings_of(site),
@@ -280,7 +280,8 @@ class Learner:
         settings = self.training
         generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
         rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
-        total = len(rows) * settings.epochs_before(settings.rounds + 1)
+        first = self.schedule.first_round(self.site)
+        total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
         self.backbone.train()
         self.head.train()
         return train_epochs(
@@ -288,8 +289,8 @@ class Learner:
             rows,
             optimizer,
             lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
-            first_step=len(rows) * settings.epochs_before(round),
-            epochs=settings.epochs_in(round),
+            first_step=len(rows) * settings.epochs_before(round, first=first),
+            epochs=settings.epochs_in(round, first=first),
             device=self.device,
             train_step=self.trainable.step,
         )

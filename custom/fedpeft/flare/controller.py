@@ -272,14 +272,17 @@ class FederationController(ModelController):
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
-            needed = min(self._federation.needed, len(sites))
+            needed = max(1, min(self._federation.needed, len(sites)))
             if self._schedule.scored:
                 due = {site: introductions[site] for site in planner.due(number, sites)}
                 rejected = self._score(number, due, current, planner, needed=max(0, needed - len(sites) + len(due)))
                 sites = [site for site in sites if site not in rejected]
                 _enough(f"scoring in round {number}", sites, needed, rejected)
             assignment = planner.assignment(number, sites)
-            orders = {site: self._order(number, site, current, assignment, sum_keys) for site in sites}
+            orders = {
+                site: self._order(number, site, current, assignment, sum_keys, begins=planner.begins(number, site))
+                for site in sites
+            }
             timeout = self._federation.round_timeout
             models = {site: to_model(order, round=number, rounds=rounds) for site, order in orders.items()}
             read = partial(self._read_training, orders, introductions)
@@ -311,8 +314,11 @@ class FederationController(ModelController):
         current: DeltaBroadcast,
         assignment: Assignment | None,
         sum_keys: dict[str, dict[str, list[str]]],
+        *,
+        begins: bool,
     ) -> TrainOrder:
         changes = assignment or self._method.rule.stacks
+        state = {} if begins else current.payload(site) if changes else current.state
         return TrainOrder(
             lineage=self._lineage,
             round=number,
@@ -321,7 +327,7 @@ class FederationController(ModelController):
             layers=assignment.layers[site] if assignment else None,
             scored=self._schedule.scored and self._schedule.scoring == "with_reply",
             sum_keys=sum_keys,
-            state=current.payload(site) if changes else current.state,
+            state=state,
         )
 
     def _score(

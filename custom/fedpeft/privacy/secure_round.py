@@ -28,10 +28,10 @@ def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federat
             "method.secure_sum adds up what all sites send, and a layer that one site trains alone would be "
             "visible: use schedule.solver='all'."
         )
-    if schedule.clients_per_round:
+    if schedule.clients_per_round or schedule.joins:
         raise FedpeftError(
             "method.secure_sum needs the same sites in every round, since differences between the sums of two groups "
-            "show single sites: set schedule.clients_per_round to 0."
+            "show single sites: set schedule.clients_per_round to 0 and leave schedule.joins out."
         )
     if federation.needed < len(federation.sites):
         raise FedpeftError("method.secure_sum needs every site in every round: set federation.quorum to 0.")

@@ -63,6 +63,8 @@ class ScheduleSettings:
         weight_importance: weight of the importance when one point of the front is chosen.
         weight_diversity: weight of the diversity (minus the variance of the layers' use) in that choice.
         clients_per_round: number of sites drawn for each round; 0: all.
+        joins: by site, the first round that it takes part in; 1 for all others. Such a site starts from initial values
+            of its own and first trains alone as many epochs as the others have had; that adapter it brings along.
     """
 
     solver: str = ALL
@@ -78,6 +80,7 @@ class ScheduleSettings:
     weight_importance: float = 1.0
     weight_diversity: float = 1.0
     clients_per_round: int = 0
+    joins: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("solver", self.solver, (ALL, OWN, *scheduling.names()))
@@ -105,6 +108,13 @@ class ScheduleSettings:
             raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
         for site, budget in self.site_budgets.items():
             at_least(f"site_budgets.{site}", budget, 0)
+        for site, round in self.joins.items():
+            at_least(f"joins.{site}", round, 1)
+        if self.joins and self.active:
+            raise FedpeftError(
+                f"joins names {', '.join(self.joins)} and solver is {self.solver!r}: a site that joins brings all "
+                f"layers, set solver to 'all' or leave joins out."
+            )
 
     @property
     def active(self) -> bool:
@@ -125,8 +135,13 @@ class ScheduleSettings:
             return int(np.random.default_rng(derive(seed, "budget", site)).integers(low, high + 1))
         return self.budget or None
 
+    def first_round(self, site: str) -> int:
+        """Return the first round that a site takes part in."""
+        return self.joins.get(site, 1)
+
     def participants(self, round: int, sites: Sequence[str], *, seed: int) -> list[str]:
-        """Return the sites of a round, drawn from the seed; all sites if no number is set."""
+        """Return the sites of a round, drawn from the seed; all that have joined if no number is set."""
+        sites = [site for site in sites if self.first_round(site) <= round]
         if not self.clients_per_round or self.clients_per_round >= len(sites):
             return list(sites)
         generator = np.random.default_rng(derive(seed, "participants", round))

@@ -39,6 +39,10 @@ class RoundPlanner:
         """The sites of a round; drawn at random from the seed if not all take part."""
         return self._schedule.participants(round, list(self._budgets), seed=self._seed)
 
+    def begins(self, round: int, site: str) -> bool:
+        """Whether a site joins with this round, from its own initial adapter instead of the global one."""
+        return site in self._schedule.joins and round == self._schedule.first_round(site)
+
     def due(self, round: int, sites: Sequence[str]) -> list[str]:
         """The sites that must score their layers before this round; none where nothing is scored."""
         if not self._schedule.scored:
