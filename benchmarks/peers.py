@@ -59,8 +59,10 @@ class Ditto(Learner):
     strength = 0.1  # lambda
     _personal: tuple[State, dict[str, torch.Tensor], dict] | None = None
 
-    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
-        update = super().train_round(round, received, layers)
+    def train_round(
+        self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
+    ) -> Update:
+        update = super().train_round(round, received, layers, part=part)
         trained = self.trainable.state(), {key: value.clone() for key, value in self.head.state_dict().items()}
         adapter, head, moments = self._personal or (received or self._initial, self._initial_head, None)
         self.trainable.load(adapter)
@@ -84,7 +86,9 @@ class FedALA(Learner):
 
     _weights: dict[str, torch.Tensor] | None = None
 
-    def _integrate(self, round: int, own: State | None, received: State) -> client_round.Finish:
+    def _integrate(
+        self, round: int, own: State | None, received: State, agreement: float | None = None
+    ) -> client_round.Finish:
         finish = super()._integrate(round, None, received or own or {})
         if own is None or not received:
             return finish

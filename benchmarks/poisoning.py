@@ -74,9 +74,9 @@ class Poisoner:
     def __getattr__(self, name: str) -> object:
         return getattr(self._learner, name)
 
-    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None):
+    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0):
         """Train as told, then spoil the upload."""
-        update = self._learner.train_round(round, received, layers)
+        update = self._learner.train_round(round, received, layers, part=part)
         generator = torch.Generator().manual_seed(derive(self._learner.training.seed, "poison", round))
         return replace(update, state=self._attack(update.state, received or self._first, generator))
 

@@ -46,9 +46,11 @@ class PrivateLearner(Learner):
     numbers: int
     noise: np.random.Generator
 
-    def train_round(self, round: int, received: dict, layers: Sequence[int] | None = None) -> Update:
+    def train_round(
+        self, round: int, received: dict, layers: Sequence[int] | None = None, *, part: float = 0.0
+    ) -> Update:
         """As a learner does; what it would upload is released in place of it."""
-        update = super().train_round(round, received, layers)
+        update = super().train_round(round, received, layers, part=part)
         state, norm = release_adapter(update.state, received or self._initial, self.privacy, self.noise.bytes)
         self.norms.append(norm)
         self.numbers = sum(tensor.numel() for tensor in state.values())

@@ -153,8 +153,8 @@ def main() -> None:
     order = json.loads(os.environ[SABOTAGE])
     original = Learner.train_round
 
-    def train_round(learner, number, *rest):
-        update = original(learner, number, *rest)
+    def train_round(learner, number, *rest, **more):
+        update = original(learner, number, *rest, **more)
         deed = DEEDS.get(order["deeds"].get(str(number)))
         if learner.site == order["culprit"] and deed:
             deed(learner, update.state)

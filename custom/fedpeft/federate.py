@@ -10,7 +10,7 @@ from typing import Any
 from fedpeft.client.learner import Learner, Update
 from fedpeft.keys import layers_of
 from fedpeft.privacy.secure_round import without_masks
-from fedpeft.server.aggregation import State, aggregate
+from fedpeft.server.aggregation import State, aggregate, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.update_check import outlying
@@ -40,8 +40,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     secure = first.method.secure_sum
     state: State = first.trainable.state() if settings.active or secure else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
-    layers = layers_of(first.trainable.parameters())
-    planner = RoundPlanner(settings, budgets=budgets, layers=layers, seed=seed)
+    planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
+    parts: dict[str, float] = {}
     for number in range(1, first.training.rounds + 1):
         sites = planner.participants(number)
         planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
@@ -49,7 +49,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         updates = {}
         for site in sites:
             received = {} if planner.begins(number, site) else state
-            updates[site] = learners[site].train_round(number, received, assignment and assignment.layers[site])
+            layers = assignment and assignment.layers[site]
+            updates[site] = learners[site].train_round(number, received, layers, part=parts.get(site, 0.0))
             if settings.scored and settings.scoring == "with_reply":
                 planner.scores[site] = learners[site].score_trained(number)
         report: dict[str, Any] = {}
@@ -64,5 +65,6 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
             sent = {site: tensors for site, (tensors, _) in replies.items()}
             refused = {} if secure else outlying(sent, state, first.method.robust, stacked=first.method.rule.stacks)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
+            parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
             state, report = aggregate(replies, first.method, previous=state or None)
         yield RoundResult(number, updates, state, report, assignment, refused)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
-VALIDATION, PLACES = "validation", "places"
+VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
 MOST_PASSES = 100  # what a job may ask of a server
 CHOICES = {
@@ -67,7 +67,8 @@ class PIASettings:
             `frozen_global` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
             which is FedAvg's start. A list of two, `[1, 0.6]`, goes from the one in the first round to the other in the
             last; `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
-            validation split, which training never sees.
+            validation split, which training never sees; `agreement` takes 1 as long as the site's training and the
+            others' move the adapter the same way, and less, down to 0.5, where they move it apart: under `merge`.
         accept: whether a site takes a plan only where it lowers the loss of the merged adapter on the probe samples
             against moving no neuron: `false` (the paper takes every plan), `true` (one decision for all places of a
             round), or `places` (one after the other). Needs one width everywhere.
@@ -153,13 +154,25 @@ class PIASettings:
     def _check_share(self) -> None:
         ends = self.share if isinstance(self.share, tuple) else (self.share,)
         numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends)
-        if self.share != VALIDATION and not (numbers and len(ends) in (1, 2)):
+        if self.share not in (VALIDATION, AGREEMENT) and not (numbers and len(ends) in (1, 2)):
             raise FedpeftError(
-                f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, and {VALIDATION!r}."
+                f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, {VALIDATION!r} and "
+                f"{AGREEMENT!r}."
+            )
+        if self.follows_agreement and self.client and self.integration != "merge":
+            raise FedpeftError(
+                f"share={AGREEMENT!r} compares what training changed in the merged adapter, not with "
+                f"integration={self.integration!r}: use integration='merge'.",
+                setting="share",
             )
 
+    @property
+    def follows_agreement(self) -> bool:
+        """Whether the share of the global adapter follows how far the sites' training agrees."""
+        return self.share == AGREEMENT
+
     def share_in(self, round: int, rounds: int) -> float | None:
-        """The share of the global adapter in a round; None where the site's validation split decides.
+        """The share of the global adapter in a round; None where the site decides by its data or by agreement.
 
         Args:
             round: counted from 1.

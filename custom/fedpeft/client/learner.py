@@ -17,6 +17,7 @@ import torch
 from fedpeft import backbones
 from fedpeft.alignment.low_rank import fitted
 from fedpeft.client import client_round, site_state
+from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.heads import build_head
 from fedpeft.client.loop import evaluate, mean_loss, train_epochs
@@ -93,7 +94,8 @@ class Learner:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
         with about("backbone"):
             self.backbone = backbones.build(backbone)
-        init_site = site if method.initialization == "own" or site in self.schedule.joins else ""
+        self._own_start = method.initialization == "own" or site in self.schedule.joins
+        init_site = site if self._own_start else ""
         tuning, own, seed = (
             method.method.tuning(),
             method.settings_of(site),
@@ -141,13 +143,16 @@ class Learner:
             policy=policy,
         )
 
-    def train_round(self, round: int, received: State, layers: Sequence[int] | None = None) -> Update:
+    def train_round(
+        self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
+    ) -> Update:
         """Start from the global adapter (and the site's own), train, evaluate, save the state, return the upload.
 
         Args:
             round: counted from 1; repeating a round gives the same result.
             received: the global adapter under wire keys; empty: continue from the site's own.
             layers: train and upload these transformer layers only; None: all.
+            part: of the site in the mean that `received` is; 0: it had none.
         """
         settings = self.training
         own = site_state.load_before(self.folder, round)
@@ -158,7 +163,10 @@ class Learner:
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
         self._restore(own)
-        finish = self._integrate(round, own.adapter if own else None, received)
+        compares = self.pia is not None and self.pia.follows_agreement
+        agreed = next_agreement(own, received, round=round, part=part) if compares else None
+        finish = self._integrate(round, own.adapter if own else None, received, agreed)
+        compared = self._compared(received) if compares else {}
         self.trainable.train_only(layers)
         optimizer = self._optimizer()
         if own is not None and settings.optimizer_state == "keep":
@@ -175,7 +183,9 @@ class Learner:
                 private=self.trainable.private_state(),
                 head=head,
                 optimizer=moments(optimizer),
+                agreement=agreed,
                 facts=self._facts(),
+                **compared,
             ),
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
@@ -237,14 +247,21 @@ class Learner:
         rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
         return evaluate(self._logits, rows, device=self.device)
 
-    def _integrate(self, round: int, own: State | None, received: State) -> client_round.Finish:
+    def _compared(self, received: State) -> dict[str, State]:
+        """What the next global adapter is compared with: this one, and what training starts from."""
+        first = {} if self._own_start else self._initial
+        return {"received": received or first, "started": self.trainable.state()}
+
+    def _integrate(
+        self, round: int, own: State | None, received: State, agreement: float | None = None
+    ) -> client_round.Finish:
         """Load what the round starts from; the function from the trained adapter to what is sent and what is kept."""
         return client_round.start(
             self.trainable,
             own=own,
             received=self._start(round, own, received),
             settings=self.pia,
-            share=self.pia.share_in(round, self.training.rounds) if self.pia else None,
+            share=self._share(round, agreement),
             samples=client_round.Samples(
                 probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
             ),
@@ -264,6 +281,14 @@ class Learner:
     def _continued(self, moments: State) -> State:
         """The moments of the round before that still apply: none of factors that were drawn anew."""
         return {key: t for key, t in moments.items() if not (self._products and is_factor(key.rpartition("/")[0]))}
+
+    def _share(self, round: int, agreement: float | None) -> float | None:
+        """The share of the global adapter in this round; None where the validation split decides."""
+        if self.pia is None:
+            return None
+        if self.pia.follows_agreement:
+            return share_of(agreement)
+        return self.pia.share_in(round, self.training.rounds)
 
     def _optimizer(self) -> torch.optim.AdamW:
         """AdamW over what is trained now."""

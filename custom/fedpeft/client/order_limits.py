@@ -38,6 +38,8 @@ def check_order(order: Order, job: SiteJob) -> None:
         if not schedule.scored:
             raise refused("for layer scores, and none are scored")
         return
+    if not 0 <= order.part <= 1:
+        raise refused(f"to take {order.part!r:.40} as the site's part in the mean")
     if order.scored and not (schedule.scored and schedule.scoring == "with_reply"):
         raise refused("for layer scores with the reply")
     if schedule.active != (order.layers is not None):

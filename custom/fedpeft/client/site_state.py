@@ -19,7 +19,7 @@ from fedpeft.files import drop, replacing, set_aside
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
-_PRIVATE = "private"  # written where the method has such tensors
+_OPTIONAL = ("private", "received", "started")  # written where there are such tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,9 @@ class SiteState:
         adapter: the site's own adapter, wire keys.
         head: the classifier's tensors.
         private: what else the method trains and never sends, by key.
+        received: the global adapter of the round, where the next one is compared with it (`fedpeft.client.agreement`).
+        started: what training started from, kept for the same purpose.
+        agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
     """
@@ -40,6 +43,9 @@ class SiteState:
     head: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     private: dict[str, torch.Tensor] = field(default_factory=dict)
+    received: dict[str, torch.Tensor] = field(default_factory=dict)
+    started: dict[str, torch.Tensor] = field(default_factory=dict)
+    agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)
 
 
@@ -48,10 +54,11 @@ def save(folder: Path, state: SiteState) -> Path:
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir()
-        for part in (*_PARTS, _PRIVATE) if state.private else _PARTS:
+        for part in (*_PARTS, *(part for part in _OPTIONAL if getattr(state, part))):
             tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
             save_file(tensors, draft / f"{part}.safetensors")
-        (draft / "state.json").write_text(json.dumps({"round": state.round, "facts": state.facts}, sort_keys=True))
+        values = {"round": state.round, "facts": state.facts, "agreement": state.agreement}
+        (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
     for old in _rounds(folder)[:-KEPT_ROUNDS]:
         drop(old)
     return final
@@ -80,15 +87,14 @@ def load_before(folder: Path, round: int) -> SiteState | None:
         return None
     newest = older[-1]
     try:
-        facts = json.loads((newest / "state.json").read_text())
-        parts = {part: load_file(newest / f"{part}.safetensors") for part in _PARTS}
-        if (private := newest / f"{_PRIVATE}.safetensors").exists():
-            parts[_PRIVATE] = load_file(private)
+        values = json.loads((newest / "state.json").read_text())
+        files = {part: newest / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
+        parts = {part: load_file(file) for part, file in files.items() if part in _PARTS or file.exists()}
     except (OSError, ValueError, SafetensorError) as error:
         raise LocalError(
             f"the site state {newest} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
-    return SiteState(round=facts["round"], facts=facts["facts"], **parts)
+    return SiteState(round=values["round"], facts=values["facts"], agreement=values.get("agreement"), **parts)
 
 
 def _rounds(folder: Path) -> list[Path]:

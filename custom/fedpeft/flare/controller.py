@@ -47,7 +47,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import check_secure_sum
 from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server import checkpoint, handshake
-from fedpeft.server.aggregation import State, check_global
+from fedpeft.server.aggregation import State, check_global, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.delta_broadcast import DeltaBroadcast
@@ -136,6 +136,7 @@ class FederationController(ModelController):
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = schedule_of(self._sections["schedule"], self._method.method)
             check_secure_sum(self._method, self._schedule, self._federation)
+            self._method.check_schedule(self._schedule.active)
             importing = threading.Thread(target=_import_peft, daemon=True)
             importing.start()
             before = self._checkpoint()
@@ -269,6 +270,7 @@ class FederationController(ModelController):
             scores=before.scores if before else None,
         )
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
+        averaged = list(before.history["rounds"][-1]["sites"]) if before else []
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -279,8 +281,17 @@ class FederationController(ModelController):
                 sites = [site for site in sites if site not in rejected]
                 _enough(f"scoring in round {number}", sites, needed, rejected)
             assignment = planner.assignment(number, sites)
+            parts = parts_of({site: introductions[site].samples["train"] for site in averaged}, self._method)
             orders = {
-                site: self._order(number, site, current, assignment, sum_keys, begins=planner.begins(number, site))
+                site: self._order(
+                    number,
+                    site,
+                    current,
+                    assignment,
+                    sum_keys,
+                    begins=planner.begins(number, site),
+                    part=parts.get(site, 0.0),
+                )
                 for site in sites
             }
             timeout = self._federation.round_timeout
@@ -290,6 +301,7 @@ class FederationController(ModelController):
             refused |= self._outlying(accepted, current)
             accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
+            averaged = list(accepted)
             current.confirm({site: site in accepted for site in orders})
             _enough(f"round {number}", accepted, needed, rejected)
             planner.scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}
@@ -316,6 +328,7 @@ class FederationController(ModelController):
         sum_keys: dict[str, dict[str, list[str]]],
         *,
         begins: bool,
+        part: float,
     ) -> TrainOrder:
         changes = assignment or self._method.rule.stacks
         state = {} if begins else current.payload(site) if changes else current.state
@@ -326,6 +339,7 @@ class FederationController(ModelController):
             version=current.version if changes else 0,
             layers=assignment.layers[site] if assignment else None,
             scored=self._schedule.scored and self._schedule.scoring == "with_reply",
+            part=part,
             sum_keys=sum_keys,
             state=state,
         )

@@ -134,6 +134,7 @@ class TrainOrder(_Message):
         base, version: as in `ScoreOrder`.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
+        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`); 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
         state: the tensors that changed since `base`; empty with base 0: go on from your own.
     """
@@ -145,6 +146,7 @@ class TrainOrder(_Message):
     version: int
     layers: list[int] | None
     scored: bool
+    part: float = 0.0
     sum_keys: dict[str, dict[str, list[str]]] = field(default_factory=dict)
     state: dict[str, torch.Tensor]
 

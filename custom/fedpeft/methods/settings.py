@@ -125,6 +125,11 @@ class MethodSettings:
             )
         if not self.aligns:
             return
+        if pia.follows_agreement and not self.robust.weighs:
+            raise FedpeftError(
+                f"pia.share='agreement' takes a site's own part off the mean, which "
+                f"robust.average={self.robust.average!r} is not: give a number as share, or leave robust.average out."
+            )
         if pia.client and pia.support != "weights" and not method.activations:
             raise FedpeftError(
                 f"name={name!r} has no hidden activations to align by: leave method.pia.support out, or set it to "
@@ -183,6 +188,27 @@ class MethodSettings:
         if pia.accept:
             raise FedpeftError(
                 "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot."
+            )
+        if pia.follows_agreement:
+            raise FedpeftError(
+                "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
+                "give a number as share."
+            )
+
+    def check_schedule(self, active: bool) -> None:
+        """Refuse a share by agreement where sites train different layers.
+
+        Args:
+            active: whether layers are scheduled.
+
+        Raises:
+            FedpeftError: naming the setting.
+        """
+        if active and self.aligns and self.pia.client and self.pia.follows_agreement:
+            raise FedpeftError(
+                "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
+                "layers: give a number as share, or set schedule.solver to 'all'.",
+                setting="method.pia.share",
             )
 
     def check_settings(self) -> None:

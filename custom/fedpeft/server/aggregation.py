@@ -50,6 +50,21 @@ def aggregate(
     return merged, report
 
 
+def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, float]:
+    """Each site's part in the mean of a round, by site, where the sites need it (`share: agreement`); else empty.
+
+    Args:
+        samples: by site whose adapter went into the mean, its number of training samples.
+        method: the job's settings.
+    """
+    if not (method.aligns and method.pia.follows_agreement):
+        return {}
+    counts = cap_share(list(samples.values()), method.robust.max_share)
+    if method.pia.weighting == "uniform":
+        counts = [1] * len(samples)
+    return {site: count / sum(counts) for site, count in zip(samples, counts, strict=True)}
+
+
 def check_global(state: State) -> None:
     """Refuse a global adapter that is not finite or too large.
 

@@ -84,7 +84,7 @@ def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    answer = site.request({**request, "folder": str(folder)}, state)
+    answer = site.request({**request, "part": order.part, "folder": str(folder)}, state)
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
     scores = answer.values["scores"]

@@ -132,8 +132,10 @@ def _score(learner: Learner, state: State, *, round: int) -> Answer:
     return {"scores": learner.score_layers(round, state)}, {}
 
 
-def _train(learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool) -> Answer:
-    update = learner.train_round(round, state, layers)
+def _train(
+    learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool, part: float
+) -> Answer:
+    update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
     values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
     return values, update.state
