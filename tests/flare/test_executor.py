@@ -97,7 +97,8 @@ def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
     assert (got.problem, got.attempts, got.samples, got.scores) == ("", 1, 5, [0.5, 0.5])
     assert set(got.metrics) == set(METRICS)
     request, state = process.sent[-1]
-    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "folder": str(tmp_path / "first")}
+    folder = str(tmp_path / "first")
+    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "part": 0.0, "folder": folder}
     assert torch.equal(state["layer.1.a"], torch.ones(2))
 
 
