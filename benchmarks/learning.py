@@ -69,7 +69,7 @@ METHODS: dict[str, list[str]] = {
     "fedpia, frozen global, no server": [*PIA, "method.pia.integration=frozen_global", "method.pia.server=false"],
     "fedavg, keeping 20 % of the own": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=0.8"],
     "agreement": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=agreement"],
-    "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=[1, 0.6]", "method.pia.accept=true"],
+    "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=agreement", "method.pia.accept=true"],
     **{name: ["method.aggregation=fedavg"] for name in PEERS},
     "full": ["method.name=full", "method.aggregation=fedavg"],
     "pooled": ALONE,

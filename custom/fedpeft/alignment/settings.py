@@ -67,8 +67,8 @@ class PIASettings:
             `frozen_global` in the output and in what is uploaded. 0.5 is the paper; 1 leaves nothing of the own one,
             which is FedAvg's start. A list of two, `[1, 0.6]`, goes from the one in the first round to the other in the
             last; `validation` takes, in each round, that of 0.25, 0.5, 0.75 and 1 with the lowest loss on the site's
-            validation split, which training never sees; `agreement` takes 1 as long as the site's training and the
-            others' move the adapter the same way, and less, down to 0.5, where they move it apart: under `merge`.
+            validation split, which training never sees; `agreement` takes 1 as long as the site's training and
+            the others' move the adapter the same way, and less, down to 0.3, where they move it apart; under `merge`.
         accept: whether a site takes a plan only where it lowers the loss of the merged adapter on the probe samples
             against moving no neuron: `false` (the paper takes every plan), `true` (one decision for all places of a
             round), or `places` (one after the other). Needs one width everywhere.

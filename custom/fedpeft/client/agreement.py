@@ -13,11 +13,11 @@ import torch
 from fedpeft.client.site_state import SiteState
 from fedpeft.states import State
 
-# chosen on seeds 100 to 102 of the embedded federation, in worlds with and without contradictions (docs/alignment.md)
+# chosen on seeds 100 to 102 of the embedded federation, whose sites agree or contradict each other (docs/methods.md)
 MEMORY = 0.5  # weight of the rounds before in the mean over rounds
-ENOUGH = 0.03  # agreement from which on a site takes nothing but the global adapter
-SLOPE = 4.0  # share per agreement that is lacking
-LEAST = 0.5  # share: the paper's
+ENOUGH = 0.06  # agreement from which on a site takes nothing but the global adapter
+SLOPE = 5.0  # of the share, per agreement that is lacking
+LEAST = 0.3  # share, however far they disagree
 
 
 def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
@@ -54,7 +54,7 @@ def agreement(trained: State, started: State, *, before: State, after: State, pa
 
 
 def share_of(agreement: float | None) -> float:
-    """The share of the global adapter that a site with this agreement merges with its own one."""
+    """The share of the global adapter that a site with this agreement merges with its own one; None: all of it."""
     if agreement is None:
         return 1.0
     return max(LEAST, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
