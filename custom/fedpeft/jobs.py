@@ -102,7 +102,7 @@ def check(sections: Mapping[str, Any]) -> None:
     training = build(TrainingSettings, sections.get("training"), section="training")
     schedule = schedule_of(sections.get("schedule"), method.method)
     check_secure_sum(method, schedule, federation)
-    method.check_schedule(schedule.active)
+    method.check_schedule(active=schedule.active, joins=schedule.joins)
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
     method.check_settings()

@@ -5,6 +5,7 @@ import pytest
 
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import FederationSettings, check_joins
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.settings import build
@@ -107,3 +108,9 @@ def test_when_sites_join_is_checked_with_the_job(schedule, sentence):
 def test_a_job_that_its_sites_cannot_join_is_refused(joins, sentence):
     with pytest.raises(FedpeftError, match=sentence):
         check_joins(joins, FederationSettings(sites=tuple(BUDGETS)), rounds=4)
+
+
+def test_stacked_factors_need_every_site_from_the_first_round():
+    method = build(MethodSettings, {"name": "lora", "aggregation": "stack"}, section="method")
+    with pytest.raises(FedpeftError, match="names south"):
+        method.check_schedule(active=False, joins=["south"])

@@ -136,7 +136,7 @@ class FederationController(ModelController):
             self._training = build(TrainingSettings, self._sections["training"], section="training")
             self._schedule = schedule_of(self._sections["schedule"], self._method.method)
             check_secure_sum(self._method, self._schedule, self._federation)
-            self._method.check_schedule(self._schedule.active)
+            self._method.check_schedule(active=self._schedule.active, joins=self._schedule.joins)
             importing = threading.Thread(target=_import_peft, daemon=True)
             importing.start()
             before = self._checkpoint()

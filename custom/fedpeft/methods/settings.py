@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -195,15 +195,22 @@ class MethodSettings:
                 "give a number as share."
             )
 
-    def check_schedule(self, active: bool) -> None:
-        """Refuse a share by agreement where sites train different layers.
+    def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
+        """Refuse what cannot be done where sites train different layers, or join later.
 
         Args:
             active: whether layers are scheduled.
+            joins: the sites that join later.
 
         Raises:
             FedpeftError: naming the setting.
         """
+        if joins and self.rule.stacks:
+            raise FedpeftError(
+                f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "
+                f"all products since round 1: use aggregation='svd', or leave schedule.joins out.",
+                setting="method.aggregation",
+            )
         if active and self.aligns and self.pia.client and self.pia.follows_agreement:
             raise FedpeftError(
                 "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
