@@ -88,7 +88,9 @@ def _parser() -> argparse.ArgumentParser:
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")
     methods.set_defaults(command=_methods)
 
-    backbones = commands.add_parser("backbones", help="list the backbones, their default weights and sizes")
+    backbones = commands.add_parser("backbones", help="list the backbones, or show where adapters go in a model")
+    backbones.add_argument("source", nargs="?", help="a folder or hub name of any transformers model: show its slots")
+    backbones.add_argument("--name", default="transformers", help="the backbone that reads it (default transformers)")
     backbones.set_defaults(command=_backbones)
     return parser
 
@@ -191,9 +193,10 @@ def _methods(arguments: argparse.Namespace) -> None:
 def _backbones(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from fedpeft.report.catalogs import backbone_table
+    from fedpeft.report.catalogs import backbone_table, source_tables
 
-    Console().print(backbone_table())
+    tables = source_tables(arguments.source, arguments.name) if arguments.source else [backbone_table()]
+    Console().print(*tables, sep="\n\n")
 
 
 if __name__ == "__main__":

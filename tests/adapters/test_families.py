@@ -130,8 +130,10 @@ def test_lora_templates_survive_saving(tmp_path):
 
 
 def test_an_unknown_family_is_told_every_role():
-    model = hf.DistilBertModel(hf.DistilBertConfig(vocab_size=50, dim=32, n_layers=2, n_heads=2, hidden_dim=64))
-    message = r"'distilbert' are not known .*target_modules=\{'attention': 'path.*', 'output': 'path.*'\}"
+    model = hf.MambaModel(hf.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2))
+    message = (
+        r"'mamba' are not known .* layers \(2 of MambaBlock\).*target_modules=\{'attention': 'path.*', 'output': 'path"
+    )
     with pytest.raises(FedpeftError, match=message):
         adapters.attach(model, adapters.config("houlsby"))
 

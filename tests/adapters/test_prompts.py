@@ -100,5 +100,5 @@ def test_wrong_settings_are_refused(vilt, settings, sentence):
 def test_two_towers_are_refused():
     text = {**SIZE, "vocab_size": 50, "max_position_embeddings": 16}
     clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={**SIZE, "image_size": 16, "patch_size": 8}))
-    with pytest.raises(FedpeftError, match="family 'clip' has two"):
+    with pytest.raises(FedpeftError, match="family 'clip' has several"):
         transformer_layers(clip)

@@ -43,3 +43,10 @@ BACKBONES.register(
         usual="google/vit-base-patch16-224-in21k",
     ),
 )
+BACKBONES.register(
+    "transformers",
+    Pretrained(
+        build="fedpeft.backbones.transformers_model:build",
+        skeleton="fedpeft.backbones.transformers_model:skeleton",
+    ),
+)

@@ -130,15 +130,23 @@ def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
             f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SLOTS))}): "
             f"name them with target_modules={{{paths}}}."
         )
-    table = SLOTS[family]
-    everything = table | INNER.get(family, {})
-    members = {role: [name for name in everything if name == role or name.endswith(f"_{role}")] for role in roles}
+    return chosen(SLOTS[family] | INNER.get(family, {}), roles, family)
+
+
+def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str) -> dict[str, str]:
+    """Return the templates of some roles; where roles have a tower's name before them, those of every tower.
+
+    Raises:
+        FedpeftError: the table has no such role.
+    """
+    members = {role: [name for name in table if name == role or name.endswith(f"_{role}")] for role in roles}
     if missing := [role for role in roles if not members[role]]:
+        usual = [name for name in table if name not in INNER.get(family, {})]
         raise FedpeftError(
-            f"model family {family!r} has no role {' or '.join(map(repr, missing))} (it has: {', '.join(table)}): "
+            f"model family {family!r} has no role {' or '.join(map(repr, missing))} (it has: {', '.join(usual)}): "
             f"choose another adapter, or name modules with target_modules={{role: path}}."
         )
-    return {name: everything[name] for names in members.values() for name in names}
+    return {name: table[name] for names in members.values() for name in names}
 
 
 def two_towers(templates: Iterable[str]) -> bool:

@@ -9,10 +9,15 @@ PEFT's pattern       ".*[.]output": modules whose whole path matches
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from fedpeft.backbones.slots import SLOTS, check_template
+from fedpeft.backbones.structure import family_of, model_roles
 from fedpeft.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _PARENT = r"(?:.*\.)?"
 _NUMBER = r"\d+"
@@ -41,22 +46,22 @@ def check_targets(targets: object, method: str) -> None:
             raise FedpeftError(f"{method}: target_modules={targets!r} is not a valid pattern ({error}).") from error
 
 
-def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str | None) -> dict[str, str]:
+def templates_of(targets: str | Sequence[str], model: nn.Module) -> dict[str, str]:
     """Return role -> template of the modules that PEFT's pattern or list selects.
 
-    The number in a path is its layer. A place that the family's table knows gets its role there; any other is named
-    after what follows the number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
+    The number in a path is its layer. A place with a role gets its name; any other is named after what follows the
+    number, ``blocks.3.mlp.fc1`` is ``mlp_fc1``.
 
     Args:
         targets: as PEFT takes them.
-        paths: of all modules of the model.
-        family: transformers ``model_type``.
+        model: whose modules they select.
 
     Raises:
         FedpeftError: no module is selected, one whose path has no number or several, or two towers.
     """
     templates: dict[str, str] = {}
-    for path in filter(lambda path: _selected(path, targets), paths):
+    known = known_roles(model)
+    for path in filter(lambda path: _selected(path, targets), (path for path, _ in model.named_modules())):
         parts = path.split(".")
         numbers = [index for index, part in enumerate(parts) if part.isdigit()]
         if len(numbers) != 1:
@@ -66,7 +71,7 @@ def templates_of(targets: str | Sequence[str], paths: Iterable[str], family: str
             )
         index = numbers[0]
         template = ".".join([*parts[:index], "{layer}", *parts[index + 1 :]])
-        role = _role(template, "_".join(parts[index + 1 :]), family)
+        role = _role(template, "_".join(parts[index + 1 :]), known)
         if templates.setdefault(role, template) != template:
             raise FedpeftError(
                 f"target_modules={targets!r} selects {templates[role]} and {template}, which would both be called "
@@ -99,8 +104,19 @@ def _selected(path: str, targets: str | Sequence[str]) -> bool:
     return any(path == name or path.endswith(f".{name}") for name in targets)
 
 
-def _role(template: str, tail: str, family: str | None) -> str:
-    for role, known in SLOTS.get(family or "", {}).items():
-        if template == known or template.endswith(f".{known}"):
+def known_roles(model: nn.Module) -> dict[str, str]:
+    """Return the roles of a model's slots -> path; none if its layers cannot be read."""
+    family = family_of(model)
+    if family in SLOTS:
+        return SLOTS[family]
+    try:
+        return model_roles(model)
+    except FedpeftError:
+        return {}
+
+
+def _role(template: str, tail: str, known: Mapping[str, str]) -> str:
+    for role, path in known.items():
+        if template == path or template.endswith(f".{path}"):
             return role
     return re.sub(r"[^a-z0-9_]", "_", tail.lower()).lstrip("_0123456789") or "output"

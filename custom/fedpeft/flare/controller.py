@@ -145,9 +145,9 @@ class FederationController(ModelController):
             introductions = self._handshake(recorder, before)
             state = self._rounds(recorder, introductions, before)
             if state and self._method.exported:
-                family = next(iter(introductions.values())).family
+                first = next(iter(introductions.values()))
                 importing.join()  # two threads that import the same modules may meet half-way
-                export_adapter(recorder.folder / ADAPTER, state, self._method, family=family)
+                export_adapter(recorder.folder / ADAPTER, state, self._method, family=first.family, slots=first.slots)
             lines = recorder.complete()
         except FedpeftError as error:
             recorder.fail(str(error))

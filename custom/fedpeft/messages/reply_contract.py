@@ -7,6 +7,7 @@ The server checks every reply here as it arrives; a site's own filter holds what
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,7 +17,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import belongs, layers_of, parse_key
+from fedpeft.keys import SLOT, belongs, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.types import ACCURACIES, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
@@ -29,6 +30,8 @@ LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach
 LARGEST_FIGURE = 1e9  # seconds and losses
 LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MOST_AXES = 8
+MOST_SLOTS = 64
+MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
 def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
@@ -57,10 +60,11 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     Raises:
         FedpeftError: naming the site and the field.
     """
-    known = {"dataset": DATASETS.can_use, "backbone": BACKBONES.can_use, "family": SLOTS.__contains__}
+    known = {"dataset": DATASETS.can_use, "backbone": BACKBONES.can_use, "family": _is_family}
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
             raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
+    _check_slots(introduction, site)
     if introduction.dtype not in DTYPES:
         raise FedpeftError(f"site {site} announces tensors of {introduction.dtype!r:.40}, allowed are {DTYPES}.")
     if set(introduction.samples) != set(SPLITS):
@@ -84,6 +88,33 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
             raise FedpeftError(f"site {site} announces {key!r:.120}, which is not a tensor's name.")
         if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape):
             raise FedpeftError(f"site {site} announces {key} with shape {shape!r:.60}, which is no shape.")
+
+
+def _is_family(name: str) -> bool:
+    """Return whether a name is of the table of slots, or a kind of model that transformers has."""
+    if name in SLOTS:
+        return True
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return name in CONFIG_MAPPING_NAMES
+
+
+def _check_slots(introduction: Introduction, site: str) -> None:
+    """Accept module paths of slots only where the family has none, for every slot of the tensors.
+
+    Raises:
+        FedpeftError: naming the site and the slot.
+    """
+    slots = introduction.slots
+    for slot, path in slots.items():
+        if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
+            raise FedpeftError(f"site {site} announces {path!r:.120} as the place of slot {slot!r:.60}: it is no path.")
+    if slots and (introduction.family in SLOTS or len(slots) > MOST_SLOTS):
+        raise FedpeftError(f"site {site} announces {len(slots)} slots of family {introduction.family}: it has its own.")
+    adapter = (key for key in introduction.schema if key.startswith("layer."))
+    named = {parts.slot for key in adapter if (parts := parse_key(key))}
+    if slots and named - set(slots):
+        raise FedpeftError(f"site {site} announces tensors in slot {min(named - set(slots))}, but not where that is.")
 
 
 def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:

@@ -60,6 +60,7 @@ class Introduction(_Message):
         dataset: registered name of the data set.
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
+        slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
         dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, of which the site has its own state.
@@ -77,6 +78,7 @@ class Introduction(_Message):
     dataset: str = ""
     backbone: str = ""
     family: str = ""
+    slots: dict[str, str] = field(default_factory=dict)
     dtype: str = "float32"
     budget: int = 0
     finished: int = 0

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
+from fedpeft.backbones.slots import SLOTS
+from fedpeft.backbones.structure import family_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, layer_of, parse_key
 from fedpeft.methods.lookup import tuning_of
@@ -48,6 +50,12 @@ def adapter_parameters(model: nn.Module, adapter_name: str = "default") -> dict[
     }
     shared = tuning.shared_parameters(model, adapter_name)
     return parameters | {f"{SHARED}{name}": parameter for name, parameter in shared.items()}
+
+
+def adapter_slots(model: nn.Module, adapter_name: str = "default") -> dict[str, str]:
+    """Return slot -> module path of an adapter in a model whose family is not in the table of slots; else nothing."""
+    family, config = family_of(model), adapter_config(model, adapter_name)
+    return {} if family in SLOTS else tuning_of(config).templates(config, family)
 
 
 def adapter_state(model: nn.Module, adapter_name: str = "default") -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import (
     adapter_parameters,
+    adapter_slots,
     adapter_state,
     load_adapter_state,
     set_trainable_layers,
@@ -50,6 +51,10 @@ class AdapterTrainable(Trainable):
     def load(self, state: State) -> None:
         """Replace the site's own adapter."""
         load_adapter_state(self._peft, state, OWN)
+
+    def slots(self) -> dict[str, str]:
+        """Return where the adapter is, for a model whose family is not in the table of slots."""
+        return adapter_slots(self._peft, OWN)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters of the site's own adapter."""

@@ -66,6 +66,10 @@ class FusedAdapters(Trainable):
         branches.use(OWN, RECEIVED)
         self.train_only(None)
 
+    def slots(self) -> dict[str, str]:
+        """Return where the adapters are."""
+        return self._branches.slots()
+
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the own adapter, and the fusion as private."""
         fusions = {f"{PRIVATE}{key}": parameter for key, parameter in self._branches.fusions().items()}

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.backbones.slots import locate, slot_templates
+from fedpeft.backbones.slots import locate
+from fedpeft.backbones.structure import templates_in
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import BACKBONE, belongs
 from fedpeft.methods.trainable import Trainable, Tuning
@@ -73,8 +74,7 @@ def _biases(model: nn.Module) -> list[str]:
 
 def _attention(model: nn.Module) -> list[str]:
     """Return the weights and biases of query, key, value and output projection of every layer."""
-    family = getattr(getattr(model, "config", None), "model_type", None)
-    templates = slot_templates(family, ("query", "key", "value", "attention_linear"))
+    templates = templates_in(model, ("query", "key", "value", "attention_linear"))
     modules = [path for path, _ in model.named_modules() if locate(path, templates)]
     return [f"{path}.{name}" for path in modules for name, _ in model.get_submodule(path).named_parameters()]
 

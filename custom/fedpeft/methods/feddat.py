@@ -62,6 +62,10 @@ class DualAdapters(Trainable):
         branches.use(LOCAL, RECEIVED)
         self.train_only(None)
 
+    def slots(self) -> dict[str, str]:
+        """Return where the adapters are."""
+        return self._branches.slots()
+
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return a1, and as private a0 and what fuses a0 with a2."""
         private = self._branches.parameters(LOCAL) | self._branches.fusions()

@@ -6,7 +6,7 @@ Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -16,7 +16,8 @@ from peft.utils.other import get_pattern_key
 from torch import nn
 
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
-from fedpeft.backbones.targets import check_targets, pattern_of, roles_of
+from fedpeft.backbones.structure import family_of, templates_in
+from fedpeft.backbones.targets import check_targets, known_roles, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
@@ -45,12 +46,16 @@ class LoraTuning(SlotTuning):
         return settings
 
     def fit(self, model: nn.Module, config: LoraConfig) -> None:
-        """Replace slots in the configuration by the module names of the model's family, as PEFT needs them."""
-        family = getattr(getattr(model, "config", None), "model_type", None)
+        """Replace slots in the configuration by the module names of the model's family, as PEFT needs them.
+
+        For a model whose family is not in the table, it is a pattern of the module paths.
+        """
+        family = family_of(model)
         targets = config.target_modules
         if (isinstance(targets, str) and not roles_of(targets)) or not targets:
             return  # in one of PEFT's own forms
         if not isinstance(targets, str) and family not in SLOTS:
+            config.target_modules = pattern_of(self._found(targets, model))
             return
         templates = self.templates(config, family)
         paths = [path for path, _ in model.named_modules()]
@@ -80,6 +85,17 @@ class LoraTuning(SlotTuning):
         for target in sorted(targets):
             named = {slot: path for slot, path in SLOTS.get(family, {}).items() if path.endswith(f".{target}")}
             templates |= named or slot_templates(family, [target])
+        return templates
+
+    def _found(self, targets: Iterable[str], model: nn.Module) -> dict[str, str]:
+        """Return slot -> module path of roles, or names of modules, in a model whose family is not in the table."""
+        known = known_roles(model)
+        templates: dict[str, str] = {}
+        for target in sorted(targets):
+            named = {slot: path for slot, path in known.items() if path.endswith(f".{target}")}
+            if not named and target not in DEFAULTS["target_modules"] and target not in known:
+                named = templates_of([target], model)
+            templates |= named or templates_in(model, [target])
         return templates
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:

@@ -13,6 +13,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
 from fedpeft.backbones.slots import locate, slot_templates
+from fedpeft.backbones.structure import templates_in
 from fedpeft.backbones.targets import check_targets, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
@@ -63,14 +64,13 @@ class PeftTuning(SlotTuning):
 
     def fit(self, model: nn.Module, config: Any) -> None:
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
-        family = getattr(getattr(model, "config", None), "model_type", None)
         targets = config.target_modules
         if not targets:
-            templates = slot_templates(family, self.roles)
+            templates = templates_in(model, self.roles)
         elif isinstance(targets, str) and roles_of(targets):
             templates = roles_of(targets)
         else:
-            templates = templates_of(targets, [path for path, _ in model.named_modules()], family)
+            templates = templates_of(targets, model)
         config.target_modules = pattern_of(templates)
 
     def templates(self, config: Any, family: str | None) -> dict[str, str]:

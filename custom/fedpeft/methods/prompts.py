@@ -17,6 +17,7 @@ parameter-efficient tuning of vision transformers, prompts decomposed by SVD.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.backbones.slots import module_path, slot_templates, two_towers
+from fedpeft.backbones.slots import module_path, two_towers
+from fedpeft.backbones.structure import family_of, stream_width, templates_in
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, belongs, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
@@ -36,6 +38,7 @@ from fedpeft.settings import at_least, build, one_of
 SLOT = "prompt"
 PER_BLOCK, CONCATENATED = "per_block", "concatenated"
 BASIS, TOKENS = f"{SHARED}basis", f"{SHARED}tokens"
+POSITIONS = {"position_embeddings", "position_ids", "rotary_pos_emb", "rotary_embeddings"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,8 +152,8 @@ class PromptTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self._settings, settings, section=f"method.settings.{self.name}")
-        count = len(transformer_layers(backbone.model)) if self._deep else 1
-        width = backbone.model.config.hidden_size
+        layers = transformer_layers(backbone.model)
+        count, width = len(layers) if self._deep else 1, stream_width(layers)
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, chosen.tokens, width, layer, seed)
             for layer in range(count)
@@ -228,17 +231,21 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
     Raises:
         FedpeftError: its family is unknown, or has two stacks of layers.
     """
-    family = getattr(getattr(model, "config", None), "model_type", None)
-    templates = slot_templates(family, ("output",))
+    templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
         raise FedpeftError(
-            f"prompts need one stack of layers, and model family {family!r} has two: use another method."
+            f"prompts need one stack of layers, and model family {family_of(model)!r} has several: use another method."
         )
     stack, _, _ = next(iter(templates.values())).partition("{layer}")
     layers = {path: module for path, module in model.named_modules() if path.startswith(stack)}
     found: list[nn.Module] = []
     while (path := module_path(f"{stack}{{layer}}", len(found))) in layers:
         found.append(layers[path])
+    if POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
+        raise FedpeftError(
+            f"prompts would move the positions of the tokens, which every layer of model family "
+            f"{family_of(model)!r} needs: use another method."
+        )
     return found
 
 

@@ -90,6 +90,10 @@ class Trainable:
         descend(value, optimizer)
         return value.detach()
 
+    def slots(self) -> dict[str, str]:
+        """Return slot -> module path with `{layer}`, where the server must know it to write a PEFT folder."""
+        return {}
+
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return everything that could be trained, by key."""
         raise NotImplementedError

@@ -38,6 +38,7 @@ KNOWN = {
         "dataset",
         "backbone",
         "family",
+        "slots",
         "dtype",
         "budget",
         "finished",

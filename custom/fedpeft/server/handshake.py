@@ -80,13 +80,18 @@ def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
     """The properties that must be equal at all sites."""
     shapes = introduction.schema.items()
     widths = frozenset((key, None if method.site_settings else tuple(shape)) for key, shape in shapes)
-    return introduction.family, introduction.dtype, widths
+    return introduction.family, frozenset(introduction.slots.items()), introduction.dtype, widths
 
 
 def _difference(first: str, expected: Introduction, site: str, own: Introduction) -> str:
     if own.family != expected.family:
         return (
             f"site {site} has a backbone of family {own.family}, site {first} of {expected.family}: use one backbone."
+        )
+    if own.slots != expected.slots:
+        return (
+            f"the adapters of sites {first} and {site} are in other modules of their backbones: install the same "
+            f"transformers version everywhere."
         )
     if own.dtype != expected.dtype:
         return f"site {site} sends tensors of {own.dtype}, site {first} of {expected.dtype}: load the backbone alike."

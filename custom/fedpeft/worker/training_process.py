@@ -112,6 +112,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "dataset": learner.dataset,
         "backbone": learner.backbone_name,
         "family": learner.backbone.family,
+        "slots": learner.trainable.slots(),
         "dtype": _dtype(sent),
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),

@@ -10,7 +10,7 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.methods.adapter_placing import attach
-from fedpeft.methods.adapter_state import adapter_parameters, adapter_state, load_adapter_state
+from fedpeft.methods.adapter_state import adapter_parameters, adapter_slots, adapter_state, load_adapter_state
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.states import State
 
@@ -36,10 +36,15 @@ class Branches:
         for name, seed in seeds.items():
             self._peft = attach(self._peft, tuning.config(tuning.seeded(settings, seed)), name)
         self._peft.requires_grad_(False)
+        self._first = next(iter(seeds))
 
     def parameters(self, name: str) -> dict[str, nn.Parameter]:
         """Return the parameters of one adapter by key."""
         return adapter_parameters(self._peft, name)
+
+    def slots(self) -> dict[str, str]:
+        """Return where the adapters are, see `adapter_slots`."""
+        return adapter_slots(self._peft, self._first)
 
     def state(self, name: str) -> State:
         """Return copies of one adapter's tensors by key."""

@@ -10,6 +10,7 @@ from peft.tuners.tuners_utils import BaseTuner
 from torch import nn
 
 from fedpeft.backbones.slots import locate
+from fedpeft.backbones.structure import templates_in
 from fedpeft.backbones.targets import templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig
@@ -40,14 +41,8 @@ class BottleneckModel(BaseTuner):
 
     def _prepare_model(self, peft_config: BottleneckConfig, model: nn.Module) -> None:
         # all checks come here, before the first module is replaced
-        targets, family = peft_config.target_modules, self.get_model_config(model).get("model_type")
-        looked_up = targets is not None and not isinstance(targets, dict)
         # written into the configuration, as PEFT does, so that the saved adapter holds its own module paths
-        peft_config.target_modules = (
-            templates_of(targets, (path for path, _ in model.named_modules()), family)
-            if looked_up
-            else peft_config.templates(family)
-        )
+        peft_config.target_modules = _templates(peft_config, model)
         places = find_places(peft_config, model)
         warn_of_missing_roles(peft_config)
         for path, (role, layer) in places.items():
@@ -114,6 +109,16 @@ class BottleneckModel(BaseTuner):
         # PEFT expects the adapter's name last or last but one; here: …houlsby_adapter.<name>.down.weight
         pattern = rf"(\b{cls.prefix}[a-z]+)\.{re.escape(adapter_name)}(?=\.|$)"
         return re.sub(pattern, r"\1", key, count=1)
+
+
+def _templates(config: BottleneckConfig, model: nn.Module) -> dict[str, str]:
+    """Return role -> path: the configuration's own, those that its list or pattern selects, or the method's roles."""
+    targets = config.target_modules
+    if targets is None:
+        return templates_in(model, config.roles)
+    if isinstance(targets, dict):
+        return dict(targets)
+    return templates_of(targets, model)
 
 
 def warn_of_missing_roles(config: BottleneckConfig) -> None:

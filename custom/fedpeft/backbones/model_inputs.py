@@ -1,0 +1,160 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Images and questions as the inputs of any transformers model, by the tokenizer and image processor of its folder.
+
+What a model reads is what its forward function takes: `input_ids`, `pixel_values` or both. Where the image stands in
+the text as tokens (PaliGemma, Qwen-VL, LLaVA), the text is the image's token and the question, without a template.
+Image processors are transformers' PIL ones: torchvision is not needed.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
+from fedpeft.backbones.images import Images, pictures
+from fedpeft.errors import FedpeftError
+
+LARGEST_SIDE, MOST_PIXELS = 4096, 2**24
+USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
+OWN_CODE = {"trust_remote_code": False}
+
+
+class ModelInputs:
+    """Turns images and questions into a batch.
+
+    Args:
+        model: that reads them, or its skeleton.
+        source: folder or hub name of its tokenizer and image processor.
+        text_length: longest question in tokens.
+        image_size: pixels; None: the processor's own.
+
+    Raises:
+        FedpeftError: the source lacks one of them, or a setting does not fit.
+    """
+
+    def __init__(self, model: nn.Module, source: str, *, text_length: int, image_size: int | None) -> None:
+        self.names = set(inspect.signature(type(model).forward).parameters)
+        self.text_length = text_length
+        config = model.config
+        image_token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
+        self.tokenizer = _tokenizer(source) if "input_ids" in self.names else None
+        self.images = _image_processor(source, image_size) if "pixel_values" in self.names else None
+        if not self.tokenizer and not self.images:
+            raise FedpeftError(
+                f"{type(model).__name__} reads neither input_ids nor pixel_values: name a model of text or images as "
+                f"backbone.source.",
+                code="backbone-unusable",
+            )
+        if self.tokenizer:
+            text = config.get_text_config()
+            check_vocabulary(self.tokenizer, text.vocab_size, source)
+            check_text_length(text_length, getattr(text, "max_position_embeddings", None) or text_length, source)
+        self.joint = _processor(config, source, self.images) if image_token and self.images else None
+        self.marks = _marks(config, self.joint) if self.joint else ("", "")
+
+    @property
+    def image_size(self) -> int:
+        """Pixels of a usual image's sides."""
+        size = dict(self.images.size) if self.images else {}
+        side = size.get("height") or size.get("shortest_edge") or USUAL_SIDE
+        return side if side <= LARGEST_USUAL_SIDE else USUAL_SIDE  # Qwen's processors count all pixels there
+
+    @property
+    def has_first(self) -> bool:
+        """Whether a text begins with a classifying token."""
+        return bool(self.tokenizer and self.tokenizer.cls_token)
+
+    def __call__(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Return a batch of B images and B questions."""
+        if self.joint:
+            before, after = self.marks
+            texts = [f"{before}{self._cut(question)}{after}" for question in questions]
+            batch = dict(self.joint(images=pictures(images), text=texts, padding=True, return_tensors="pt"))
+            return {name: value for name, value in batch.items() if name in self.names}
+        batch = {}
+        if self.tokenizer:
+            texts = [question or " " for question in questions]
+            masked = "attention_mask" in self.tokenizer.model_input_names
+            batch |= self.tokenizer(
+                texts,
+                padding=True if masked else "max_length",  # without a mask, a sample must not depend on its batch
+                truncation=True,
+                max_length=self.text_length,
+                return_tensors="pt",
+            )
+        if self.images:
+            batch |= self.images(pictures(images), return_tensors="pt")
+        return {name: value for name, value in batch.items() if name in self.names and isinstance(value, Tensor)}
+
+    def _cut(self, question: str) -> str:
+        """Return a question of at most `text_length` tokens, without the token of images."""
+        for token in self.tokenizer.all_special_tokens:
+            question = question.replace(token, " ")
+        tokens = self.tokenizer(question, add_special_tokens=False)["input_ids"]
+        if len(tokens) <= self.text_length:
+            return question
+        return self.tokenizer.decode(tokens[: self.text_length])
+
+
+def _tokenizer(source: str) -> Any:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
+    return tokenizer
+
+
+def _image_processor(source: str, image_size: int | None) -> Any:
+    from transformers import AutoImageProcessor
+
+    processor = AutoImageProcessor.from_pretrained(source, backend="pil", **OWN_CODE)
+    for sizes in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
+        for name, pixels in dict(sizes or {}).items():
+            most = MOST_PIXELS if name == "longest_edge" else LARGEST_SIDE  # Qwen's processors count all pixels there
+            if isinstance(pixels, int) and pixels > most:
+                raise ValueError(f"its image processor has {name} = {pixels}, at most {most} is read")
+    if image_size is not None:
+        if image_size > LARGEST_SIDE:
+            raise FedpeftError(f"image_size is {image_size}, at most {LARGEST_SIDE}.", setting="backbone.image_size")
+        processor.size = _resized(processor.size, image_size)
+        if getattr(processor, "crop_size", None):
+            processor.crop_size = _resized(processor.crop_size, image_size)
+    return processor
+
+
+def _resized(size: Any, pixels: int) -> dict[str, int]:
+    names = [name for name in ("height", "width", "shortest_edge") if dict(size).get(name)]
+    return dict.fromkeys(names or ("height", "width"), pixels)
+
+
+def _processor(config: Any, source: str, images: Any) -> Any:
+    """Return transformers' processor of a model in whose text images stand as tokens, with our image processor."""
+    from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
+
+    kind = PROCESSOR_MAPPING.get(type(config), None)
+    if kind is None:
+        raise ValueError(f"transformers has no processor for {config.model_type}, whose text has tokens for images")
+
+    def attributes(cls: Any) -> list[str]:
+        return [name for name in kind.get_attributes() if name in ("image_processor", "tokenizer")]
+
+    # videos are not read, and their processors need torchvision
+    of_images = type(kind.__name__, (kind,), {"get_attributes": classmethod(attributes)})
+    processor = of_images.from_pretrained(source, **OWN_CODE)
+    processor.image_processor = images
+    return processor
+
+
+def _marks(config: Any, processor: Any) -> tuple[str, str]:
+    """Return what stands before a question, the image's token with those that the model wants around it, and behind."""
+    token = processor.image_token
+    around = [getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end")]
+    if None not in around:
+        first, last = processor.tokenizer.convert_ids_to_tokens(around)
+        token = f"{first}{token}{last}"
+    return token, ""

@@ -1,0 +1,208 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Find the layers and slots of a model: in the table of `slots.py`, or, for other families, by its own structure.
+
+A stack of layers is a `ModuleList` of one class whose members have an attention: a linear layer named as the queries'
+projection is, or as the one that makes queries, keys and values together. Cross-attention is left out. From there
+
+    attention         what the attention's last projection belongs to, with a residual norm if it is inside
+    output            the block of the last linear layer that returns to the width of the stream: the feed-forward block
+    attention_linear, second_linear, attention_norm, output_norm     the linear layers at their ends, the layer's norms
+
+With several stacks each role has the name of its tower before it: "text_query", "vision_output".
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from fedpeft.backbones.slots import INNER, SLOTS, chosen
+from fedpeft.errors import FedpeftError
+
+QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
+KEY = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "linear_k", "key_proj")
+VALUE = ("value", "v_proj", "v_lin", "v", "wv", "to_v", "linear_v", "value_proj")
+JOINT = ("qkv", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "wqkv", "att_proj")
+OTHER_ATTENTION = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
+TOWERS = {"text": re.compile(r"text|language"), "vision": re.compile(r"vision|visual|image")}
+WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
+
+
+def templates_in(model: nn.Module, roles: Iterable[str]) -> dict[str, str]:
+    """Return the module path templates of some roles in a model, whose family need not be in the table.
+
+    Args:
+        model: with or without adapters.
+        roles: as for ``slot_templates``.
+
+    Raises:
+        FedpeftError: its layers cannot be read, or have no such role.
+    """
+    roles = tuple(roles)
+    return chosen(model_roles(model, roles), roles, str(family_of(model)))
+
+
+def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
+    """Return every role of a model -> module path template: its family's in the table, else read off its structure.
+
+    Args:
+        model: with or without adapters.
+        needed: roles, which an error names.
+
+    Raises:
+        FedpeftError: the family is not in the table, and its layers cannot be read.
+    """
+    family = family_of(model)
+    return SLOTS[family] | INNER.get(family, {}) if family in SLOTS else _read(model, needed)
+
+
+def family_of(model: nn.Module) -> str | None:
+    """Return the kind of a model, transformers' ``model_type``; None: its configuration names none."""
+    return getattr(getattr(model, "config", None), "model_type", None)
+
+
+def layer_stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
+    """Return the path of each stack of layers -> its layers, as they are in the model without adapters."""
+    stacks: dict[str, list[nn.Module]] = {}
+    for path, module in _modules(model):
+        if not isinstance(module, nn.ModuleList) or not len(module) or any(path.startswith(f"{s}.") for s in stacks):
+            continue
+        kinds = {type(_unwrapped(layer)) for layer in module}
+        attention = next(filter(None, map(_attention, module)), "")
+        if len(kinds) == 1 and attention and not re.search(r"\.\d+\..*\.\d+\.", f".0.{attention}."):
+            stacks[path] = [_unwrapped(layer) for layer in module]
+    return stacks
+
+
+def stream_width(layers: Sequence[nn.Module]) -> int:
+    """Return the width of the residual stream of a stack, that of what its attention or feed-forward block returns."""
+    layer = max(filter(_attention, layers), key=lambda layer: len(list(_modules(layer))))
+    modules, places = dict(_modules(layer)), _of_layer(layer)
+    ends = (places.get("attention_linear"), places.get("second_linear"))
+    return next((_width(modules[path]) for path in ends if path), 0)
+
+
+def _read(model: nn.Module, needed: Iterable[str]) -> dict[str, str]:
+    """Return role -> module path template of a model by its structure alone."""
+    stacks = layer_stacks(model)
+    kind = family_of(model) or type(model).__name__
+    if not stacks:
+        lists = [f"{path} ({len(m)} of {type(m[0]).__name__})" for path, m in _modules(model) if _is_list(m)]
+        paths = ", ".join(f"{role!r}: 'path.{{layer}}.to.{role}'" for role in needed)
+        raise FedpeftError(
+            f"the layers of model family {kind!r:.60} are not known and cannot be read: it has "
+            f"{', '.join(lists[:4]) or 'no list of modules'}, and no list of layers with an attention whose queries' "
+            f"projection is known; name modules with target_modules={{{paths}}}."
+        )
+    names = _tower_names(list(stacks), kind)
+    table: dict[str, str] = {}
+    for path, layers in stacks.items():
+        prefix = f"{names[path]}_" if len(stacks) > 1 else ""
+        fullest = max(filter(_attention, layers), key=lambda layer: len(list(_modules(layer))))
+        table |= {f"{prefix}{role}": f"{path}.{{layer}}.{inner}" for role, inner in _of_layer(fullest).items()}
+    return table
+
+
+def _of_layer(layer: nn.Module) -> dict[str, str]:
+    """Return role -> path in a layer."""
+    modules = dict(_modules(layer))
+    linear = {path: module for path, module in modules.items() if _is_linear(module)}
+    query = _attention(layer)
+    block = query.rpartition(".")[0]
+    found = {role: path for role, path in _projections(linear, block).items() if path}
+    if "query" in found and f"{block.rpartition('.')[0]}.output.dense".lstrip(".") in linear:
+        block = block.rpartition(".")[0]  # BERT: attention.self makes the values, attention.output has the residual
+        found["attention"] = f"{block}.output"
+        found["attention_linear"] = f"{block}.output.dense"
+    else:
+        found["attention"] = block
+        ends = [p for p in linear if p.startswith(f"{block}.") and p not in found.values()]
+        if ends:
+            found["attention_linear"] = ends[-1]
+    inside = f"{block}."
+    width = _width(linear.get(found.get("attention_linear", "")))
+    others = [
+        path
+        for path, module in linear.items()
+        if not path.startswith(inside)
+        and not OTHER_ATTENTION.search(path)
+        and _width(module) == (width or _width(module))
+    ]
+    if others:
+        parent = others[-1].rpartition(".")[0]
+        while "expert" in parent:
+            parent = parent.rpartition(".")[0]
+        found["output"] = parent or others[-1]
+        found["second_linear"] = others[-1]
+    norms = [
+        path
+        for path, module in modules.items()
+        if "norm" in type(module).__name__.lower()
+        and not OTHER_ATTENTION.search(path)
+        and (not path.startswith(inside) or (path.startswith(f"{found['attention']}.") and found["attention"] != block))
+    ]
+    if len(norms) > 1:
+        found["attention_norm"], found["output_norm"] = norms[0], norms[-1]
+    return found
+
+
+def _projections(linear: Mapping[str, nn.Module], block: str) -> dict[str, str]:
+    """Return query, key, value and qkv -> path in a layer; empty: the attention has none such."""
+    kinds = {"query": QUERY, "key": KEY, "value": VALUE, "qkv": JOINT}
+    return {
+        role: next((path for path in linear if path.rpartition(".")[0] == block and path.split(".")[-1] in known), "")
+        for role, known in kinds.items()
+    }
+
+
+def _attention(layer: nn.Module) -> str:
+    """Return the path of the first projection to queries in a layer; empty: there is none."""
+    for path, module in _modules(layer):
+        if _is_linear(module) and path.split(".")[-1] in QUERY + JOINT and not OTHER_ATTENTION.search(path):
+            return path if "." in path else ""
+    return ""
+
+
+def _tower_names(paths: list[str], kind: str) -> dict[str, str]:
+    """Return the path of each stack -> "text", "vision", or the first part of its path."""
+    names = {}
+    for path in paths:
+        known = [tower for tower, words in TOWERS.items() if words.search(path)]
+        first = re.sub(r"[^a-z0-9_]", "_", path.split(".")[0].lower()).lstrip("_0123456789") or "tower"
+        names[path] = known[0] if len(known) == 1 else first
+    if len(set(names.values())) < len(names):
+        raise FedpeftError(
+            f"model family {kind!r:.60} has the stacks of layers {', '.join(paths[:6])}, whose names do not tell them "
+            f"apart: name modules with target_modules={{role: 'path.{{layer}}.to.module'}}."
+        )
+    return names
+
+
+def _modules(root: nn.Module, path: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """Yield path and module of everything in a model, as `named_modules` does, without adapters that stand in it."""
+    for name, child in root.named_children():
+        inner = _unwrapped(child)
+        where = f"{path}.{name}" if path else name
+        yield where, inner
+        yield from _modules(inner, where)
+
+
+def _unwrapped(module: Any) -> nn.Module:
+    while isinstance(getattr(module, WRAPPED, None), nn.Module):
+        module = getattr(module, WRAPPED)
+    return module
+
+
+def _is_linear(module: nn.Module) -> bool:
+    return isinstance(module, nn.Linear) or hasattr(module, "nf")  # nf: GPT-2's linear layer with its matrix turned
+
+
+def _width(module: nn.Module | None) -> int:
+    return getattr(module, "out_features", None) or getattr(module, "nf", None) or 0
+
+
+def _is_list(module: nn.Module) -> bool:
+    return isinstance(module, nn.ModuleList) and len(module) > 0

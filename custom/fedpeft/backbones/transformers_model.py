@@ -1,0 +1,144 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
+
+Only transformers' own code and safetensors are loaded. When it is built, one blank image and a short question go
+through tokenizer, image processor and model, so that what does not fit is said before training begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones.checkpoint import load_model, read_config, reading, unusable
+from fedpeft.backbones.features import pooled, token_of
+from fedpeft.backbones.images import Images
+from fedpeft.backbones.model_inputs import ModelInputs
+from fedpeft.backbones.structure import layer_stacks, model_roles
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.settings import BackboneSettings
+
+NAME = "the model"
+POOLER = "pooler."
+
+
+class TransformersModel(nn.Module):
+    """A transformers model with its inputs.
+
+    Args:
+        model: adapters may be injected into it in place.
+        inputs: images and questions -> batch; None in a skeleton.
+    """
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs | None) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = inputs
+        self.family: str = model.config.model_type
+        self.num_layers: int = max(map(len, layer_stacks(model).values()), default=0)
+        self.image_size: int = inputs.image_size if inputs else 0
+        self.hidden_size: int = getattr(model.config.get_text_config(), "hidden_size", 0)
+        self._token = token_of(model, inputs.has_first) if inputs else ""
+        self._options = {} if inputs is None else _options(inputs.names)
+
+    def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch of what the model reads."""
+        return self.inputs(images, questions)
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the features (B, d) for a batch of `collate`; see `fedpeft.backbones.features`."""
+        output = self.model(**batch, **self._options)
+        return pooled(output, batch.get("attention_mask"), self._token)
+
+
+def build(settings: BackboneSettings) -> TransformersModel:
+    """Load a model of transformers from a folder or the hub.
+
+    Raises:
+        FedpeftError: the source is missing, unreachable or damaged, is of a kind that transformers does not have, or
+            the model cannot be used as a backbone.
+    """
+    from transformers import AutoModel
+
+    source = settings.source
+    with reading(source, NAME):
+        config = _config(source)
+        model, lacking = load_model(AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER)
+        if lacking:  # its values would be random, and others at each site
+            model.pooler = None
+        inputs = ModelInputs(model, source, text_length=settings.text_length, image_size=settings.image_size)
+        backbone = TransformersModel(model, inputs)
+        model_roles(model)
+        backbone.hidden_size = _tried(backbone)
+    return backbone
+
+
+def skeleton(source: str | None) -> TransformersModel:
+    """Return a model without weights and inputs, on torch's meta device.
+
+    Args:
+        source: whose configuration is read.
+    """
+    with reading(source, NAME):
+        return TransformersModel(_empty(_config(source)), None)
+
+
+def _config(source: str) -> Any:
+    """Return a source's configuration.
+
+    Raises:
+        FedpeftError: transformers does not have its kind, or it needs a text to write to.
+    """
+    from transformers import AutoConfig
+
+    stored = read_config(source)
+    kind = stored.get("model_type")
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except ValueError as error:
+        raise unusable(
+            f"transformers has no code of its own for {source!r} (model_type {kind!r:.80}), and code that comes with a "
+            f"model is never run: give a model of another kind, or update transformers."
+        ) from error
+    if getattr(config, "is_encoder_decoder", False):
+        raise unusable(
+            f"{source!r} is an encoder with a decoder (model_type {kind!r:.80}), which writes text: give a model of "
+            f"one stack, or of an image and a text tower."
+        )
+    return config
+
+
+def _empty(config: Any) -> nn.Module:
+    """Return the model on the meta device."""
+    from transformers import AutoModel
+
+    with torch.device("meta"):
+        return AutoModel.from_config(config, trust_remote_code=False)
+
+
+def _options(names: set[str]) -> dict[str, Any]:
+    """Return what is set in every call: no cache of keys and values, positions that fit the image."""
+    options = {"use_cache": False, "interpolate_pos_encoding": True, "return_dict": True}
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _tried(backbone: TransformersModel) -> int:
+    """Return the width of the features of one blank image and a short question.
+
+    Raises:
+        ValueError: they are no vector of one sample.
+    """
+    size = backbone.image_size or 16
+    training = backbone.training
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", "another one ?"])
+        features = backbone.eval()(**batch)
+    backbone.train(training)
+    if features.dim() != 2 or len(features) != 2:
+        raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
+    return features.shape[1]

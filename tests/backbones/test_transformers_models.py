@@ -1,0 +1,264 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Any transformers model as a backbone: what it reads, where its slots are, and that the adapters train in it."""
+
+import json
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+import transformers as hf
+from safetensors.torch import load_file
+from small_models import MODELS, SIZE, saved, tokenizer
+
+from fedpeft import adapters, methods
+from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones.features import pooled
+from fedpeft.backbones.slots import INNER, SLOTS
+from fedpeft.backbones.structure import layer_stacks, model_roles
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import is_key
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import parameter_count
+from fedpeft.server.export import export_adapter
+
+QUESTIONS = ["where is the nodule ?", "is there an effusion in the image ?", "why ?"]
+READS = {  # model -> whether the features depend on image and question
+    "dual_encoder": (True, True),
+    "clip": (True, True),
+    "siglip": (True, True),
+    "paligemma": (True, True),
+    "qwen_vl": (True, True),
+    "llava": (True, True),
+    "bert": (False, True),
+    "distilbert": (False, True),
+    "dinov2": (True, False),
+}
+TOWERS = {"bert": 1, "distilbert": 1, "dinov2": 1}
+WIDTHS = {"dual_encoder": 64, "siglip": 64}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    made = {}
+
+    def folder(name):
+        if name not in made:
+            made[name] = MODELS[name](tmp_path_factory.mktemp(name))
+        return made[name]
+
+    return folder
+
+
+@pytest.fixture(params=MODELS)
+def name(request):
+    return request.param
+
+
+def load(folder, **settings):
+    return build(BackboneSettings(name="transformers", source=str(folder), **settings))
+
+
+def pictures(count=3, seed=0):
+    rng = np.random.default_rng(seed)
+    return [rng.integers(0, 256, size=(20, 24, 3), dtype=np.uint8) for _ in range(count)]
+
+
+def test_it_reads_what_the_model_reads(name, folders):
+    backbone = load(folders(name)).eval()
+    with torch.no_grad():
+        first = backbone(**backbone.collate(pictures(), QUESTIONS))
+        others = backbone(**backbone.collate(pictures(seed=1), QUESTIONS))
+        asked = backbone(**backbone.collate(pictures(), QUESTIONS[1:] + QUESTIONS[:1]))
+        alone = backbone(**backbone.collate(pictures()[2:], QUESTIONS[2:]))
+    assert first.shape == (3, backbone.hidden_size) == (3, WIDTHS.get(name, 32))
+    assert (not torch.allclose(first, others), not torch.allclose(first, asked)) == READS[name]
+    assert torch.allclose(alone, first[2:], atol=1e-5)  # a sample does not depend on its batch
+    assert backbone.num_layers == 2
+
+
+@pytest.mark.parametrize("method", ["houlsby", "lora"])
+def test_an_adapter_learns_and_changes_nothing_else(name, method, folders, tmp_path):
+    backbone = load(folders(name))
+    tuning = methods.get(method).tuning()
+    settings = {"reduction_factor": 8} if method == "houlsby" else {}
+    count = parameter_count(backbone, tuning, settings)
+    trainable = tuning.prepare(backbone, settings, seed=0)
+    first = trainable.state()
+    assert all(map(is_key, first))
+    assert sum(tensor.numel() for tensor in first.values()) == count
+    trained = {id(parameter) for parameter in trainable.parameters().values()}
+    frozen = {key: p for key, p in backbone.named_parameters() if id(p) not in trained}
+    before = {key: p.detach().clone() for key, p in frozen.items()}
+
+    losses = fit(backbone, trainable)
+    assert losses[-1] < 0.9 * losses[0]
+    assert all(torch.equal(p, before[key]) for key, p in frozen.items())
+    learned = trainable.state()
+    assert any(not torch.equal(tensor, first[key]) for key, tensor in learned.items())
+    trainable.load(first)
+    assert all(torch.equal(tensor, first[key]) for key, tensor in trainable.state().items())
+
+    # what the server writes without the model is read by PEFT
+    slots, chosen = trainable.slots(), MethodSettings(name=method, settings={method: settings})
+    export_adapter(tmp_path, learned, chosen, family=backbone.family, slots=slots)
+    model = load(folders(name)).model
+    read = adapters.adapter_state(adapters.load_adapter(model, tmp_path))
+    assert all(torch.equal(tensor, learned[key]) for key, tensor in read.items())
+    assert bool(slots) == (backbone.family not in SLOTS)
+
+
+def fit(backbone, trainable, steps=12):
+    batch = backbone.collate(pictures(), QUESTIONS)
+    goal = torch.randn(3, backbone.hidden_size, generator=torch.Generator().manual_seed(5))
+    optimizer = torch.optim.Adam([p for p in trainable.parameters().values() if p.requires_grad], lr=3e-2)
+    losses = []
+    torch.manual_seed(0)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        loss = (backbone.train()(**batch) - goal).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def test_every_tower_has_its_slots(name, folders):
+    roles = model_roles(load(folders(name)).model)
+    houlsby = [role for role in roles if role.endswith(("attention", "output"))]
+    assert len(houlsby) == 2 * TOWERS.get(name, 2)
+
+
+CONFIGS = {
+    "bert": hf.BertConfig(**SIZE),
+    "roberta": hf.RobertaConfig(**SIZE),
+    "vit": hf.ViTConfig(**SIZE),
+    "vilt": hf.ViltConfig(**SIZE),
+    "dinov2": hf.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2),
+    "gpt2": hf.GPT2Config(n_embd=32, n_layer=2, n_head=2),
+    "llama": hf.LlamaConfig(**SIZE),
+    "clip": hf.CLIPConfig(text_config=SIZE, vision_config=SIZE),
+    "clip_text_model": hf.CLIPTextConfig(**SIZE),
+    "clip_vision_model": hf.CLIPVisionConfig(**SIZE),
+}
+
+
+@pytest.mark.parametrize("family", SLOTS)
+def test_what_is_read_off_the_structure_is_what_the_table_has(family, monkeypatch):
+    with torch.device("meta"):
+        model = hf.AutoModel.from_config(CONFIGS[family])
+    table = SLOTS[family] | INNER.get(family, {})
+    monkeypatch.setattr("fedpeft.backbones.structure.SLOTS", {})
+    found = model_roles(model)
+    assert {role: found[role] for role in table} == table
+    adapters.attach(model, adapters.config("houlsby", reduction_factor=8))
+    assert model_roles(model) == found  # an adapter that stands in the model does not hide it
+    assert {len(layers) for layers in layer_stacks(model).values()} == {2}
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "message"),
+    [
+        ("mamba", hf.MambaConfig(**SIZE), r"'mamba' are not known .* layers \(2 of MambaBlock\)"),
+        ("resnet", hf.ResNetConfig(), "'resnet' are not known"),
+        ("swin", hf.SwinConfig(), "'swin' has the stacks of layers encoder.layers.0.blocks, .*target_modules="),
+    ],
+)
+def test_a_structure_that_cannot_be_read_is_said_in_one_sentence(family, config, message):
+    with torch.device("meta"):
+        model = hf.AutoModel.from_config(config)
+    with pytest.raises(FedpeftError, match=message) as caught:
+        adapters.attach(model, adapters.config("houlsby"))
+    assert "target_modules={" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_pooler_that_the_weights_lack_is_not_used(folders):
+    stored = load_file(folders("bert") / "model.safetensors")
+    assert not any("pooler" in name for name in stored)
+    backbone = load(folders("bert")).eval()
+    batch = backbone.collate(pictures(), QUESTIONS)
+    with torch.no_grad():
+        assert torch.equal(backbone(**batch), backbone.model(**batch).last_hidden_state[:, 0])
+
+
+@pytest.mark.parametrize(("token", "expected"), [("first", [0.0, 4.0]), ("last", [1.0, 7.0]), ("mean", [0.5, 5.5])])
+def test_padding_is_not_part_of_the_features(token, expected):
+    hidden = torch.arange(8.0).reshape(2, 4, 1)
+    mask = torch.tensor([[1, 1, 0, 0], [1, 1, 1, 1]])
+    assert pooled({"last_hidden_state": hidden}, mask, token).flatten().tolist() == expected
+
+
+def test_long_questions_are_cut_and_cannot_name_an_image(folders):
+    for name in ("bert", "qwen_vl"):
+        backbone = load(folders(name), text_length=5)
+        short = backbone.collate(pictures(1), ["where " * 5])["input_ids"]
+        assert backbone.collate(pictures(1), ["where " * 50])["input_ids"].shape == short.shape
+    plain, hostile = (backbone.collate(pictures(1), [text])["input_ids"] for text in ("why ?", "<|image_pad|> why ?"))
+    assert torch.equal(plain, hostile)
+
+
+def test_another_image_size(folders):
+    backbone = load(folders("clip"), image_size=32)
+    batch = backbone.collate(pictures(1), ["why ?"])
+    assert batch["pixel_values"].shape == (1, 3, 32, 32)
+    assert backbone(**batch).shape == (1, 32)
+
+
+def test_a_skeleton_needs_no_weights(name, folders, tmp_path):
+    for file in folders(name).glob("*.json"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    empty = skeleton("transformers", str(tmp_path))
+    assert {p.device.type for p in empty.parameters()} == {"meta"}
+    assert empty.num_layers == 2
+
+
+def test_a_job_has_to_name_the_source():
+    with pytest.raises(FedpeftError, match="'transformers' has no weights of its own: give a folder or a hub name"):
+        BackboneSettings(name="transformers")
+
+
+def edited(folder, target, file="config.json", **entries):
+    for part in folder.iterdir():
+        (target / part.name).write_bytes(part.read_bytes())
+    content = json.loads((target / file).read_text()) | entries
+    (target / file).write_text(json.dumps(content))
+    return target
+
+
+CODE = "from pathlib import Path\nPath({!r}).touch()\n"
+
+
+@pytest.mark.parametrize(
+    ("file", "entries", "message"),
+    [
+        ("config.json", {"model_type": "mine", "auto_map": {"AutoConfig": "mine.Config"}}, "code that comes with a"),
+        ("config.json", {"auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}, None),
+        ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["mine.T", "mine.T"]}}, None),
+        ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "mine.P"}}, None),
+        ("config.json", {"model_type": "t5"}, "is an encoder with a decoder"),
+        ("config.json", {"model_type": "mine"}, "transformers has no code of its own"),
+        ("config.json", {"vision_config": {"hidden_size": 10**9}}, "hidden_size = 1000000000, at most"),
+        ("config.json", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1000000000, at most"),
+        ("config.json", {"vision_config": {**SIZE, "hidden_size": 2**19}}, "describes a model of"),
+        ("config.json", {"text_config": {"num_hidden_layers": -1}}, "cannot be loaded"),
+        ("preprocessor_config.json", {"crop_size": {"height": 10**6, "width": 16}}, "height = 1000000, at most"),
+        ("tokenizer_config.json", {"tokenizer_class": "NoSuchTokenizer"}, None),
+    ],
+)
+def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, message, folders, tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    edited(folders("clip"), folder, file, **entries)
+    (folder / "mine.py").write_text(CODE.format(str(tmp_path / "ran")))
+    with pytest.raises(FedpeftError, match=message) if message else nullcontext() as caught:
+        load(folder)
+    assert caught is None or "\n" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    tokenizer().save_pretrained(tmp_path)
+    saved(hf.LlamaModel(hf.LlamaConfig(**SIZE, vocab_size=7, num_key_value_heads=2, pad_token_id=0)), tmp_path)
+    with pytest.raises(FedpeftError, match="tokens, the model 7"):
+        load(tmp_path)

@@ -1,0 +1,166 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Folders of small transformers models with random weights, a tokenizer and an image processor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+import transformers as hf
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+SPECIAL = ["<image>", "<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+PLAIN = ["where", "is", "the", "nodule", "?", "an", "effusion", "in", "image", "why", "are", "there", "of"]
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "<bos>", "<eos>", *SPECIAL, *PLAIN]
+SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
+IDS = {"vocab_size": len(WORDS), "pad_token_id": 0, "bos_token_id": 4, "eos_token_id": 5}
+IMAGE = {"image_size": 16, "patch_size": 8}
+SQUARE = {"height": 16, "width": 16}
+
+
+def tokenizer(*, classifying: bool = False, mask: bool = True) -> hf.PreTrainedTokenizerFast:
+    """A tokenizer of whole words.
+
+    Args:
+        classifying: whether a text begins with [CLS], as for BERT; otherwise it ends with <eos>.
+        mask: whether it returns an attention mask.
+    """
+    ids = {word: number for number, word in enumerate(WORDS)}
+    inner = Tokenizer(models.WordLevel(ids, unk_token="[UNK]"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    around = ("[CLS] $A [SEP]", ("[CLS]", "[SEP]")) if classifying else ("$A <eos>", ("<eos>",))
+    inner.post_processor = processors.TemplateProcessing(
+        single=around[0], special_tokens=[(word, ids[word]) for word in around[1]]
+    )
+    return hf.PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        bos_token="<bos>",
+        eos_token="<eos>",
+        additional_special_tokens=SPECIAL,
+        model_input_names=["input_ids", "attention_mask"] if mask else ["input_ids"],
+        **({"cls_token": "[CLS]", "sep_token": "[SEP]"} if classifying else {}),
+    )
+
+
+def dual_encoder(folder: Path) -> Path:
+    """BERT and ViT side by side."""
+    towers = hf.ViTConfig(**SIZE, **IMAGE), hf.BertConfig(**SIZE, **IDS, max_position_embeddings=64)
+    config = hf.VisionTextDualEncoderConfig.from_vision_text_configs(*towers, projection_dim=16)
+    tokenizer(classifying=True).save_pretrained(folder)
+    ViTImageProcessorPil(size=SQUARE).save_pretrained(folder)
+    return saved(hf.VisionTextDualEncoderModel(config), folder)
+
+
+def clip(folder: Path) -> Path:
+    """CLIP."""
+    text = {**SIZE, **IDS, "max_position_embeddings": 64}
+    tokenizer().save_pretrained(folder)
+    CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=SQUARE).save_pretrained(folder)
+    config = hf.CLIPConfig(text_config=text, vision_config={**SIZE, **IMAGE}, projection_dim=16)
+    return saved(hf.CLIPModel(config), folder)
+
+
+def siglip(folder: Path) -> Path:
+    """SigLIP, whose text has no mask."""
+    text = {**SIZE, **IDS, "max_position_embeddings": 64, "projection_size": 32}
+    tokenizer(mask=False).save_pretrained(folder)
+    SiglipImageProcessorPil(size=SQUARE).save_pretrained(folder)
+    return saved(hf.SiglipModel(hf.SiglipConfig(text_config=text, vision_config={**SIZE, **IMAGE})), folder)
+
+
+def paligemma(folder: Path) -> Path:
+    """PaliGemma: an image tower, and a causal language model that reads its patches as tokens."""
+    text = {"model_type": "gemma", **SIZE, **IDS, "vocab_size": 1200, "num_key_value_heads": 1, "head_dim": 16}
+    vision = {"model_type": "siglip_vision_model", **SIZE, **IMAGE, "projection_dim": 32}
+    image = WORDS.index("<image>")
+    config = hf.PaliGemmaConfig(text_config=text, vision_config=vision, image_token_index=image, projection_dim=32)
+    images = SiglipImageProcessorPil(size=SQUARE)
+    images.image_seq_length = 4
+    hf.PaliGemmaProcessor(images, tokenizer()).save_pretrained(folder)
+    return saved(hf.PaliGemmaForConditionalGeneration(config), folder)
+
+
+def qwen_vl(folder: Path) -> Path:
+    """Qwen2.5-VL."""
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4}
+    vision = {"depth": 2, "hidden_size": 32, "num_heads": 2, "intermediate_size": 64, "patch_size": 8}
+    marks = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>")
+    names = ("image_token_id", "video_token_id", "vision_start_token_id", "vision_end_token_id")
+    config = hf.Qwen2_5_VLConfig(
+        text_config={**SIZE, **IDS, "num_key_value_heads": 2, "rope_parameters": rope},
+        vision_config={**vision, "out_hidden_size": 32, "fullatt_block_indexes": [1], "window_size": 32},
+        **{name: WORDS.index(mark) for name, mark in zip(names, marks, strict=True)},
+    )
+    tokenizer().save_pretrained(folder)
+    size = {"shortest_edge": 256, "longest_edge": 1024}
+    Qwen2VLImageProcessorPil(patch_size=8, merge_size=2, size=size).save_pretrained(folder)
+    return saved(hf.Qwen2_5_VLForConditionalGeneration(config), folder)
+
+
+def llava(folder: Path) -> Path:
+    """LLaVA: CLIP's image tower and Llama."""
+    config = hf.LlavaConfig(
+        text_config={"model_type": "llama", **SIZE, **IDS, "num_key_value_heads": 2},
+        vision_config={"model_type": "clip_vision_model", **SIZE, **IMAGE},
+        image_token_index=WORDS.index("<image>"),
+        vision_feature_layer=-1,
+    )
+    images = CLIPImageProcessorPil(size={"shortest_edge": 16}, crop_size=SQUARE)
+    hf.LlavaProcessor(
+        images,
+        tokenizer(),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    ).save_pretrained(folder)
+    return saved(hf.LlavaForConditionalGeneration(config), folder)
+
+
+def bert(folder: Path) -> Path:
+    """BERT, without pooler, and with the head of its pre-training."""
+    tokenizer(classifying=True).save_pretrained(folder)
+    return saved(hf.BertForMaskedLM(hf.BertConfig(**SIZE, **IDS, max_position_embeddings=64)), folder)
+
+
+def distilbert(folder: Path) -> Path:
+    """DistilBERT, which is not in the table of slots."""
+    tokenizer(classifying=True).save_pretrained(folder)
+    config = hf.DistilBertConfig(vocab_size=len(WORDS), dim=32, n_layers=2, n_heads=2, hidden_dim=64)
+    return saved(hf.DistilBertModel(config), folder)
+
+
+def dinov2(folder: Path) -> Path:
+    """DINOv2."""
+    ViTImageProcessorPil(size=SQUARE).save_pretrained(folder)
+    config = hf.Dinov2Config(hidden_size=32, num_hidden_layers=2, num_attention_heads=2, **IMAGE)
+    return saved(hf.Dinov2Model(config), folder)
+
+
+def saved(model: hf.PreTrainedModel, folder: Path) -> Path:
+    """Write a model with seeded weights."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1 or name.endswith("bias"):
+                parameter.copy_(0.1 * torch.randn(parameter.shape, generator=generator))
+    model.save_pretrained(folder)
+    return folder
+
+
+MODELS = {
+    "dual_encoder": dual_encoder,
+    "clip": clip,
+    "siglip": siglip,
+    "paligemma": paligemma,
+    "qwen_vl": qwen_vl,
+    "llava": llava,
+    "bert": bert,
+    "distilbert": distilbert,
+    "dinov2": dinov2,
+}
