@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft import adapters, backbones, methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.data import DataSettings
 from fedpeft.federation import FederationSettings
@@ -78,6 +78,8 @@ def tables() -> dict[str, str]:
         "adapters": _adapters(),
         "roles": _roles(),
         "methods": _methods(),
+        "backbones": _backbones(),
+        "vit": _vit(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
@@ -176,6 +178,27 @@ def _methods() -> str:
     ]
     heads = ("method", "trained on ViLT-B/32", "exchanged", "aggregation", "can do", "source")
     return markdown(heads, rows)
+
+
+def _backbones() -> str:
+    rows = []
+    for name, pretrained in backbones.BACKBONES.usable():
+        if BACKBONES.is_plugin(name):
+            continue
+        if not pretrained.usual:
+            rows.append((f"`{name}`", "any of transformers", "", "", "", "none: a job names a source"))
+            continue
+        model = pretrained.without_weights()
+        count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
+        source = "with the package" if pretrained.tiny else f"`{pretrained.usual}`"
+        rows.append((f"`{name}`", f"`{model.family}`", model.num_layers, model.hidden_size, count, source))
+    return markdown(("backbone", "family", "layers", "width", "parameters", "default weights"), rows)
+
+
+def _vit() -> str:
+    names = ("full", "attention", "vpt", "dvpt", "lora", "lora_vpt", "lora_dvpt", "attention_vpt", "classifier")
+    counts = {entry.name: entry.exchanged for entry in entries(backbones.skeleton("vit"))}
+    return markdown(("method", "exchanged on ViT-B/16"), [(f"`{name}`", f"{counts[name]:,}") for name in names])
 
 
 def _roles() -> str:

@@ -2,6 +2,7 @@
 """The lists of `fedpeft methods` and `fedpeft backbones`."""
 
 import pytest
+from small_models import MODELS
 
 from fedpeft import backbones, methods
 from fedpeft.cli import main
@@ -58,7 +59,7 @@ def test_a_method_that_does_not_fit_says_why():
     assert all("not a multiple of blocks" in misfit for misfit in misfits.values())
 
 
-@pytest.mark.parametrize("name", backbones.names())
+@pytest.mark.parametrize("name", [name for name in backbones.names() if backbones.usual_source(name)])
 def test_a_skeleton_takes_no_memory(name):
     assert {parameter.device.type for parameter in backbones.skeleton(name).parameters()} == {"meta"}
 
@@ -70,3 +71,20 @@ def test_the_lists_are_printed(capsys):
     assert "111,595,008" in capsys.readouterr().out
     assert main(["methods", "--backbone", "vilt-huge"]) == 1
     assert "vilt-huge" in capsys.readouterr().err
+
+
+def test_the_slots_of_a_model_are_shown_before_anybody_trains(capsys, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    folder = MODELS["siglip"](tmp_path)
+    (folder / "model.safetensors").unlink()
+    capsys.readouterr()
+    assert main(["backbones", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "SiglipModel, family siglip, 52,994 parameters" in shown
+    assert "text_model.encoder.layers.{layer}.self_attn.q_proj" in shown
+    assert "1,296" in shown  # houlsby in both towers
+    assert "prompts need one stack of layers" in shown
+    assert main(["methods", "--backbone", "vit"]) == 0
+    assert "85,798,656" in capsys.readouterr().out
+    assert main(["methods", "--backbone", "transformers"]) == 1
+    assert "name a folder or a hub name" in capsys.readouterr().err

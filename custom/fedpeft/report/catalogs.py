@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+from rich.console import RenderableType
 from rich.table import Table
+from rich.text import Text
 
 from fedpeft import backbones
 from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, stream_width
@@ -37,7 +39,7 @@ def method_table(backbone: str, source: str | None = None) -> Table:
     return table
 
 
-def source_tables(source: str, backbone: str) -> list[Table]:
+def source_tables(source: str, backbone: str) -> list[RenderableType]:
     """Return the stacks of layers of a model, the module of every role, and the methods in it; no weights are read.
 
     Args:
@@ -50,7 +52,7 @@ def source_tables(source: str, backbone: str) -> list[Table]:
     model = backbones.skeleton(backbone, source).model
     count = sum(parameter.numel() for parameter in model.parameters())
     title = f"{source}: {type(model).__name__}, family {family_of(model)}, {count:,} parameters"
-    stacks = Table(title=title, title_justify="left", box=None)
+    stacks = Table(box=None)
     for head in ("stack of layers", "layers", "width"):
         stacks.add_column(head, justify="left" if head == "stack of layers" else "right")
     for path, layers in layer_stacks(model).items():
@@ -60,7 +62,7 @@ def source_tables(source: str, backbone: str) -> list[Table]:
     roles.add_column("module", overflow="fold")
     for role, path in model_roles(model).items():
         roles.add_row(role, path)
-    return [stacks, roles, method_table(backbone, source)]
+    return [Text(title), stacks, roles, method_table(backbone, source)]
 
 
 def backbone_table() -> Table:
