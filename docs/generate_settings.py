@@ -191,7 +191,7 @@ def _backbones() -> str:
         model = pretrained.without_weights()
         count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
         source = "with the package" if pretrained.tiny else f"`{pretrained.usual}`"
-        rows.append((f"`{name}`", f"`{model.family}`", model.num_layers, model.hidden_size, count, source))
+        rows.append((f"`{name}`", f"`{model.family}`", str(model.num_layers), str(model.hidden_size), count, source))
     return markdown(("backbone", "family", "layers", "width", "parameters", "default weights"), rows)
 
 

@@ -82,7 +82,7 @@ def test_an_adapter_learns_and_changes_nothing_else(name, method, folders, tmp_p
     backbone = load(folders(name))
     tuning = methods.get(method).tuning()
     settings = {"reduction_factor": 8} if method == "houlsby" else {}
-    count = parameter_count(backbone, tuning, settings)
+    count = parameter_count(backbone, tuning, settings).exchanged
     trainable = tuning.prepare(backbone, settings, seed=0)
     first = trainable.state()
     assert all(map(is_key, first))

@@ -307,6 +307,20 @@ def test_backbone_whose_weights_are_a_pickle(tmp_path, tiny_source):
     assert re.match("fail: .*a pickle, pytorch_model.bin, .*use_safetensors=True", told(backbone.folder(tmp_path)))
 
 
+@pytest.mark.parametrize(
+    ("entries", "expected"),
+    [
+        ({}, "pass: .*: vit_base_patch16_224, "),
+        ({"attn_implementation": "someone/kernel"}, "fail: .*names 'someone/kernel' as attn_implementation"),
+        ({"hidden_size": 10**9}, "fail: .*hidden_size = 1000000000, at most"),
+    ],
+)
+def test_backbone_without_tokenizer_in_the_layout_of_timm(entries, expected, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_base_patch16_224", **entries}))
+    (tmp_path / "model.safetensors").touch()
+    assert re.match(expected, told(backbone.folder(tmp_path, backbone.FILES[:-1])))
+
+
 def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())

@@ -75,12 +75,14 @@ class Pretrained:
         skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
+        tokenizer: whether its folder always has one.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
     build: Callable[[BackboneSettings], Backbone] | str
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
+    tokenizer: bool = True
     tiny: bool = False
 
     def loaded(self, settings: BackboneSettings) -> Backbone:

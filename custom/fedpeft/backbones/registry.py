@@ -32,6 +32,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vit:build_tiny",
         skeleton="fedpeft.backbones.vit:tiny_skeleton",
         usual=str(TINY_FOLDER),  # the tiny ViLT's layers, reading the image alone
+        tokenizer=False,
         tiny=True,
     ),
 )
@@ -41,6 +42,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vit:build",
         skeleton="fedpeft.backbones.vit:skeleton",
         usual="google/vit-base-patch16-224-in21k",
+        tokenizer=False,
     ),
 )
 BACKBONES.register(
@@ -48,5 +50,6 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.transformers_model:build",
         skeleton="fedpeft.backbones.transformers_model:skeleton",
+        tokenizer=False,  # a model of images has none; building it says what is missing
     ),
 )

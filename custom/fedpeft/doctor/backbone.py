@@ -4,16 +4,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from fedpeft.backbones import BackboneSettings, usual_source, weights
+from fedpeft.backbones import BACKBONES, BackboneSettings, usual_source, weights
+from fedpeft.backbones.config_file import check_config
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.settings import build
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")
+FILES = ((CONFIG,), WEIGHTS, TOKENIZER)
 
 
 def check(context: Context) -> Iterator[Finding]:
@@ -22,29 +24,41 @@ def check(context: Context) -> Iterator[Finding]:
         return
     settings = build(BackboneSettings, context.job.sections["backbone"], section="backbone")
     source = settings.source or usual_source(settings.name)
-    yield folder(Path(source)) if Path(source).is_dir() else cached(source)
+    needed = FILES if BACKBONES.get(settings.name).tokenizer else FILES[:-1]
+    yield folder(Path(source), needed) if Path(source).is_dir() else cached(source, needed)
 
 
-def folder(path: Path) -> Finding:
-    """Check a local folder in the hub's layout."""
+def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES) -> Finding:
+    """Check a local folder in the hub's layout.
+
+    Args:
+        path: of the folder.
+        needed: kinds of files; of each kind one of the names must be there.
+    """
     present = [file.name for file in path.iterdir()]
     try:
         config = json.loads((path / CONFIG).read_text()) if CONFIG in present else {"model_type": None}
-        kind = config["model_type"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        kind = config.get("model_type") or config.get("architecture") or config["model_type"]  # timm's have the second
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
     try:
+        check_config(config)
         weights.check_folder(path, config)
     except ValueError as error:
         return failed(f"{path} cannot be used: {error}.")
-    if missing := [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not set(kinds) & set(present)]:
+    if missing := [kinds[0] for kinds in needed if not set(kinds) & set(present)]:
         return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
 
 
-def cached(name: str) -> Finding:
-    """Check that a hub name's files are in the cache."""
+def cached(name: str, needed: Sequence[tuple[str, ...]] = FILES) -> Finding:
+    """Check that a hub name's files are in the cache.
+
+    Args:
+        name: of the repository.
+        needed: as for `folder`.
+    """
     from huggingface_hub import constants, try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -52,7 +66,7 @@ def cached(name: str) -> Finding:
         return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
 
     try:
-        missing = [kinds[0] for kinds in ((CONFIG,), WEIGHTS, TOKENIZER) if not there(kinds)]
+        missing = [kinds[0] for kinds in needed if not there(kinds)]
     except HFValidationError:
         return failed(f"backbone.source is {name!r}, neither a folder here nor a hub name: correct it.")
     if not missing:
