@@ -16,7 +16,12 @@ from fedpeft.methods.slot_tuning import SlotTuning
 
 
 def export_adapter(
-    folder: Path, state: dict[str, torch.Tensor], method: MethodSettings, *, family: str, slots: Mapping[str, str]
+    folder: Path,
+    state: dict[str, torch.Tensor],
+    method: MethodSettings,
+    *,
+    family: str,
+    slots: Mapping[str, str] | None = None,
 ) -> Path:
     """Write `adapter_config.json` and `adapter_model.safetensors`.
 
@@ -25,7 +30,7 @@ def export_adapter(
         state: the adapter under wire keys.
         method: of the job; it has an adapter to export.
         family: the backbone's kind (`fedpeft.backbones.slots`).
-        slots: slot -> module path, where the family is not in that table; else empty.
+        slots: slot -> module path, where the family is not in that table.
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
     if method.rule.stacks:
