@@ -50,7 +50,7 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (TrainingSettings, {"rounds": 1, "warmup": 2}, "warmup is 2"),
         (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
         (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, svd, stack, none"),
-        (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head never leaves its site"),
+        (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head that is private never leaves its site"),
         (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"name": "full", "aggregation": "pia"}, "aligns neurons"),
         (MethodSettings, {"aggregation": "svd"}, "averages products of two factors, and name='houlsby' declares none"),

@@ -38,7 +38,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     first = next(iter(learners.values()))
     settings, seed = first.schedule, first.training.seed
     secure = first.method.secure_sum
-    state: State = first.trainable.state() if settings.active or secure else {}
+    state: State = first.first_state() if settings.active or secure else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}

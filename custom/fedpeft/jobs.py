@@ -86,6 +86,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.admission.strict_json import check_texts
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
+    from fedpeft.data.answer_space import shared_answers
     from fedpeft.federation import FederationSettings, check_joins, site_data
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.privacy.secure_round import check_secure_sum
@@ -107,7 +108,8 @@ def check(sections: Mapping[str, Any]) -> None:
     build(FlareSettings, sections.get("flare"), section="flare")
     method.check_settings()
     for site in federation.sites:
-        build(DataSettings, site_data(sections.get("data"), site), section="data")
+        data = build(DataSettings, site_data(sections.get("data"), site), section="data")
+        shared_answers(data, sections["data"].get("sites", {}), federated=method.federates_head)
     data_sites = sections["data"].get("sites", {})
     by_site = {
         "method.site_settings": method.site_settings,

@@ -4,6 +4,7 @@
     layer.<l>.<slot>.<tensor>    of an adapter, in a slot ("attention", "output", "query") of transformer layer l
     shared.<tensor>              of an adapter, shared by all its layers (Compacter's rule)
     backbone.<parameter>         of the backbone itself, by its name in the model
+    head.<parameter>             of the head, where it is federated
     private.<key>                any of these, of a tensor that never leaves its site: no message has such a key
 
 A slot in one layer, `layer.<l>.<slot>`, is a place. Only the keys of the backbone depend on the names of its modules.
@@ -17,11 +18,12 @@ from typing import NamedTuple
 
 from fedpeft.errors import FedpeftError
 
-SHARED, BACKBONE, PRIVATE = "shared.", "backbone.", "private."
+SHARED, BACKBONE, HEAD, PRIVATE = "shared.", "backbone.", "head.", "private."
 SLOT = r"[a-z][a-z0-9_]*"
 _SLOT_KEY = re.compile(rf"layer\.(\d{{1,5}})\.({SLOT})\.([A-Za-z_][A-Za-z_0-9.]*)")
 _SHARED_KEY = re.compile(r"shared\.[a-z_]+")
 _BACKBONE_KEY = re.compile(r"backbone(\.[A-Za-z_0-9]+)+")
+_HEAD_KEY = re.compile(r"head(\.[A-Za-z_0-9]+)+")
 _LAYER_IN_BACKBONE = re.compile(r"\.(?:layers?|h|blocks)\.(\d+)\.")
 
 
@@ -59,8 +61,8 @@ def parse_key(key: str) -> SlotKey | None:
 
 
 def is_key(key: str) -> bool:
-    """Return whether a name has one of the three forms that messages may have."""
-    return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY))
+    """Return whether a name has one of the four forms that messages may have."""
+    return any(form.fullmatch(key) for form in (_SLOT_KEY, _SHARED_KEY, _BACKBONE_KEY, _HEAD_KEY))
 
 
 def layer_of(key: str) -> int | None:
@@ -79,8 +81,10 @@ def layers_of(keys: Iterable[str]) -> list[int]:
 
 
 def belongs(key: str, layers: Sequence[int] | None) -> bool:
-    """Return whether a tensor is trained and sent with these layers: it is theirs, or shared (Compacter's rule)."""
-    return layers is None or layer_of(key) in layers or (bool(layers) and key.removeprefix(PRIVATE).startswith(SHARED))
+    """Return whether a tensor is trained and sent with these layers: theirs, shared (Compacter's rule), or the head."""
+    if layers is None or key.startswith(HEAD):
+        return True
+    return layer_of(key) in layers or (bool(layers) and key.removeprefix(PRIVATE).startswith(SHARED))
 
 
 def by_place(keys: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
+from fedpeft.data.answer_space import shared_answers
 from fedpeft.federation import site_data
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.plugin_names import check_plugins
@@ -41,6 +42,7 @@ class SiteJob:
         site: the site's name in the consortium.
         backbone, method, training, data, schedule: see their classes.
         data_of_sites: `data.sites` of the job, by site.
+        answers: what the head of every site tells apart, where it is federated; None: each site has its own.
     """
 
     site: str
@@ -50,6 +52,7 @@ class SiteJob:
     data: DataSettings
     schedule: ScheduleSettings
     data_of_sites: Mapping[str, Any] = field(default_factory=dict)
+    answers: tuple[str, ...] | None = None
 
     @classmethod
     def from_sections(cls, sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> SiteJob:
@@ -65,13 +68,16 @@ class SiteJob:
         """
         if policy:
             check_plugins(policy, sections)
+        data, of_sites = sections["data"], sections["data"].get("sites", {})
+        own = build(DataSettings, site_data(data, site), section="data")
         method = build(MethodSettings, sections["method"], section="method")
         return cls(
             site=site,
             backbone=build(BackboneSettings, sections["backbone"], section="backbone"),
             method=method,
             training=build(TrainingSettings, sections["training"], section="training"),
-            data=build(DataSettings, site_data(sections["data"], site), section="data"),
+            data=own,
             schedule=schedule_of(sections.get("schedule", {}), method.method),
-            data_of_sites=sections["data"].get("sites", {}),
+            data_of_sites=of_sites,
+            answers=shared_answers(own, of_sites, federated=method.federates_head),
         )

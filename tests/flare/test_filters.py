@@ -11,6 +11,7 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedpeft.files import write_json
 from fedpeft.flare.filters import HEADERS
 from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
 from fedpeft.privacy.reply_policy import BLOCKED, KNOWN
@@ -154,7 +155,8 @@ HELLOS = [
     ("a round the server did not name", {"finished": 7}, "finished is 7"),
     ("encoded budget", {"budget": -1}, "-1 as budget"),
     ("schema key of words", {"schema": {SECRET: [1]}}, "not an adapter key"),
-    ("schema key of the head", {"schema": {**introduction().schema, "head.weight": [1]}}, "not an adapter key"),
+    ("schema key of the head", {"schema": {**introduction().schema, "head.weight": [1]}}, "lacks head.weight"),
+    ("schema key like the head's", {"schema": {**introduction().schema, "head. x": [1]}}, "not a tensor's name"),
     ("schema shape of text", {"schema": {KEYS[0]: [SECRET]}}, "as schema.layer.0"),
     ("schema without tensors", {"state": {}, "schema": introduction().schema}, "lacks layer.0"),
     ("tensors without schema", {"schema": {}}, "unannounced keys layer.0"),
@@ -182,6 +184,19 @@ def test_an_introduction_with_something_else_in_it_stays_at_the_site(tmp_path, w
 def test_a_site_cannot_announce_something_else_later(site, changes):
     assert site.message("hello", HELLO, introduction(**changes)).problem == BLOCKED
     assert "a second introduction" in site.problem
+
+
+@pytest.mark.parametrize(
+    ("own", "told"), [({}, "head is off"), (None, "takes part in no job"), ({"head": True}, "")], ids=str
+)
+def test_a_head_leaves_only_where_the_site_allows_it(tmp_path, own, told):
+    site = Site(tmp_path / "run")
+    if own is not None:
+        (tmp_path / "run" / "local").mkdir()
+        write_json(tmp_path / "run" / "local" / "fedpeft.json", own)
+    sent = site.message("hello", HELLO, introduction(state={**adapter(), "head.0.weight": torch.ones(3, 2)}))
+    assert (sent.problem == BLOCKED) == bool(told)
+    assert not told or told in site.problem
 
 
 def put(**parts):

@@ -104,6 +104,7 @@ REFUSED = [
     ("a solver that is not listed", {"schedule": {"solver": "nsga2"}}, {"solvers": ("exact",)}, "schedule.solver"),
     ("choices that show in uploads", {"method": {"pia": {"accept": True}}}, {"metrics": False}, "method.pia"),
     ("a share chosen by few", {"method": {"pia": {"share": "validation"}}}, {"metrics": False}, "method.pia"),
+    ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
     ("the whole backbone", {"method": {"name": "full", "aggregation": "fedavg"}}, {}, "method.name"),
     *(
         (f"{kind} with {settings}", {"method": adapter(kind, **settings)}, {}, "method.settings")

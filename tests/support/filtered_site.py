@@ -118,7 +118,11 @@ class Site:
 
     def _context(self, task):
         context = FLContext()
-        workspace = SimpleNamespace(get_run_dir=lambda job: str(self.folder), get_root_dir=lambda: str(self.workspace))
+        workspace = SimpleNamespace(
+            get_run_dir=lambda job: str(self.folder),
+            get_root_dir=lambda: str(self.workspace),
+            get_site_config_dir=lambda: str(self.workspace / "local"),
+        )
         context.set_prop(ReservedKey.ENGINE, SimpleNamespace(get_workspace=lambda: workspace), private=True)
         context.set_prop(ReservedKey.IDENTITY_NAME, "slake")
         context.set_prop(ReservedKey.RUN_NUM, self.job)

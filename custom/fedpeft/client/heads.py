@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Build a site's private classifier, which never leaves the site's disk."""
+"""Build a site's classifier, which does not leave the site's disk unless the job federates it."""
 
 from __future__ import annotations
 

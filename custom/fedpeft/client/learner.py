@@ -19,12 +19,13 @@ from fedpeft.alignment.low_rank import fitted
 from fedpeft.client import client_round, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
+from fedpeft.client.federated_head import head_state, only_head, without_head
 from fedpeft.client.heads import build_head
 from fedpeft.client.loop import evaluate, mean_loss, train_epochs
 from fedpeft.client.lr_schedule import linear_warmup_decay
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import Network, measure_budget, score_layers
-from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.keys import belongs, layers_of
@@ -64,6 +65,7 @@ class Learner:
         folder: the site's state folder.
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
         policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+        answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -81,6 +83,7 @@ class Learner:
         folder: Path,
         schedule: ScheduleSettings | None = None,
         policy: SitePolicy | None = None,
+        answers: tuple[str, ...] | None = None,
     ) -> None:
         torch.set_num_threads(training.threads)
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
@@ -88,7 +91,7 @@ class Learner:
         self.schedule = schedule or ScheduleSettings()
         self._smallest_batch = policy.least_batch_size if policy else 1
         self.device = _device(training.device)
-        self.vocabulary = AnswerVocabulary.from_examples(site_data.train)
+        self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
@@ -105,7 +108,7 @@ class Learner:
             if policy:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
             self.trainable = tuning.prepare(self.backbone, own, seed=seed)
-        generator = torch.Generator().manual_seed(derive(training.seed, "head", site))
+        generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
         self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
         self.backbone.to(self.device)
         self.head.to(self.device)
@@ -141,7 +144,14 @@ class Learner:
             folder=folder,
             schedule=job.schedule,
             policy=policy,
+            answers=job.answers,
         )
+
+    def first_state(self) -> State:
+        """What this site sends before any training, where the server asks for it."""
+        if not self.method.exchanges:
+            return {}
+        return self.trainable.state() | (head_state(self.head) if self.method.federates_head else {})
 
     def train_round(
         self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
@@ -150,7 +160,8 @@ class Learner:
 
         Args:
             round: counted from 1; repeating a round gives the same result.
-            received: the global adapter under wire keys; empty: continue from the site's own.
+            received: the global adapter under wire keys, with the head if that is federated; empty: continue from the
+                site's own.
             layers: train and upload these transformer layers only; None: all.
             part: of the site in the mean that `received` is; 0: it had none.
         """
@@ -162,7 +173,8 @@ class Learner:
                 f"seed: remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
-        self._restore(own)
+        self._restore(own, received)
+        received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
         finish = self._integrate(round, own.adapter if own else None, received, agreed)
@@ -189,6 +201,7 @@ class Learner:
             ),
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
+        sent |= head_state(self.head) if self.method.federates_head else {}
         return Update(state=sent, samples=len(self.data.train), metrics=metrics)
 
     def score_layers(self, round: int, received: State) -> list[float]:
@@ -199,10 +212,10 @@ class Learner:
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
         own = site_state.load_before(self.folder, round)
-        self._restore(own)
+        self._restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
-        self.trainable.start(self._start(round, kept, received), kept)
+        self.trainable.start(self._start(round, kept, without_head(received)), kept)
         return self.score_trained(round, previous=own.adapter | own.private if own else None)
 
     def score_trained(self, round: int, previous: State | None = None) -> list[float]:
@@ -373,9 +386,9 @@ class Learner:
         chosen = [self.data.train[i] for i in order[:count].tolist()]
         return [batch.to(self.device) for batch in self._batches(chosen, self.training.evaluation_batch_size)]
 
-    def _restore(self, own: site_state.SiteState | None) -> None:
-        """Load the head, and whatever else of the model never leaves the site."""
-        self.head.load_state_dict(own.head if own else self._initial_head)
+    def _restore(self, own: site_state.SiteState | None, received: State) -> None:
+        """Load the head, the global one where it is federated, and what else of the model never leaves the site."""
+        self.head.load_state_dict(only_head(received) or (own.head if own else self._initial_head))
         try:
             self.trainable.load_private(own.private if own else self._initial_private)
         except FedpeftError as error:

@@ -106,6 +106,11 @@ def site_profile(site: str) -> Profile:
     )
 
 
+def all_answers() -> set[str]:
+    """Return every answer that a site can have."""
+    return {word for style in range(len(SITES)) for word in _answer_words(style).values()}
+
+
 def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
     """The pairs of concepts whose words a site uses the other way round.
 
@@ -192,4 +197,4 @@ def _examples(
 
 
 TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects"})
-DATASET = DataSet(load=load, procedural=True, takes=TAKES)
+DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)

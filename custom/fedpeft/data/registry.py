@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +21,14 @@ class DataSet:
     Args:
         load: from `DataSettings` to one site's `SiteData`; image files are checked for existence, not decoded.
         procedural: the data are computed, not measured; every table and picture of them says so.
+        answers: returns all answers that any site with this data set can have, as its publisher lists them, for a head
+            that is federated; None: there is no such list.
         takes: those of `train_size`, `validation_size`, `test_size` and `dialects` that it reads; others are refused.
     """
 
     load: Callable[[DataSettings], SiteData]
     procedural: bool = False
+    answers: Callable[[], Iterable[str]] | None = None
     takes: frozenset[str] = frozenset()
 
 

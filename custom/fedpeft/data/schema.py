@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.settings import one_of
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
+MOST_ANSWERS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,8 @@ class DataSettings:
         dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
             at about half of the sites, each pair at other ones; 0: all sites mean the same.
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
+        answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
+            the data set itself declares. A site with other training answers takes no part.
 
     Raises:
         DataError: names the argument, its value and what is allowed.
@@ -125,6 +129,7 @@ class DataSettings:
     test_size: int | None = None
     dialects: int = 0
     exclude: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         require_known(self.dataset)
@@ -149,6 +154,21 @@ class DataSettings:
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        if not isinstance(self.answers, tuple | list) or not all(
+            isinstance(a, str) and a.strip() for a in self.answers
+        ):
+            raise DataError("answers must be a list of texts that are not empty.", setting="answers")
+        answers = tuple(map(normalize, self.answers))
+        if len(set(answers)) < len(answers) or len(answers) > MOST_ANSWERS:
+            raise DataError(
+                f"answers has {len(answers)} entries, {len(set(answers))} of them different: name each once, whatever "
+                f"its case and blanks, and at most {MOST_ANSWERS:,}.",
+                setting="answers",
+            )
+        object.__setattr__(self, "answers", answers)
 
     def _check_fractions(self) -> None:
         for name in ("validation_fraction", "test_fraction"):

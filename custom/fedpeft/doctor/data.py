@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from fedpeft import data
+from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.folders import VARIABLE
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import SiteData
@@ -35,7 +35,7 @@ def check(context: Context) -> Iterator[Finding]:
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
             continue
-        answers = data.AnswerVocabulary.from_examples(loaded.train)
+        answers = vocabulary_of(loaded, job.answers)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(
             f"site {site}: {counts}; {len(answers)} answers, {answers.unseen(loaded.test)} test questions with none of "

@@ -51,7 +51,7 @@ from fedpeft.server.aggregation import State, check_global, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.delta_broadcast import DeltaBroadcast
-from fedpeft.server.export import export_adapter
+from fedpeft.server.export import export_adapter, export_head
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
@@ -61,7 +61,7 @@ from fedpeft.state_lock import StateLock
 from fedpeft.training_settings import TrainingSettings
 from fedpeft.worker import fork_server
 
-ADAPTER = "adapter"
+ADAPTER, HEAD = "adapter", "head.safetensors"
 POLL_SECONDS = 0.1
 SILENCE = {
     HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?",
@@ -144,6 +144,7 @@ class FederationController(ModelController):
             prune(lineages_folder(self.fl_ctx), self._lineage)
             introductions = self._handshake(recorder, before)
             state = self._rounds(recorder, introductions, before)
+            export_head(recorder.folder / HEAD, state)
             if state and self._method.exported:
                 first = next(iter(introductions.values()))
                 importing.join()  # two threads that import the same modules may meet half-way

@@ -29,7 +29,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import FIELDS, from_model, to_model
-from fedpeft.flare.own_policy import simulated
+from fedpeft.flare.own_policy import policy_of, simulated
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
@@ -38,7 +38,7 @@ from fedpeft.messages.types import TASKS, TOO_LARGE, Hello, Introduction, Order,
 from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.privacy.announced import FOLDER, AnnouncementStore
 from fedpeft.privacy.dp_release import release_reply
-from fedpeft.privacy.reply_policy import BLOCKED, check_known, only, permitted
+from fedpeft.privacy.reply_policy import BLOCKED, allowed, check_known, has_head, only, permitted
 from fedpeft.settings import build
 
 OFF = "off"
@@ -120,6 +120,8 @@ class AdapterOnly(Filter):
         reply = _read(shareable, kind)
         announced = store.load()
         sent = permitted(reply, order, announced, site=fl_ctx.get_identity_name(), trained=store.trained)
+        if has_head(sent):
+            allowed(sent, policy_of(fl_ctx))
         if isinstance(reply, Introduction):
             if settings and settings.noise:
                 epsilon([settings.noise], settings.delta)  # report a missing accountant before training

@@ -17,7 +17,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import SLOT, belongs, layers_of, parse_key
+from fedpeft.keys import HEAD, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.types import ACCURACIES, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
@@ -82,7 +82,10 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
         )
     _check_sum_key(introduction.sum_key, site)
     for key, shape in introduction.schema.items():
-        if not key.startswith("backbone."):
+        if key.startswith(HEAD):
+            if not is_key(key):
+                raise FedpeftError(f"site {site} announces {key!r:.120}, which is not a tensor's name.")
+        elif not key.startswith("backbone."):
             parse_key(key)
         elif not all(part.isidentifier() or part.isdigit() for part in key.split(".")):
             raise FedpeftError(f"site {site} announces {key!r:.120}, which is not a tensor's name.")

@@ -14,6 +14,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, Aggregation
 from fedpeft.settings import about, at_least, nested, one_of
 
+PRIVATE, FEDERATED = "private", "federated"
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodSettings:
@@ -34,6 +36,8 @@ class MethodSettings:
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
             updates.
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
+        head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter: all sites
+            then have the same answers, see `data.answers`, and each must allow it in its own file).
         initialization: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
             single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
@@ -55,13 +59,16 @@ class MethodSettings:
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
+    head: str = PRIVATE
     initialization: str = "shared"
     secure_sum: bool = False
 
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
+        one_of("head", self.head, (PRIVATE, FEDERATED))
         if self.aggregation is None:
-            object.__setattr__(self, "aggregation", self.method.aggregation)
+            alone = self.federates_head and not self.method.exchanges
+            object.__setattr__(self, "aggregation", "fedavg" if alone else self.method.aggregation)
         one_of("aggregation", self.aggregation, AGGREGATIONS)
         at_least("probe_samples", self.probe_samples, 1)
         one_of("initialization", self.initialization, ("shared", "own"))
@@ -105,9 +112,16 @@ class MethodSettings:
     def _check_method(self) -> None:
         """Refuse what the method, by its declaration, cannot do."""
         method, name, pia = self.method, self.name, self.pia
-        if not method.exchanges and self.aggregation != "none":
+        if not method.exchanges and not self.federates_head and self.aggregation != "none":
             raise FedpeftError(
-                f"a head never leaves its site, so name={name!r} needs aggregation='none', not {self.aggregation!r}."
+                f"a head that is private never leaves its site, so name={name!r} needs aggregation='none', not "
+                f"{self.aggregation!r}, or head='federated'."
+            )
+        if self.federates_head and not self.exchanges:
+            raise FedpeftError(
+                "head='federated' is averaged over the sites, and aggregation='none' sends nothing: leave one of them "
+                "out.",
+                setting="head",
             )
         if self.site_settings and method.factors:
             self._check_unequal_ranks()
@@ -236,9 +250,14 @@ class MethodSettings:
     @property
     def label(self) -> str:
         """Name of the method in tables."""
-        if not self.method.exchanges:
+        if not self.method.exchanges and not self.federates_head:
             return self.method.label
-        return f"{self.rule.label}, {self.method.label}"
+        return f"{self.rule.label}, {self.method.label}" + ", federated head" * self.federates_head
+
+    @property
+    def federates_head(self) -> bool:
+        """Whether the head is averaged over the sites."""
+        return self.head == FEDERATED
 
     @property
     def exported(self) -> str:

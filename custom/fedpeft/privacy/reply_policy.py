@@ -8,6 +8,7 @@ from collections.abc import Iterable
 
 import fedpeft
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import HEAD
 from fedpeft.messages.empty_replies import empty_reply
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.reply_contract import check_announcement, check_score_reply, check_tensors, check_train_reply
@@ -28,7 +29,7 @@ from fedpeft.privacy.problem_codes import is_known
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.states import State
 
-HEAD, BLOCKED = "head.", "reply-blocked"
+BLOCKED = "reply-blocked"
 KNOWN = {
     Introduction: {
         "version",
@@ -88,6 +89,11 @@ def check_known(kind: type[Reply], names: Iterable[str]) -> None:
         raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
 
 
+def has_head(reply: Reply) -> bool:
+    """Return whether a reply has a tensor of a classifier's head, or announces one."""
+    return any(str(key).startswith(HEAD) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {})))
+
+
 def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
     """Remove what the site's own file withholds from a reply.
 
@@ -98,7 +104,7 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
-    if not policy.head and any(key.startswith(HEAD) for key in getattr(reply, "state", {})):
+    if not policy.head and has_head(reply):
         raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
     return reply
 

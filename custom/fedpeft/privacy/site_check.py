@@ -71,6 +71,8 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
     if (job.method.secure_sum or policy.sum_with) and job.schedule.active:
         yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
+    if job.method.federates_head and not policy.head:
+        yield "method.head", "is 'federated', and head is off: with it the classifier leaves this site, set it to true"
     devices = {"auto", "cpu", policy.device} | ({"cuda"} if policy.device == "auto" else set())
     if job.training.device not in devices:
         yield "training.device", f"is {job.training.device!r:.60}, this site trains on {policy.device!r}"
@@ -198,7 +200,8 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
                 code=TOO_FEW,
             )
     if job.schedule.scored:
-        _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=counts["least_answers"])
+        answers = len(job.answers or ()) or counts["least_answers"]
+        _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=answers)
     return loaded
 
 

@@ -93,7 +93,8 @@ class SitePolicy:
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
             of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and
             with `sum_with`: they become "not measured".
-        head: whether a classifier's head may leave; no method sends one today.
+        head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
+            how often each answer occurs.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
             without `method.secure_sum`, with other sites, or with `data.sites`, is refused. Empty: adapters leave as
             they are, and a job with `method.secure_sum` is refused, because its members would be for the server to

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Export the global adapter as a PEFT folder for `PeftModel.from_pretrained` and `fedpeft.load_adapter`."""
+"""Export the global adapter as a PEFT folder for `PeftModel.from_pretrained` and `fedpeft.load_adapter`; and a head."""
 
 from __future__ import annotations
 
@@ -8,11 +8,27 @@ from pathlib import Path
 from typing import cast
 
 import torch
+from safetensors.torch import save_file
 
 from fedpeft import adapters, methods
+from fedpeft.files import replacing
+from fedpeft.keys import HEAD
 from fedpeft.methods.factors import of_equal_rank
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
+from fedpeft.states import State
+
+
+def export_head(file: Path, state: State) -> None:
+    """Write a federated head under its own names, for `load_state_dict`; nothing where the head is private.
+
+    Args:
+        file: replaced if it exists.
+        state: the global adapter with its head.
+    """
+    if head := {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}:
+        with replacing(file) as draft:
+            save_file({name: tensor.contiguous() for name, tensor in head.items()}, draft)
 
 
 def export_adapter(
@@ -27,12 +43,13 @@ def export_adapter(
 
     Args:
         folder: created if it is missing.
-        state: the adapter under wire keys.
+        state: the adapter under wire keys; a head is left out.
         method: of the job; it has an adapter to export.
         family: the backbone's kind (`fedpeft.backbones.slots`).
         slots: slot -> module path, where the family is not in that table.
     """
     settings, tuning = method.settings_of(""), cast(SlotTuning, methods.get(method.exported).tuning())
+    state = {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
     if method.rule.stacks:
         state = of_equal_rank(state)
     if method.site_settings or method.rule.stacks:  # the global adapter's width is that of its tensors

@@ -11,6 +11,7 @@ import torch
 
 from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import HEAD
 from fedpeft.messages.limits import MB, Limit
 from fedpeft.messages.types import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
@@ -58,6 +59,13 @@ def agree(
             for site, introduction in introductions.items()
             if not introduction.sum_key and site not in problems
         }
+    problems |= {
+        site: f"site {site} {'lacks' if method.federates_head else 'announces'} a head, and the job's method.head is "
+        f"{method.head!r}: install the same fedpeft version everywhere."
+        for site, introduction in introductions.items()
+        if site not in problems and method.exchanges
+        if any(key.startswith(HEAD) for key in introduction.schema) != method.federates_head
+    }
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems
@@ -101,6 +109,11 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
             f"give both the same method.name and the same backbone."
         )
     key = next(key for key, shape in own.schema.items() if shape != expected.schema[key])
+    if key.startswith(HEAD):
+        return (
+            f"site {site} has {own.classes} answers and site {first} {expected.classes}, and a federated head needs "
+            f"the same at all sites: set data.answers."
+        )
     return (
         f"{key} has shape {own.schema[key]} at site {site} and {expected.schema[key]} at site {first}: use the "
         f"same backbone and method.settings, or declare the widths in method.site_settings."

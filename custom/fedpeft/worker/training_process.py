@@ -104,7 +104,7 @@ def _print_to(file: Path) -> None:
 
 
 def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
-    sent = learner.trainable.state() if learner.method.exchanges else {}
+    sent = learner.first_state()
     values = {
         "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
         "classes": len(learner.vocabulary),

@@ -1,0 +1,24 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A head that is averaged over the sites: its tensors travel beside the adapter's, under `head.<parameter>`."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from fedpeft.keys import HEAD
+from fedpeft.states import State
+
+
+def head_state(head: nn.Module) -> State:
+    """Return copies of a head's tensors on the CPU, under their keys in messages."""
+    return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
+
+
+def without_head(state: State) -> State:
+    """Return what of a state belongs to the adapter."""
+    return {key: tensor for key, tensor in state.items() if not key.startswith(HEAD)}
+
+
+def only_head(state: State) -> State:
+    """Return the head of a state by its own names, empty if it has none."""
+    return {key.removeprefix(HEAD): tensor for key, tensor in state.items() if key.startswith(HEAD)}

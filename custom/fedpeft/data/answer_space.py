@@ -1,0 +1,86 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The answers that a federated head tells apart: one sorted list for all sites, which comes from no site's data.
+
+It is what the job names (`data.answers`) or what the data set itself declares. So its length, which the server learns
+from the head's shape, says nothing about a site, and no site has to reveal or compare its own answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.data.answers import AnswerVocabulary, normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.registry import DATASETS
+from fedpeft.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from fedpeft.data.schema import DataSettings, SiteData
+
+
+def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, federated: bool) -> tuple[str, ...] | None:
+    """Return the answers of all sites of a job, sorted; None where every site has those of its own data.
+
+    Args:
+        settings: the section `data` of one site.
+        of_sites: `data.sites` of the job.
+        federated: whether the head is averaged over the sites (`method.head`).
+
+    Raises:
+        FedpeftError: the job gives sites different lists, or none although its head is federated.
+    """
+    if not federated:
+        if settings.answers:
+            raise FedpeftError(
+                "answers is one list for all sites, which only a head that is federated needs: leave it out, or set "
+                "method.head to 'federated'.",
+                setting="data.answers",
+            )
+        return None
+    named = {"dataset": [settings.dataset], "answers": []}
+    for own in of_sites.values():
+        for name, values in named.items():
+            values += [own[name]] if isinstance(own, Mapping) and name in own else []
+    if named["answers"]:
+        raise FedpeftError(
+            "answers is set for single sites, but a federated head has one list: set data.answers for all sites.",
+            setting="data.answers",
+        )
+    if settings.answers:
+        return tuple(sorted(settings.answers))
+    if len(datasets := sorted(set(map(str, named["dataset"])))) > 1:
+        raise FedpeftError(
+            f"sites have the data sets {', '.join(datasets)}, and a federated head needs the same answers at all of "
+            f"them: set data.answers, or leave method.head out.",
+            setting="data.answers",
+        )
+    declared = DATASETS.get(settings.dataset).answers
+    if declared is None:
+        raise FedpeftError(
+            f"dataset={settings.dataset!r} declares no answers, and a federated head needs the same at all sites: set "
+            f"data.answers, or leave method.head out.",
+            setting="data.answers",
+        )
+    return tuple(sorted({normalize(answer) for answer in declared()}))
+
+
+def vocabulary_of(data: SiteData, answers: tuple[str, ...] | None) -> AnswerVocabulary:
+    """Return the classes of a site's head.
+
+    Args:
+        data: of the site.
+        answers: of all sites; None: those of its own training data.
+
+    Raises:
+        DataError: its training data have an answer that is not among those of all sites.
+    """
+    if answers is None:
+        return AnswerVocabulary.from_examples(data.train)
+    vocabulary = AnswerVocabulary(answers)
+    if others := {normalize(example.answer) for example in data.train if vocabulary.index(example.answer) < 0}:
+        raise DataError(
+            f"Site {data.site!r} has {len(others)} training answers that are not among the {len(answers)} of the "
+            f"federated head: add them to data.answers, or leave method.head out."
+        )
+    return vocabulary
