@@ -30,11 +30,11 @@ def small_job(tmp_path_factory, sections):
 def federation(tmp_path_factory, small_policy, fork_server_name):
     """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`.
 
-    The sites' training processes are forked, which is quicker; test_page.py has those of production.
+    The first site's training processes are forked, which is quicker; those of the other are as in production.
     """
     port = free_port()
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
-    forking = dict.fromkeys(SITES, fork_server_name)
+    forking = {SITES[0]: fork_server_name}
     with started(*(kits / name for name in ("server", *SITES)), forking=forking):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)
