@@ -43,13 +43,15 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     """Return the stacks of layers of a model, the module of every role, and the methods in it; no weights are read.
 
     Args:
-        source: a folder or a hub name.
+        source: a folder, a hub name, or the registered name of a backbone, whose default weights are meant.
         backbone: registered name of what reads it.
 
     Raises:
         FedpeftError: the source cannot be read.
     """
-    model = backbones.skeleton(backbone, source).model
+    named = source in backbones.names()
+    backbone, read = (source, None) if named else (backbone, source)
+    model = backbones.skeleton(backbone, read).model
     count = sum(parameter.numel() for parameter in model.parameters())
     title = f"{source}: {type(model).__name__}, family {family_of(model)}, {count:,} parameters"
     stacks = Table(box=None)
@@ -62,7 +64,7 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     roles.add_column("module", overflow="fold")
     for role, path in model_roles(model).items():
         roles.add_row(role, path)
-    return [Text(title), stacks, roles, method_table(backbone, source)]
+    return [Text(title), stacks, roles, method_table(backbone, read)]
 
 
 def backbone_table() -> Table:
