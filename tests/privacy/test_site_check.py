@@ -105,6 +105,7 @@ REFUSED = [
     ("choices that show in uploads", {"method": {"pia": {"accept": True}}}, {"metrics": False}, "method.pia"),
     ("a share chosen by few", {"method": {"pia": {"share": "validation"}}}, {"metrics": False}, "method.pia"),
     ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
+    ("any model", {"backbone": {"name": "transformers", "source": "/srv/clip"}}, {}, "backbone.source"),
     ("the whole backbone", {"method": {"name": "full", "aggregation": "fedavg"}}, {}, "method.name"),
     *(
         (f"{kind} with {settings}", {"method": adapter(kind, **settings)}, {}, "method.settings")
@@ -152,6 +153,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
     [
         ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
+        ({"backbone": {"name": "transformers", "source": "/srv/clip"}}, {"sources": ("/srv/clip",)}),
         ({"data": {"seed": 3}}, {"seed": 3}),
         ({"data": {"validation_fraction": 0.0}}, {"validation_fraction": 0.0}),
         ({"data": {"site": "north"}}, {}),
