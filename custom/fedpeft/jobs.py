@@ -91,6 +91,7 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.methods.settings import MethodSettings
     from fedpeft.privacy.secure_round import check_secure_sum
     from fedpeft.scheduling.settings import schedule_of
+    from fedpeft.site_job import pooled_data
     from fedpeft.training_settings import TrainingSettings
 
     unknown = sorted(set(sections) - set(SECTIONS))
@@ -107,9 +108,11 @@ def check(sections: Mapping[str, Any]) -> None:
     build(BackboneSettings, sections.get("backbone"), section="backbone")
     build(FlareSettings, sections.get("flare"), section="flare")
     method.check_settings()
+    holders = set(federation.sites)
     for site in federation.sites:
         data = build(DataSettings, site_data(sections.get("data"), site), section="data")
         shared_answers(data, sections["data"].get("sites", {}), federated=method.federates_head)
+        holders |= {one.site for one in pooled_data(sections["data"], data)}
     data_sites = sections["data"].get("sites", {})
     by_site = {
         "method.site_settings": method.site_settings,
@@ -117,7 +120,7 @@ def check(sections: Mapping[str, Any]) -> None:
         "data.sites": data_sites,
     }
     for where, named in by_site.items():
-        if unknown_sites := sorted(set(named) - set(federation.sites)):
+        if unknown_sites := sorted(set(named) - (holders if where == "data.sites" else set(federation.sites))):
             raise FedpeftError(
                 f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
                 f"{suggestion(unknown_sites[0], federation.sites)}."

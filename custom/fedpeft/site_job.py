@@ -34,6 +34,17 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
+def pooled_data(section: Mapping[str, Any], own: DataSettings) -> tuple[DataSettings, ...]:
+    """Return the settings of the sites whose data a site holds, as each of them would load its own.
+
+    Args:
+        section: `data` of the job.
+        own: of the site that holds them.
+    """
+    parts = ({**site_data(section, name), "pool": []} for name in own.pool)
+    return tuple(build(DataSettings, part, section="data") for part in parts)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SiteJob:
     """A job's sections as checked settings, with the site's own entry of `data.sites` applied.
@@ -41,6 +52,7 @@ class SiteJob:
     Args:
         site: the site's name in the consortium.
         backbone, method, training, data, schedule: see their classes.
+        pooled: the section `data` of each site whose data this one holds (`data.pool`).
         data_of_sites: `data.sites` of the job, by site.
         answers: what the head of every site tells apart, where it is federated; None: each site has its own.
     """
@@ -51,6 +63,7 @@ class SiteJob:
     training: TrainingSettings
     data: DataSettings
     schedule: ScheduleSettings
+    pooled: tuple[DataSettings, ...] = ()
     data_of_sites: Mapping[str, Any] = field(default_factory=dict)
     answers: tuple[str, ...] | None = None
 
@@ -77,6 +90,7 @@ class SiteJob:
             method=method,
             training=build(TrainingSettings, sections["training"], section="training"),
             data=own,
+            pooled=pooled_data(data, own),
             schedule=schedule_of(sections.get("schedule", {}), method.method),
             data_of_sites=of_sites,
             answers=shared_answers(own, of_sites, federated=method.federates_head),

@@ -110,6 +110,7 @@ class DataSettings:
         dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
             at about half of the sites, each pair at other ones; 0: all sites mean the same.
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
+        pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
             the data set itself declares. A site with other training answers takes no part.
 
@@ -129,6 +130,7 @@ class DataSettings:
     test_size: int | None = None
     dialects: int = 0
     exclude: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -154,6 +156,8 @@ class DataSettings:
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
+        if not all(isinstance(name, str) and name for name in self.pool) or len(set(self.pool)) < len(self.pool):
+            raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
         self._check_answers()
 
     def _check_answers(self) -> None:

@@ -14,6 +14,7 @@ from fedpeft import data, importance
 from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
+from fedpeft.data.pool import pooled
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy
@@ -114,6 +115,8 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "data.sites", "is set: whoever knows the data of the other sites can compute this site's part of a sum"
     if chosen.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
+    if chosen.pool:
+        yield "data.pool", "is set: a site trains on its own data, pooled data are for the simulator"
     if chosen.exclude:
         yield "data.exclude", "is set: only this site decides which images are excluded"
     if chosen.site not in (job.site, policy.site):
@@ -178,7 +181,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         DataError: the data cannot be read.
         LocalError: there are fewer than the site's file requires.
     """
-    loaded = data.load(job.data)
+    loaded = pooled(job.site, [data.load(part) for part in job.pooled]) if job.pooled else data.load(job.data)
     if policy is None:
         return loaded
     here = {example.image_id for examples in loaded.splits().values() for example in examples}

@@ -1,0 +1,23 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The data of several sites at one: centralized training, to compare a federation with; in the simulator only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import chain
+
+from fedpeft.data.schema import SiteData
+
+
+def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
+    """Return the data of one site that holds those of others, split by split and in their order.
+
+    Args:
+        site: its name.
+        parts: the others' data.
+    """
+    train, validation, test = (
+        tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
+    )
+    sources = dict.fromkeys(part.source for part in parts)
+    return SiteData(site, train, validation, test, "; ".join(sources))

@@ -1,0 +1,39 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One site that holds the data of others is centralized training through the same code."""
+
+import pytest
+import torch
+
+from fedpeft.client.learner import Learner
+from fedpeft.errors import FedpeftError
+from fedpeft.federate import federate
+
+ALL = ["slake", "vqa-rad"]
+POOL = ("federation.sites=[center]", f"data.pool=[{', '.join(ALL)}]", "method.aggregation=fedavg")
+
+
+def test_a_pooled_site_holds_what_the_sites_hold(sections, tmp_path):
+    one = Learner.from_sections(sections(*POOL), site="center", folder=tmp_path / "one")
+    own = [Learner.from_sections(sections(), site=site, folder=tmp_path / site) for site in ALL]
+    for split, examples in one.data.splits().items():
+        assert list(examples) == [example for learner in own for example in learner.data.splits()[split]]
+    assert set(one.vocabulary.answers) == {answer for learner in own for answer in learner.vocabulary.answers}
+
+
+@pytest.mark.parametrize("head", ["private", "federated"])
+def test_the_average_of_one_site_is_its_own_adapter_to_the_bit(sections, tmp_path, head):
+    chosen = sections(*POOL, f"method.head={head}")
+    learner = Learner.from_sections(chosen, site="center", folder=tmp_path)
+    for result in federate({"center": learner}):
+        (update,) = result.updates.values()
+        assert all(torch.equal(update.state[key], tensor) for key, tensor in result.state.items())
+
+
+def test_data_of_single_sites_go_into_the_pool(sections, tmp_path):
+    chosen = sections(*POOL, "data.sites={slake: {train_size: 4}}")
+    one = Learner.from_sections(chosen, site="center", folder=tmp_path)
+    assert len(one.data.train) == 4 + chosen["data"]["train_size"]
+    with pytest.raises(FedpeftError, match="pool"):
+        sections("data.pool=[slake, slake]")
+    with pytest.raises(FedpeftError, match=r"data.sites names 'slake', which is not in federation.sites"):
+        sections("federation.sites=[center]", "data.sites={slake: {train_size: 4}}")
