@@ -134,7 +134,7 @@ def _score(learner: Learner, state: State, *, round: int) -> Answer:
 
 
 def _train(
-    learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool, part: float
+    learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool, part: float = 0.0
 ) -> Answer:
     update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
