@@ -68,7 +68,7 @@ METHODS: dict[str, list[str]] = {
     "fedpia, weights": [*PIA, "method.pia.integration=merge", "method.pia.support=weights"],
     "fedpia, frozen global, no server": [*PIA, "method.pia.integration=frozen_global", "method.pia.server=false"],
     "fedavg, keeping 20 % of the own": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=0.8"],
-    "agreement": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=agreement"],
+    "fedavg, keeping by agreement": [*PIA, *UNMOVED, "method.pia.server=false", "method.pia.share=agreement"],
     "ours": [*PIA, "method.pia.integration=merge", "method.pia.share=agreement", "method.pia.accept=true"],
     **{name: ["method.aggregation=fedavg"] for name in PEERS},
     "full": ["method.name=full", "method.aggregation=fedavg"],
@@ -237,7 +237,7 @@ def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> N
         futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *chosen.set]): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()
-            results.append({**last, "dialects": one.dialects})
+            results.append({**study.compact(last), "dialects": one.dialects})
             with file.open("a") as lines:
                 lines.write(json.dumps(results[-1]) + "\n")
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"

@@ -35,6 +35,13 @@ def test_a_seed_without_its_baseline_counts_in_the_mean_alone(study):
     assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0", "3")
 
 
+def test_what_is_kept_of_a_run_has_the_same_figure(study):
+    (run,) = runs("ours", [62.34567])
+    kept = study.compact({**run, "seconds": 3.21})
+    assert study.figure(kept) == pytest.approx(study.figure(run), abs=0.01)
+    assert all(set(site) == {"overall"} for sites in kept["rounds"] for site in sites.values())
+
+
 def test_markdown_has_one_line_a_method(study):
     (group,) = study.groups(runs("fedavg", [60]))
     assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  | 1 |"
