@@ -145,11 +145,13 @@ def expected(hint: Any) -> str:
 def _in_words(hint: Any) -> str:
     kind = typing.get_origin(hint) or hint
     items = [part for part in typing.get_args(hint) if part is not Ellipsis]
-    if dataclasses.is_dataclass(kind) or (kind is Mapping and items[-1:] in ([], [typing.Any])):
+    if dataclasses.is_dataclass(kind) or (kind in (Mapping, dict) and items[-1:] in ([], [typing.Any])):
         return "an object of settings"
     if kind is Mapping:
         return f"an object of {expected(items[-1]).removeprefix('a ')}s"
-    if kind is tuple:
+    if kind is typing.Literal:
+        return expected(type(items[0]))
+    if kind in (tuple, list):
         return f"a list of {expected(items[0]).removeprefix('a ')}s" if items else "a list"
     return WORDS.get(kind, getattr(kind, "__name__", str(kind)))
 
@@ -171,13 +173,13 @@ def fits(value: Any, hint: Any) -> bool:
     """
     for part in _alternatives(hint):
         kind = typing.get_origin(part) or part
-        if kind is typing.Any or kind is typing.Literal:
+        if kind is typing.Any or (kind is typing.Literal and type(value) in map(type, typing.get_args(part))):
             return True
         if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
             return True
         if kind is int and isinstance(value, int) and not isinstance(value, bool):
             return True
-        if kind is tuple and isinstance(value, (list, tuple)):
+        if kind in (tuple, list) and isinstance(value, (list, tuple)):
             items = typing.get_args(part)[:1]
             return not items or all(fits(item, items[0]) for item in value)
         if kind is Mapping and isinstance(value, Mapping):

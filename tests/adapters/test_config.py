@@ -61,6 +61,13 @@ def test_defaults_are_those_of_the_specification():
         ("pfeiffer", {"target_modules": {"output": "layer{layer}.x"}}, r"must be a module path with '\{layer\}'"),
         ("pfeiffer", {"target_modules": {"a.b": "x.{layer}"}}, r"role 'a.b' in target_modules must be a word"),
         ("pfeiffer", {"target_modules": {"shared": "x.{layer}"}}, r"other than 'shared'"),
+        ("lora", {"r": "x"}, r"adapter 'lora' has r='x', it must be a whole number\.$"),
+        ("lora", {"r": None}, r"adapter 'lora' has r=None, it must be a whole number\.$"),
+        ("lora", {"bias": 3}, r"adapter 'lora' has bias=3, it must be a text\.$"),
+        ("lora", {"layers_to_transform": ["a"]}, r"=\['a'\], it must be a list of whole numbers or a whole number\.$"),
+        ("dora", {"lora_alpha": "x"}, r"adapter 'dora' has lora_alpha='x', it must be a number\.$"),
+        ("ia3", {"fan_in_fan_out": 1}, r"adapter 'ia3' has fan_in_fan_out=1, it must be true or false\.$"),
+        ("vera", {"r": 1.5}, r"adapter 'vera' has r=1.5, it must be a whole number\.$"),
         ("parallel", {"scaling": "4"}, "scaling='4' must be a number"),
         ("compacter", {"blocks": 0}, "blocks=0 must be an integer of at least 1"),
         ("compacter", {"rank": 1.5}, "rank=1.5 must be an integer of at least 1"),
@@ -92,9 +99,10 @@ def test_settings_that_do_not_fit_the_backbone(name, settings, hidden_size, mess
 
 
 def test_an_unknown_family_is_told_what_to_do():
-    for family, message in (("bart", r"'bart' are not known \(known: bert, .*\)"), (None, "give the model family")):
-        for name in ("houlsby", "lora"):
-            with pytest.raises(FedpeftError, match=message):
+    unknown = r"'bart' are not known \(known: bert, .*\).*'{}': 'path.*', '{}': 'path"
+    for family, message in (("bart", unknown), (None, "give the model family")):
+        for name, roles in (("houlsby", ("attention", "output")), ("lora", ("query", "value"))):
+            with pytest.raises(FedpeftError, match=message.format(*roles)):
                 adapters.schema(adapters.config(name), family, 2, 48)
 
 

@@ -129,13 +129,33 @@ def test_lora_templates_survive_saving(tmp_path):
     assert all(torch.equal(tensor, state[key]) for key, tensor in adapters.adapter_state(loaded).items())
 
 
-def test_an_unknown_family_is_told_every_role():
+@pytest.mark.parametrize(
+    ("name", "roles"),
+    [("houlsby", ("attention", "output")), ("lora", ("query", "value")), ("ia3", ("key", "value", "second_linear"))],
+)
+def test_an_unknown_family_is_told_every_role(name, roles):
     model = hf.MambaModel(hf.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2))
-    message = (
-        r"'mamba' are not known .* layers \(2 of MambaBlock\).*target_modules=\{'attention': 'path.*', 'output': 'path"
-    )
+    paths = ", ".join(rf"'{role}': 'path\.\{{layer\}}\.to\.{role}'" for role in roles)
+    message = rf"'mamba' are not known .* layers \(2 of MambaBlock\).*target_modules=\{{{paths}\}}"
     with pytest.raises(FedpeftError, match=message):
-        adapters.attach(model, adapters.config("houlsby"))
+        adapters.attach(model, adapters.config(name))
+
+
+def test_two_towers_that_differ_have_no_shapes_without_the_model():
+    text, vision = {**SIZE, **TEXT, "max_position_embeddings": 16}, {**SIZE, **IMAGE, "num_hidden_layers": 3}
+    model = hf.BlipForImageTextRetrieval(hf.BlipConfig(text_config=text, vision_config=vision))
+    config = adapters.config("pfeiffer", reduction_factor=8)
+    state = adapters.adapter_state(adapters.attach(model, config))
+    assert len(state) == 4 * (2 + 3)
+    with pytest.raises(FedpeftError, match=r"two stacks of layers.*adapter_state\(model\)"):
+        adapters.schema(config, model.config.model_type, 3, 32)
+
+
+def test_one_tower_of_two_has_shapes():
+    targets = {"output": SLOTS["clip"]["text_output"]}
+    config = adapters.config("pfeiffer", reduction_factor=8, target_modules=targets)
+    state = adapters.adapter_state(adapters.attach(build("clip"), config))
+    assert {key: tuple(tensor.shape) for key, tensor in state.items()} == adapters.schema(config, "clip", 2, 32)
 
 
 def test_a_missing_role_is_warned_of():

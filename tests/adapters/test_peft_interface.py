@@ -74,6 +74,14 @@ def test_second_adapter_comes_and_goes(name, settings, adapted, run):
 
 
 @every_method
+def test_a_batch_of_several_adapters_is_refused(name, settings, adapted, run):
+    model = adapted(name, settings)
+    with pytest.raises(FedpeftError, match="has no mixed batches: leave adapter_names out"):
+        model(input_ids=torch.ones(2, 3, dtype=torch.long), adapter_names=["default", "default"])
+    assert torch.isfinite(run(model)).all()
+
+
+@every_method
 def test_the_same_adapter_twice_is_the_adapter(name, settings, adapted, run):
     model = adapted(name, settings)
     alone = run(model)

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Algorithm 46 on a network whose memory can be counted by hand."""
 
+from itertools import combinations
+
 import pytest
 import torch
 from torch import nn
@@ -87,6 +89,57 @@ def test_the_budget_grows_with_the_memory_and_shrinks_with_the_margin(case):
         tight = MemorySettings(choice="last", available_mib=exact / 0.8 * 1.001, margin=0.2)
         assert layer_budget(*arguments, model=model, settings=tight) == count
     assert [p.requires_grad for p in model.parameters()] == before
+
+
+class Unequal(nn.Module):
+    """Residual blocks of different widths."""
+
+    def __init__(self):
+        super().__init__()
+        blocks = [nn.Sequential(nn.Linear(WIDTH, w), nn.Tanh(), nn.Linear(w, WIDTH)) for w in (4, 64, 8, 256, 24)]
+        self.layers = nn.ModuleList(blocks)
+        self.head = nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + layer(F.relu(x))
+        return self.head(x)
+
+
+def needs(model, batch, loss, chosen):
+    """What these layers need, measured as one layer while all others are frozen."""
+    group = [p for number in chosen for p in model.layers[number].parameters()]
+    model.layers.requires_grad_(False)
+    fixed, costs = layer_memory(lambda b: model(b["x"]), {"chosen": group}, batch, loss, model=model)
+    model.layers.requires_grad_(True)
+    return fixed + float(costs.sum())
+
+
+@pytest.mark.parametrize("choice", ["any", "last"])
+def test_with_unequal_layers_what_the_budget_promises_fits(case, choice):
+    (_, _, batch, loss), _ = case
+    model = Unequal()
+    numbers = range(len(model.layers))
+    layers = {number: list(model.layers[number].parameters()) for number in numbers}
+    several = [some for n in range(1, 6) for some in combinations(numbers, n)]
+    choices = {some: needs(model, batch, loss, some) for some in several}
+    counted = set()
+    for available in (*choices.values(), *(value - 1 for value in choices.values())):
+        settings = MemorySettings(choice=choice, available_mib=available / 2**20, margin=0.0)
+        count = layer_budget(lambda b: model(b["x"]), layers, batch, loss, model=model, settings=settings)
+        counted.add(count)
+        promised = [c for c in choices if len(c) == count and (choice == "any" or c == tuple(numbers)[-count:])]
+        assert all(choices[chosen] <= available for chosen in promised)
+    assert counted == set(range(len(model.layers) + 1))
+
+
+def test_the_optimizer_state_of_the_head_counts(case):
+    arguments, model = case
+    without, with_state = (
+        layer_memory(*arguments, model=model, settings=MemorySettings(optimizer_tensors=tensors))[0]
+        for tensors in (0, 2)
+    )
+    assert with_state - without == 2 * 4 * 3 * (WIDTH + 1)
 
 
 def test_this_machine_has_room_for_a_tiny_model(case):

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from nets import layers_of, loss, model_fn, net, tokens
+from torch import nn
 
 from fedpeft import importance
 from fedpeft.errors import FedpeftError
@@ -71,6 +72,33 @@ def test_bad_input_is_refused_in_a_sentence(change, sentence):
     arguments = {"model_fn": model_fn(model), "layers": layers_of(model), "batches": [tokens()], "loss": loss}
     with pytest.raises(FedpeftError, match=sentence):
         importance.score(**{**arguments, **change})
+
+
+DROPPED = {
+    "dropout": nn.Dropout(0.1),
+    "alpha_dropout": nn.AlphaDropout(0.1),
+    "multi_head_attention_forward": nn.MultiheadAttention(6, 1, dropout=0.1, batch_first=True),
+    "scaled_dot_product_attention": nn.Module(),
+}
+
+
+def dropping(name, h):
+    layer = DROPPED[name]
+    if name == "scaled_dot_product_attention":
+        return torch.nn.functional.scaled_dot_product_attention(h, h, h, dropout_p=0.1 if layer.training else 0.0)
+    return layer(h, h, h)[0] if isinstance(layer, nn.MultiheadAttention) else layer(h)
+
+
+@pytest.mark.parametrize("name", DROPPED)
+@pytest.mark.parametrize("method", ["lntk", "lntk_squared", "grasp", "snip"])
+def test_dropout_that_is_on_is_refused(method, name):
+    model = net()
+    arguments = (lambda batch: model(dropping(name, batch["tokens"])), layers_of(model), [tokens()], loss)
+    DROPPED[name].train()
+    with pytest.raises(FedpeftError, match=rf"\({name}\).*call its \.eval\(\) first\.$"):
+        importance.score(*arguments, method=method)
+    DROPPED[name].eval()
+    assert torch.equal(importance.score(*arguments, method=method), importance.score(*arguments, method=method))
 
 
 def test_scores_that_are_all_zero_are_refused_unless_raw():

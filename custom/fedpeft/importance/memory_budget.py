@@ -9,16 +9,18 @@ optimizer state, and the activations that backpropagation has to keep. On CUDA f
 elsewhere from the tensors that autograd saves during a forward pass.
 
 Which layers train already matters: in a frozen backbone, the first layer pays for the whole way back to it, and every
-later one only for itself. With `choice="any"` (default) the layers are added from the first on, so that any other
-choice of as many layers fits too. With `choice="last"` they are added from the last on; every layer then pays for its
-own activations, which is the independent estimate per layer of the paper, and only the last layers surely fit.
+later one only for itself. With `choice="any"` (default) every layer is measured beside the first, and they are charged
+the costliest first, so that any choice of as many layers fits. With `choice="last"` they are added from the last on;
+every layer then pays for its own activations, which is the independent estimate per layer of the paper, and only the
+last layers surely fit.
 
 Source: Saha et al., F3OCUS (CVPR 2025), supplement, Algorithm 46.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -81,36 +83,59 @@ def layer_memory(
     model: nn.Module,
     settings: MemorySettings | None = None,
 ) -> tuple[float, Tensor]:
-    """Return the bytes of a training step without any layer, and what each layer adds, (L,) float64."""
+    """Return the bytes of a training step without any layer, and those that each further layer adds, (L,) float64.
+
+    The first value is of the first layer that the budget counts: the costliest, or the last one with `choice="last"`.
+    The optimizer's state of parameters in no layer (the head) is part of the step.
+    """
     settings = settings or MemorySettings()
     check_layers(layers)
     groups = [list(group) for group in layers.values()]
-    if settings.choice == "last":
-        groups.reverse()
     everything = [parameter for group in groups for parameter in group]
     flags = [parameter.requires_grad for parameter in everything]
     measure = _cuda_peak if everything[0].is_cuda else _saved_bytes
+    inside = {id(parameter) for parameter in everything}
+    head = [p for p in model.parameters() if p.requires_grad and id(p) not in inside]
 
-    def step() -> Tensor:
-        return loss(model_fn(batch), batch).mean()
-
-    try:
+    def needed(trained: Sequence[list[Tensor]]) -> int:
         for parameter in everything:
             parameter.requires_grad_(False)
+        for parameter in itertools.chain(*trained):
+            parameter.requires_grad_(True)
+        return measure(lambda: loss(model_fn(batch), batch).mean(), model)
+
+    try:
         with torch.inference_mode(False), torch.enable_grad():
-            needed = [measure(step, model)]
-            for group in groups:
-                for parameter in group:
-                    parameter.requires_grad_(True)
-                needed.append(measure(step, model))
+            least = needed([])
+            if settings.choice == "last":
+                groups.reverse()
+                steps = [needed(groups[: n + 1]) for n in range(len(groups))]
+                before = [least, *steps[:-1]]
+            else:
+                first, *others = groups
+                steps = [needed([first]), *(needed([first, other]) for other in others)]
+                before = [least, *[steps[0]] * len(others)]
     finally:
         for parameter, flag in zip(everything, flags, strict=True):
             parameter.requires_grad_(flag)
-    own = [sum(p.numel() * p.element_size() for p in group) * (1 + settings.optimizer_tensors) for group in groups]
-    added = [max(0, after - before) + size for before, after, size in zip(needed[:-1], needed[1:], own, strict=True)]
-    if settings.choice == "last":
-        added.reverse()
-    return float(needed[0]), torch.tensor(added, dtype=torch.float64)
+    own = [_bytes(group) * (1 + settings.optimizer_tensors) for group in groups]
+    added = [max(0, step - start) + size for start, step, size in zip(before, steps, own, strict=True)]
+    if settings.choice == "any":
+        added = _costliest_first(added, alone=own[0] + _bytes(groups[0]))
+    return float(least + _bytes(head) * settings.optimizer_tensors), torch.tensor(added, dtype=torch.float64)
+
+
+def _costliest_first(costs: Sequence[float], alone: float) -> list[float]:
+    """Return what the n-th layer adds to the most that any n - 1 layers need.
+
+    Args:
+        costs: of the first layer, with the way back to it, and of each other one beside it.
+        alone: the first layer's share without the way back: any other choice pays for the way, not for this.
+    """
+    way = max(0, costs[0] - alone)
+    others = sorted(costs[1:], reverse=True)
+    most = [way + max(alone + sum(others[:n]), sum(others[: n + 1])) for n in range(len(costs))]
+    return [after - before for before, after in zip([0, *most[:-1]], most, strict=True)]
 
 
 def available_memory(device: torch.device) -> float:
@@ -162,4 +187,8 @@ def _saved_bytes(step: Callable[[], Tensor], model: nn.Module) -> int:
         value = step()
     saved = sum(kept.values())
     del value
-    return saved + sum(p.numel() * p.element_size() for p in model.parameters() if p.requires_grad)
+    return saved + _bytes(p for p in model.parameters() if p.requires_grad)
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

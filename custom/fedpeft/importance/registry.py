@@ -49,8 +49,8 @@ def score(
 ) -> Tensor:
     """Return the importance of every layer for this data, (L,) float64 on the CPU, at least 0 and summing to 1.
 
-    Parameters may be frozen: their flags are put back, their values and `.grad` are never touched. Switch dropout off
-    first (`model.eval()`).
+    Parameters may be frozen: their flags are put back, their values and `.grad` are never touched. A model whose
+    dropout is on is refused: call `model.eval()` first.
 
     Args:
         model_fn: from a batch to logits (B, C); samples must not depend on each other (no batch statistics).
@@ -68,7 +68,8 @@ def score(
         settings: the method's own, see `fedpeft.importance.settings`.
 
     Raises:
-        FedpeftError: wrong input, a NaN (names the layer), or all scores 0 although they should sum to 1.
+        FedpeftError: wrong input, dropout that is on, a NaN (names the layer), or all scores 0 although they should
+            sum to 1.
     """
     from fedpeft.importance.scoring_task import ScoringTask, trainable
 

@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
 GRADIENTS = ("captured", "rows")
+DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,9 +60,10 @@ class ScoringTask:
         """Return the model's outputs (B, C).
 
         Raises:
-            FedpeftError: they have another shape.
+            FedpeftError: they have another shape, or dropout is on.
         """
-        logits = self.model_fn(batch)
+        with _WithoutDropout():
+            logits = self.model_fn(batch)
         if not isinstance(logits, Tensor) or logits.ndim != 2 or not len(logits):
             raise FedpeftError(f"model_fn returned {_described(logits)}: it must return logits of shape (B, C).")
         return logits
@@ -147,6 +151,28 @@ def check_layers(layers: Mapping[Hashable, Sequence[Tensor]]) -> None:
                     f"layer {name} has NaN or infinity in its parameters: its training diverged, go back to an earlier "
                     f"state."
                 )
+
+
+class _WithoutDropout(TorchFunctionMode):
+    """While active, refuses dropout that is on: the same samples would have another score in every call."""
+
+    def __torch_function__(self, func: Callable, types: Any, args: tuple = (), kwargs: dict | None = None) -> Any:
+        kwargs = kwargs or {}
+        if _dropped(func, args, kwargs) > 0:
+            raise FedpeftError(
+                f"the model drops activations at random ({func.__name__}), so its scores would be random as well: call "
+                f"its .eval() first."
+            )
+        return func(*args, **kwargs)
+
+
+def _dropped(func: Callable, args: tuple, kwargs: Mapping[str, Any]) -> float:
+    """Return the share of activations that a function of torch's drops; p and training arrive by name."""
+    if func in DROPOUTS:
+        return kwargs["p"] if kwargs["training"] else 0
+    if func is F.multi_head_attention_forward:
+        return args[10] if kwargs["training"] else 0
+    return kwargs.get("dropout_p") or sum(args[4:5]) if func is F.scaled_dot_product_attention else 0
 
 
 def _described(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from peft import PeftConfig
 
-from fedpeft.backbones.slots import SLOTS, two_towers
+from fedpeft.backbones.slots import two_towers
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.lookup import tuning_of
 from fedpeft.states import State
@@ -21,15 +21,17 @@ def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size:
         hidden_size: its width d; LoRA's projections are assumed to be (d, d).
 
     Raises:
-        FedpeftError: a layer is beyond `num_layers`, a width does not fit, or the kind of adapter is unknown.
+        FedpeftError: a layer is beyond `num_layers`, a width does not fit, the kind of adapter is unknown, or its slots
+            are in several stacks of layers.
     """
     tuning = tuning_of(config)
-    if two_towers(SLOTS.get(family or "", {}).values()):
+    shapes = tuning.shapes(config, family, num_layers, hidden_size)
+    if two_towers(tuning.templates(config, family).values()):
         raise FedpeftError(
-            f"model family {family!r} has two stacks of layers, which may differ in number and width: take the shapes "
-            "from adapter_state(model)."
+            "the adapter is in two stacks of layers, which may differ in number and width: take the shapes from "
+            "adapter_state(model)."
         )
-    return tuning.shapes(config, family, num_layers, hidden_size)
+    return shapes
 
 
 def initial_state(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> State:

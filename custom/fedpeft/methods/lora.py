@@ -6,6 +6,7 @@ Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -15,14 +16,14 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
-from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
-from fedpeft.backbones.structure import family_of, templates_in
+from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
+from fedpeft.backbones.structure import family_of, model_roles
 from fedpeft.backbones.targets import check_targets, known_roles, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
 from fedpeft.methods.products import Product
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 
@@ -38,6 +39,7 @@ class LoraTuning(SlotTuning):
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
+        check_types(self.name, settings, typing.get_type_hints(LoraConfig) | {"lora_alpha": float})
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):
@@ -81,9 +83,11 @@ class LoraTuning(SlotTuning):
             )
         if family is None:
             raise FedpeftError("lora: give the model family (model_type, such as 'vilt').")
+        if family not in SLOTS:
+            return slot_templates(family, sorted(targets))  # which refuses the family and names every role
         templates = {}
         for target in sorted(targets):
-            named = {slot: path for slot, path in SLOTS.get(family, {}).items() if path.endswith(f".{target}")}
+            named = {slot: path for slot, path in SLOTS[family].items() if path.endswith(f".{target}")}
             templates |= named or slot_templates(family, [target])
         return templates
 
@@ -95,7 +99,9 @@ class LoraTuning(SlotTuning):
             named = {slot: path for slot, path in known.items() if path.endswith(f".{target}")}
             if not named and target not in DEFAULTS["target_modules"] and target not in known:
                 named = templates_of([target], model)
-            templates |= named or templates_in(model, [target])
+            if not named:  # the error names every role
+                named = chosen(model_roles(model, sorted(targets)), (target,), str(family_of(model)))
+            templates |= named
         return templates
 
     def shapes(self, config: LoraConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:

@@ -81,7 +81,8 @@ class TuningMethod:
         Raises:
             FedpeftError: a setting is unknown, or its value is not allowed.
         """
-        if any(refused_settings(settings, self.limits)) and (check := getattr(self.tuning(), "check", None)):
+        doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
+        if doubtful and (check := getattr(self.tuning(), "check", None)):
             check(settings)
 
     def product_scale(self, settings: Mapping[str, Any]) -> float | None:

@@ -6,6 +6,7 @@ The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``laye
 
 from __future__ import annotations
 
+import typing
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from fedpeft.backbones.structure import templates_in
 from fedpeft.backbones.targets import check_targets, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
-from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning
+from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
 
 if TYPE_CHECKING:
     from peft import PeftConfig
@@ -54,6 +55,7 @@ class PeftTuning(SlotTuning):
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
+        check_types(self.name, settings, typing.get_type_hints(self.config_cls))
         settings = {**self.defaults, **settings}
         targets = settings.get("target_modules")
         if targets is not None:

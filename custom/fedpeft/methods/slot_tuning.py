@@ -16,7 +16,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Tuning
-from fedpeft.settings import one_of
+from fedpeft.settings import expected, fits, one_of
 from fedpeft.states import State
 
 if TYPE_CHECKING:
@@ -174,3 +174,21 @@ def check_layers(layers: Iterable[int], num_layers: int) -> None:
     for layer in layers:
         if layer >= num_layers:
             raise FedpeftError(f"the adapter names layer {layer}, but the backbone has layers 0 to {num_layers - 1}.")
+
+
+def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
+    """Refuse values of the wrong type, which PEFT would take and fail on later.
+
+    Args:
+        name: of the adapter.
+        settings: as a job or a user has them; `target_modules` may map roles to paths.
+        hints: setting -> declared type; settings without one are left alone.
+    """
+    for setting, value in settings.items():
+        if setting not in hints or (setting == "target_modules" and isinstance(value, Mapping)):
+            continue
+        if not fits(list(value) if isinstance(value, set | frozenset) else value, hints[setting]):
+            raise FedpeftError(
+                f"adapter {name!r} has {setting}={value!r:.200}, it must be {expected(hints[setting])}.",
+                setting="settings",
+            )

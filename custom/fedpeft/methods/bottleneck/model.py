@@ -3,6 +3,8 @@
 
 import re
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from peft import PeftConfig
@@ -35,6 +37,16 @@ class BottleneckModel(BaseTuner):
             if name not in self.peft_config:
                 raise FedpeftError(f"adapter {name!r} is not in the model (it has: {', '.join(self.peft_config)}).")
         super().set_adapter(adapter_name, inference_mode=inference_mode)
+
+    @contextmanager
+    def _enable_peft_forward_hooks(self, *args: Any, **kwargs: Any) -> Iterator[None]:
+        # PEFT takes adapter_names out of the call before the layers could see it
+        if kwargs.get("adapter_names") is not None:
+            raise FedpeftError(
+                f"{type(self).__name__} has no mixed batches: leave adapter_names out, set one adapter with "
+                "set_adapter(name) and call the model once for each."
+            )
+        yield
 
     def _prepare_adapter_config(self, peft_config: BottleneckConfig, model_config: dict[str, Any]) -> PeftConfig:
         return peft_config  # completed in _prepare_model, which has the model
