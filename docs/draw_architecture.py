@@ -27,13 +27,13 @@ FLOORS = [
     ("names and values", SOFT, ["keys", "states", "settings", "registry"]),
 ]
 ROUND = [  # who, what, where
-    ("server", "plan: sites, layers", "server/planner"),
-    ("server", "send what changed", "server/delta_broadcast"),
-    ("site", "admit the order", "client/order_limits, accepted"),
-    ("site", "hand it to the process that trains", "worker/supervisor"),
-    ("site", "align the global adapter", "alignment/client_pia"),
-    ("site", "train, evaluate, keep the state", "client/learner, site_state"),
-    ("site", "score its layers, if scheduled", "client/scoring"),
+    ("server", "plan: sites, scores, layers", "server/planner, assignment"),
+    ("server", "send the global adapter", "server/delta_broadcast"),
+    ("site", "check the order", "client/order_limits, accepted"),
+    ("site", "pass it to the process that trains", "worker/supervisor, frames"),
+    ("site", "align the global adapter, merge", "client/client_round"),
+    ("site", "train and evaluate", "client/learner"),
+    ("site", "keep the state", "client/site_state"),
     ("site", "let out what may leave", "privacy/reply_policy"),
     ("server", "check the reply", "messages/reply_contract"),
     ("server", "align and integrate", "alignment/integration"),
@@ -53,7 +53,7 @@ def main() -> None:
 
 def draw_rooms(axes: Axes) -> None:
     """One row for each floor; imports go down."""
-    _blank(axes, "The rooms: imports go down, never up", len(FLOORS))
+    _blank(axes, "The packages: imports go down, with the exceptions in the text", len(FLOORS))
     for row, (floor, color, names) in enumerate(FLOORS):
         top = len(FLOORS) - row
         axes.text(0.0, top - 0.5, floor, ha="left", va="center", color=SOFT, fontsize=10)
