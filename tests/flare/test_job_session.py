@@ -136,8 +136,13 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
     ],
 )
 def test_errors_are_told(error, told, connect):
-    with connect(Server(error)) as session, pytest.raises(FedpeftError, match=told):
+    with connect(Server(*[error] * job_session.ATTEMPTS)) as session, pytest.raises(FedpeftError, match=told):
         session.progress()
+
+
+def test_a_server_that_is_busy_once_is_asked_again(connect):
+    with connect(Server(NoConnection("busy"), "RUNNING")) as session:
+        assert session.progress().round == 2
 
 
 def test_a_server_that_is_not_there_is_told(kit, monkeypatch):

@@ -28,6 +28,7 @@ from fedpeft.flare.progress import GROUP
 from fedpeft.status.progress import COMPLETED, FAILED, Progress
 
 SECONDS = 10.0
+ATTEMPTS = 3  # of a question: a busy server may take longer once, and the session still holds
 FINISHED = "FINISHED:"
 ENDING, STARTING_OR_ENDING = "ending", "starting or ending"
 
@@ -68,7 +69,7 @@ class JobSession:
         Raises:
             FedpeftError: the job does not exist, or the server does not answer.
         """
-        meta = self._query(self._session.get_job_meta, self._job)
+        meta = self._query(_repeated, self._session.get_job_meta, self._job)
         state, name = str(meta["status"]), str(meta.get("name", ""))
         if state.startswith(FINISHED):
             self._last = self._ended(meta, name, state)
@@ -80,7 +81,7 @@ class JobSession:
 
     def _running(self) -> Progress:
         try:
-            stats = self._session.show_stats(self._job, "server")
+            stats = _repeated(self._session.show_stats, self._job, "server")
         except (AuthenticationError, AuthorizationError, NoConnection, SessionClosed) as error:
             raise FedpeftError(
                 f"the server at {self._place} does not answer ({error}): fedpeft doctor --startup-kit says more."
@@ -128,3 +129,13 @@ class JobSession:
             ) from error
         except (InternalError, RuntimeError) as error:
             raise FedpeftError(f"the server at {self._place} could not answer ({error}): look at its log.") from error
+
+
+def _repeated(function: Any, *arguments: Any) -> Any:
+    """Ask again where the server did not answer in time."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            return function(*arguments)
+        except NoConnection:
+            continue
+    return function(*arguments)
