@@ -139,3 +139,9 @@ def test_half_a_pair_of_factors_is_refused():
         extended(own, {A: own[A]})
     with pytest.raises(FedpeftError, match="different ranks"):
         extended(own, {A: own[A], B: own[B][:, :1]})
+
+
+def test_a_site_does_not_let_its_factors_grow_without_end():
+    (own,) = states((MOST_RANKS * min(INPUTS, OUTPUTS),))
+    with pytest.raises(FedpeftError, match="are enough for any product: send the adapter whole"):
+        extended(own, states((1,))[0])

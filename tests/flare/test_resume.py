@@ -61,6 +61,30 @@ def test_a_resumed_job_ends_like_an_uninterrupted_one(run, tmp_path, method):
     ]
 
 
+def test_a_job_goes_on_without_a_site_of_its_last_round(run):
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3), rounds=4, quorum=2)
+    away = lambda site: introduction(site, finished=2, problem="out-of-memory" if site == "chest" else "")  # noqa: E731
+    _, manifest, history = run(away, drawn, rounds=4, quorum=2, resume_from="latest")
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert ["chest" in entry["sites"] for entry in history["rounds"]] == [True, True, False, False]
+
+
+def test_each_site_learns_its_part_in_the_mean_also_after_a_resume(run):
+    parts = {}
+
+    def train(site, order):
+        parts.setdefault(order.round, []).append(order.part)
+        return drawn(site, order)
+
+    agreement = {"aggregation": "pia", "pia": {"integration": "merge", "share": "agreement"}}
+    with pytest.raises(SystemExit):
+        run(train=dies_in(3, train), rounds=4, method=agreement)
+    run(resumed, train, rounds=4, method=agreement, resume_from="latest")
+    thirds = [pytest.approx(1 / 3)] * 3
+    assert parts == {1: [0.0] * 3, 2: thirds, 3: thirds, 4: thirds}
+
+
 def test_scores_outlive_the_server(run):
     def train(site, order):
         return assigned(site, order, scores=[0.1, 0.2, 0.7])

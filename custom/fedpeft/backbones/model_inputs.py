@@ -54,7 +54,7 @@ class ModelInputs:
             check_vocabulary(self.tokenizer, text.vocab_size, source)
             check_text_length(text_length, getattr(text, "max_position_embeddings", None) or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
-        self.marks = _marks(config, self.joint) if self.joint else ("", "")
+        self.mark = _mark(config, self.joint) if self.joint else ""
 
     @property
     def image_size(self) -> int:
@@ -71,8 +71,7 @@ class ModelInputs:
     def __call__(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Return a batch of B images and B questions."""
         if self.joint:
-            before, after = self.marks
-            texts = [f"{before}{self._cut(question)}{after}" for question in questions]
+            texts = [f"{self.mark}{self._cut(question)}" for question in questions]
             batch = dict(self.joint(images=pictures(images), text=texts, padding=True, return_tensors="pt"))
             return {name: value for name, value in batch.items() if name in self.names}
         batch = {}
@@ -150,11 +149,10 @@ def _processor(config: Any, source: str, images: Any) -> Any:
     return processor
 
 
-def _marks(config: Any, processor: Any) -> tuple[str, str]:
-    """Return what stands before a question, the image's token with those that the model wants around it, and behind."""
-    token = processor.image_token
+def _mark(config: Any, processor: Any) -> str:
+    """Return what stands before a question: the image's token, with those that the model wants around it."""
     around = [getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end")]
-    if None not in around:
-        first, last = processor.tokenizer.convert_ids_to_tokens(around)
-        token = f"{first}{token}{last}"
-    return token, ""
+    if None in around:
+        return processor.image_token
+    first, last = processor.tokenizer.convert_ids_to_tokens(around)
+    return f"{first}{processor.image_token}{last}"

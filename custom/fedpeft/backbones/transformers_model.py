@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Any model of transformers as a backbone: what it reads, its layers and its features are found in the model itself.
 
-Only transformers' own code and safetensors are loaded. When it is built, one blank image and a short question go
+Only transformers' own code and safetensors are loaded. When it is built, two blank images and short questions go
 through tokenizer, image processor and model, so that what does not fit is said before training begins.
 """
 
@@ -128,10 +128,10 @@ def _options(names: set[str]) -> dict[str, Any]:
 
 
 def _tried(backbone: TransformersModel) -> int:
-    """Return the width of the features of one blank image and a short question.
+    """Return the width of the features of two blank images with short questions of different lengths.
 
     Raises:
-        ValueError: they are no vector of one sample.
+        ValueError: they are not one vector for each sample.
     """
     size = backbone.image_size or 16
     training = backbone.training

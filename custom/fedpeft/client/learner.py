@@ -97,12 +97,12 @@ class Learner:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
         with about("backbone"):
             self.backbone = backbones.build(backbone)
-        self._own_start = method.initialization == "own" or site in self.schedule.joins
-        init_site = site if self._own_start else ""
+        own_start = method.initialization == "own" or site in self.schedule.joins
+        self._init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
         tuning, own, seed = (
             method.method.tuning(),
             method.settings_of(site),
-            derive(training.seed, "adapter", init_site),
+            derive(training.seed, "adapter", self._init_site),
         )
         with about("method.settings"):
             if policy:
@@ -262,7 +262,7 @@ class Learner:
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""
-        first = {} if self._own_start else self._initial
+        first = {} if self._init_site else self._initial
         return {"received": received or first, "started": self.trainable.state()}
 
     def _integrate(
@@ -285,8 +285,7 @@ class Learner:
         if self._products:
             self._products.set(received)
             start = {**self._initial, **{key: t for key, t in (received or own or {}).items() if not is_factor(key)}}
-            init_site = self.site if self.method.initialization == "own" else ""
-            return fresh_factors(start, derive(self.training.seed, "adapter", init_site, round))
+            return fresh_factors(start, derive(self.training.seed, "adapter", self._init_site, round))
         if self.method.rule.unequal_ranks and received:
             return fitted(received, self._initial)
         return received or own or self._initial

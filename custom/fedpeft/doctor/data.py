@@ -32,10 +32,10 @@ def check(context: Context) -> Iterator[Finding]:
             job = SiteJob.from_sections(context.job.sections, site=site)
             loaded = load_data(context.policy, admitted(context.policy, job) if context.policy else job)
             opened = _open_some(loaded)
+            answers = vocabulary_of(loaded, job.answers)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
             continue
-        answers = vocabulary_of(loaded, job.answers)
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(
             f"site {site}: {counts}; {len(answers)} answers, {answers.unseen(loaded.test)} test questions with none of "

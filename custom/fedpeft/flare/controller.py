@@ -271,7 +271,8 @@ class FederationController(ModelController):
             scores=before.scores if before else None,
         )
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
-        averaged = list(before.history["rounds"][-1]["sites"]) if before else []
+        last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
+        averaged = {site: entry["samples"] for site, entry in last.items()}
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -282,7 +283,7 @@ class FederationController(ModelController):
                 sites = [site for site in sites if site not in rejected]
                 _enough(f"scoring in round {number}", sites, needed, rejected)
             assignment = planner.assignment(number, sites)
-            parts = parts_of({site: introductions[site].samples["train"] for site in averaged}, self._method)
+            parts = parts_of(averaged, self._method)
             orders = {
                 site: self._order(
                     number,
@@ -302,7 +303,7 @@ class FederationController(ModelController):
             refused |= self._outlying(accepted, current)
             accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
-            averaged = list(accepted)
+            averaged = {site: reply.samples for site, reply in accepted.items()}
             current.confirm({site: site in accepted for site in orders})
             _enough(f"round {number}", accepted, needed, rejected)
             planner.scores |= {site: reply.scores for site, reply in accepted.items() if reply.scores}

@@ -38,7 +38,8 @@ def extended(before: State, added: State) -> State:
     """Return an adapter with further factors behind those that it has; other tensors are replaced.
 
     Raises:
-        FedpeftError: a place gets only one of its two factors, or factors of different ranks.
+        FedpeftError: a place gets only one of its two factors, factors of different ranks, or more of them than
+            `MOST_RANKS` times the largest rank of their product: they would grow without end.
     """
     whole = {**before, **added}
     for names in factor_places(added).values():
@@ -47,6 +48,12 @@ def extended(before: State, added: State) -> State:
         if names["A"] in before:
             for name, axis in RANK_AXIS.items():
                 whole[names[name]] = torch.cat([before[names[name]], added[names[name]]], dim=axis)
+        rank, largest = whole[names["A"]].shape[0], min(whole[names["A"]].shape[1], whole[names["B"]].shape[0])
+        if rank > MOST_RANKS * largest:
+            raise FedpeftError(
+                f"{names['A']} would have {rank} rows, {MOST_RANKS * largest} are enough for any product: send the "
+                f"adapter whole."
+            )
     return whole
 
 

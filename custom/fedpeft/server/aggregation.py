@@ -54,10 +54,10 @@ def parts_of(samples: Mapping[str, int], method: MethodSettings) -> dict[str, fl
     """Each site's part in the mean of a round, by site, where the sites need it (`share: agreement`); else empty.
 
     Args:
-        samples: by site whose adapter went into the mean, its number of training samples.
+        samples: by site whose adapter went into the mean, its number of training samples; empty before the first mean.
         method: the job's settings.
     """
-    if not (method.aligns and method.pia.follows_agreement):
+    if not (samples and method.aligns and method.pia.follows_agreement):
         return {}
     counts = cap_share(list(samples.values()), method.robust.max_share)
     if method.pia.weighting == "uniform":
