@@ -151,7 +151,7 @@ def exchange(learners: Mapping[str, Learner], number: int, state: State) -> tupl
 def after(learner: Learner, round: int, state: State) -> dict[str, Any]:
     """Accuracy of what the site would start the next round from, under its own head."""
     own = site_state.load_before(learner.folder, round + 1)
-    learner._restore_head(own)
+    learner._restore(own, {})
     learner._integrate(round + 1, own.adapter if own else None, state)
     return learner.evaluate()
 

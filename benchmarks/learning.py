@@ -24,6 +24,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -123,7 +124,8 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     first, *others = learners.values()
     settings = first.training
     for learner in others:
-        learner.backbone, learner.trainable = first.backbone, first.trainable
+        learner.trainable = first.trainable
+        learner.backbone = learner.answering.backbone = first.backbone
     heads = ((f"{s}.{n}", p) for s, learner in learners.items() for n, p in learner.head.named_parameters())
     optimizer = build_optimizer(
         first.trainable.parameters().items(),
@@ -144,10 +146,10 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
                 rate = linear_warmup_decay(step, total_steps=total, warmup=settings.warmup)
                 for group in optimizer.param_groups:
                     group["lr"] = settings.learning_rate * rate  # body and heads have one rate here
-                learners[site].backbone.train()
-                optimizer.zero_grad(set_to_none=True)
-                torch.nn.functional.cross_entropy(learners[site]._logits(batch.inputs), batch.target).backward()
-                optimizer.step()
+                answering = learners[site].answering.train()
+                learner.trainable.step(
+                    partial(answering, batch.inputs), partial(answering.loss, target=batch.target), optimizer
+                )
                 step += 1
         rounds.append({s: learner.evaluate() for s, learner in learners.items()})
     return rounds

@@ -105,7 +105,7 @@ class FedALA(Learner):
             total = 0.0
             for batch in samples:
                 self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
-                loss = torch.nn.functional.cross_entropy(self._logits(batch.inputs), batch.target)
+                loss = self.answering.loss(self.answering(batch.inputs), batch.target)
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for (key, _), gradient in zip(parameters.items(), gradients, strict=True):
                     if gradient is not None:

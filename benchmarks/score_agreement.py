@@ -63,15 +63,15 @@ def scores(learner: Learner, settings: Mapping[str, Any], done: int) -> np.ndarr
 
 def random_scores(learner: Learner, done: int) -> np.ndarray:
     """Scores by the kernel of a few random orthonormal combinations of logits."""
-    head, classes = learner.head, len(learner.vocabulary)
+    head, classes = learner.answering.head, len(learner.vocabulary)
     combine = nn.Linear(classes, RANDOM, bias=False)
     generator = torch.Generator().manual_seed(done)
     combine.weight.data = torch.linalg.qr(torch.randn(classes, RANDOM, generator=generator))[0].T
-    learner.head = nn.Sequential(head, combine)
+    learner.answering.head = nn.Sequential(head, combine)
     try:
         return scores(learner, EXACT, done)
     finally:
-        learner.head = head
+        learner.answering.head = head
 
 
 def main() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, one_of
 
@@ -24,7 +25,9 @@ class TrainingSettings:
         weight_decay: AdamW's, not applied to biases and LayerNorm.
         warmup: fraction of all steps over which the learning rate rises linearly.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
-        head: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
+        answering: how a site answers a question (`fedpeft.client.answering.names()`): `classification` over the answers
+            of its training data.
+        head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
         evaluation_batch_size: samples per step of evaluation.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
@@ -41,6 +44,7 @@ class TrainingSettings:
     weight_decay: float = 0.01
     warmup: float = 0.1
     optimizer_state: str = "keep"
+    answering: str = "classification"
     head: str = "linear"
     evaluation_batch_size: int = 64
     threads: int = 1
@@ -59,6 +63,7 @@ class TrainingSettings:
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
+        one_of("answering", self.answering, ANSWERING.names())
         one_of("head", self.head, ("linear", "mlp"))
 
     def epochs_in(self, round: int, *, first: int = 1) -> int:

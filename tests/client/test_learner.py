@@ -197,9 +197,9 @@ def test_a_longer_first_round_counts_in_the_rate_of_all_rounds(sections, tmp_pat
     rates = []
     original = learner_module.train_epochs
 
-    def watched(forward, batches, optimizer, rate, *, first_step, epochs, **others):
+    def watched(answering, batches, optimizer, rate, *, first_step, epochs, **others):
         rates.extend(rate(first_step + k) for k in range(epochs * len(batches)))
-        return original(forward, batches, optimizer, rate, first_step=first_step, epochs=epochs, **others)
+        return original(answering, batches, optimizer, rate, first_step=first_step, epochs=epochs, **others)
 
     monkeypatch.setattr(learner_module, "train_epochs", watched)
     last_round(sections("training.first_epochs=3", "training.local_epochs=1", "training.rounds=2"), tmp_path / "longer")

@@ -9,32 +9,29 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
-from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 
-Collate = Callable[[list, list[str]], dict[str, torch.Tensor]]
-Row = tuple[Any, str, int, torch.Tensor, bool]
+Row = tuple[Any, Example]
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B samples: the backbone's inputs and the correct answers.
+    """B samples: a model's inputs and the correct answers, as the site's way of answering has them.
 
     Args:
-        inputs: the backbone's keyword arguments.
-        target: class indices (B,), -1 for an answer that is not in the training data.
-        accepted: class indices of all accepted answers (B, A), padded with -1.
+        inputs: the model's keyword arguments.
+        target: what the loss compares with, (B, ...); negative numbers are left out.
+        accepted: what the model's answers are compared with, one entry for each sample.
         closed: booleans (B,).
     """
 
     inputs: dict[str, torch.Tensor]
     target: torch.Tensor
-    accepted: torch.Tensor
+    accepted: Any
     closed: torch.Tensor
 
     def to(self, device: torch.device) -> Batch:
@@ -43,11 +40,12 @@ class Batch:
         return Batch(inputs, self.target.to(device), self.accepted, self.closed)
 
 
+Collate = Callable[[Sequence[Any], Sequence[Example]], Batch]
+
+
 class _Examples(Dataset):
-    def __init__(self, examples: Sequence[Example], vocabulary: AnswerVocabulary) -> None:
+    def __init__(self, examples: Sequence[Example]) -> None:
         self.examples = examples
-        self.targets = [vocabulary.index(example.answer) for example in examples]
-        self.accepted = [torch.tensor(vocabulary.accepted(example), dtype=torch.long) for example in examples]
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -55,10 +53,9 @@ class _Examples(Dataset):
     def __getitem__(self, index: int) -> Row | FedpeftError:
         example = self.examples[index]
         try:
-            image = open_image(example.image)
+            return open_image(example.image), example
         except FedpeftError as error:
             return error  # raised by the reader: from a worker it would arrive as the text of a traceback
-        return image, example.question, self.targets[index], self.accepted[index], example.closed
 
 
 class _Indices(BatchSampler):
@@ -83,8 +80,7 @@ class Batches:
 
     Args:
         examples: n samples; images are decoded when their batch is drawn.
-        vocabulary: the site's answers.
-        collate: the backbone's function from images and questions to its keyword arguments.
+        collate: from images and examples to a batch, that of the site's way of answering.
         batch_size: B; the last batch may be smaller, or larger where `smallest` is above 1.
         smallest: a last batch of fewer samples joins the one before it, so that no step has only one or two samples.
         generator: for the random order; None keeps the order of `examples`.
@@ -94,7 +90,6 @@ class Batches:
     def __init__(
         self,
         examples: Sequence[Example],
-        vocabulary: AnswerVocabulary,
         collate: Collate,
         *,
         batch_size: int,
@@ -103,7 +98,7 @@ class Batches:
         workers: int = 0,
     ) -> None:
         self._collate = collate
-        rows = _Examples(examples, vocabulary)
+        rows = _Examples(examples)
         order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)
         self._loader = DataLoader(
             rows,
@@ -125,7 +120,5 @@ class Batches:
     def _join(self, rows: list[Row | FedpeftError]) -> Batch | FedpeftError:
         if broken := [row for row in rows if isinstance(row, FedpeftError)]:
             return broken[0]
-        images, questions, targets, accepted, closed = zip(*rows, strict=True)
-        padded = pad_sequence(accepted, batch_first=True, padding_value=-1)
-        inputs = self._collate(list(images), list(questions))
-        return Batch(inputs, torch.tensor(targets), padded, torch.tensor(closed))
+        images, examples = zip(*rows, strict=True)
+        return self._collate(images, examples)

@@ -16,15 +16,15 @@ import torch
 
 from fedpeft import backbones
 from fedpeft.alignment.low_rank import fitted
+from fedpeft.client import answering as ways
 from fedpeft.client import client_round, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.federated_head import head_state, only_head, without_head
-from fedpeft.client.heads import build_head
 from fedpeft.client.loop import evaluate, mean_loss, train_epochs
 from fedpeft.client.lr_schedule import linear_warmup_decay
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
-from fedpeft.client.scoring import Network, measure_budget, score_layers
+from fedpeft.client.scoring import measure_budget, score_layers
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
@@ -109,9 +109,9 @@ class Learner:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
             self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
-        self.head = build_head(training.head, self.backbone.hidden_size, len(self.vocabulary), generator)
-        self.backbone.to(self.device)
-        self.head.to(self.device)
+        with about("training"):
+            self.answering = ways.build(self.backbone, self.vocabulary, training, generator).to(self.device)
+        self.head = self.answering.head
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
@@ -223,8 +223,9 @@ class Learner:
         seed = derive(self.training.seed, "score", self.site, round)
         samples = self._sample(self.schedule.score_samples, seed)
         self.trainable.train_only(None)
-        network = Network(self.backbone, self.head).eval()
-        return score_layers(network, self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous)
+        return score_layers(
+            self.answering.eval(), self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous
+        )
 
     def layer_budget(self) -> int:
         """How many layers this site can train: set by the job, or measured from its memory."""
@@ -235,7 +236,7 @@ class Learner:
             return budget
         batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
         self.trainable.train_only(None)
-        return measure_budget(Network(self.backbone, self.head).train(), self.trainable.parameters(), batch)
+        return measure_budget(self.answering.train(), self.trainable.parameters(), batch)
 
     def finished(self, most: int) -> int:
         """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
@@ -255,10 +256,8 @@ class Learner:
 
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
         """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
-        self.backbone.eval()
-        self.head.eval()
         rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
-        return evaluate(self._logits, rows, device=self.device)
+        return evaluate(self.answering.eval(), rows, device=self.device)
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""
@@ -319,10 +318,8 @@ class Learner:
         rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        self.backbone.train()
-        self.head.train()
         return train_epochs(
-            self._logits,
+            self.answering.train(),
             rows,
             optimizer,
             lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
@@ -331,9 +328,6 @@ class Learner:
             device=self.device,
             train_step=self.trainable.step,
         )
-
-    def _logits(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.head(self.backbone(**inputs))
 
     def _batches(
         self,
@@ -345,8 +339,7 @@ class Learner:
     ) -> Batches:
         return Batches(
             examples,
-            self.vocabulary,
-            self.backbone.collate,
+            self.answering.collate,
             batch_size=batch_size,
             smallest=smallest,
             generator=generator,
@@ -373,11 +366,9 @@ class Learner:
         return [batch.to(self.device) for batch in rows]
 
     def _loss(self, batches: Sequence[Batch], state: State) -> float:
-        """Mean cross-entropy of an adapter with the head as it stands, without dropout, over answers that exist."""
+        """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
         self.trainable.load(state)
-        self.backbone.eval()
-        self.head.eval()
-        return mean_loss(self._logits, batches)
+        return mean_loss(self.answering.eval(), batches)
 
     def _sample(self, count: int, seed: int) -> list[Batch]:
         """Random samples of the training split, in batches on the device."""

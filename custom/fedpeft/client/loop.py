@@ -8,18 +8,16 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 import torch
-from torch import nn
 
+from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
 from fedpeft.client.metrics import answer_accuracy
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.trainable import Step
 
-Forward = Callable[[dict[str, torch.Tensor]], torch.Tensor]
-
 
 def train_epochs(
-    forward: Forward,
+    answering: Answering,
     batches: Iterable[Batch],
     optimizer: torch.optim.Optimizer,
     rate: Callable[[int], float],
@@ -29,10 +27,10 @@ def train_epochs(
     device: torch.device,
     train_step: Step,
 ) -> dict[str, float]:
-    """Train with cross-entropy; return the mean loss of the first and of the last epoch.
+    """Train; return the mean loss of the first and of the last epoch.
 
     Args:
-        forward: the backbone's inputs to logits (B, C).
+        answering: the site's model.
         batches: one pass over the training split each time it is iterated.
         optimizer: its groups hold the peak learning rates.
         rate: global step to factor of the peak learning rate.
@@ -52,8 +50,8 @@ def train_epochs(
             batch = batch.to(device)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * rate(step)
-            loss = partial(nn.functional.cross_entropy, target=batch.target)
-            value = train_step(partial(forward, batch.inputs), loss, optimizer).item()
+            loss = partial(answering.loss, target=batch.target)
+            value = train_step(partial(answering, batch.inputs), loss, optimizer).item()
             if not math.isfinite(value):
                 raise FedpeftError(
                     f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
@@ -65,27 +63,26 @@ def train_epochs(
 
 
 @torch.inference_mode()
-def evaluate(forward: Forward, batches: Iterable[Batch], *, device: torch.device) -> dict[str, float | None]:
+def evaluate(answering: Answering, batches: Iterable[Batch], *, device: torch.device) -> dict[str, float | None]:
     """Accuracy over a split: overall, open, closed (None where the split has no such question)."""
     right, closed = [], []
     for batch in batches:
-        predicted = forward(batch.to(device).inputs).argmax(-1).cpu()
-        right.append((predicted[:, None] == batch.accepted).any(-1))
+        right.append(answering.right(batch.to(device)))
         closed.append(batch.closed)
     return answer_accuracy(torch.cat(right), torch.cat(closed))
 
 
 @torch.inference_mode()
-def mean_loss(forward: Forward, batches: Iterable[Batch]) -> float:
-    """Mean cross-entropy over the samples whose answer training has seen; infinity where it is not finite.
+def mean_loss(answering: Answering, batches: Iterable[Batch]) -> float:
+    """Mean loss over the samples that have a target; infinity where it is not finite.
 
     Args:
-        forward: the backbone's inputs to logits (B, C).
+        answering: the site's model.
         batches: on the model's device.
     """
     total = count = 0.0
     for batch in batches:
-        seen = batch.target >= 0
-        losses = nn.functional.cross_entropy(forward(batch.inputs), batch.target, ignore_index=-1, reduction="sum")
-        total, count = total + losses.item(), count + int(seen.sum())
+        counted = (batch.target >= 0).reshape(len(batch.target), -1).any(-1)
+        losses = answering.loss(answering(batch.inputs), batch.target, reduction="sum")
+        total, count = total + losses.item(), count + int(counted.sum())
     return total / count if count and math.isfinite(total) else math.inf

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
 
-from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
 from fedpeft.importance import layer_budget, method_settings, score
 from fedpeft.keys import layer_of, layers_of
@@ -16,20 +16,8 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.states import State
 
 
-class Network(nn.Module):
-    """Backbone and head as one module from a batch's inputs to logits (B, C)."""
-
-    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
-        super().__init__()
-        self.backbone, self.head = backbone, head
-
-    def forward(self, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, C)."""
-        return self.head(self.backbone(**inputs))
-
-
 def score_layers(
-    network: Network,
+    answering: Answering,
     parameters: Mapping[str, nn.Parameter],
     batches: Sequence[Batch],
     settings: ScheduleSettings,
@@ -40,7 +28,7 @@ def score_layers(
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
     Args:
-        network: the current model, in evaluation mode.
+        answering: the current model, in evaluation mode.
         parameters: trainable parameters by wire key.
         batches: the samples to score on.
         settings: choose the score.
@@ -56,29 +44,30 @@ def score_layers(
         # a state read from disk may have its keys in another order
         extra["previous"] = _by_layer({key: previous[key] for key in parameters})
     scores = score(
-        lambda batch: network(batch.inputs),
+        lambda batch: answering(batch.inputs),
         layers,
         batches,
-        _loss,
+        _losses(answering),
         method=settings.score,
         generator=torch.Generator().manual_seed(seed),
-        model=network,
+        model=answering,
         **extra,
         **settings.score_settings,
     )
     return [float(value) for value in scores]
 
 
-def measure_budget(network: Network, parameters: Mapping[str, nn.Parameter], batch: Batch) -> int:
+def measure_budget(answering: Answering, parameters: Mapping[str, nn.Parameter], batch: Batch) -> int:
     """How many transformer layers fit into the device's memory when training on batches of this size.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
-    return layer_budget(lambda rows: network(rows.inputs), _by_layer(parameters), batch, _loss, model=network)
+    losses = _losses(answering)
+    return layer_budget(lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering)
 
 
-def _loss(logits: torch.Tensor, batch: Batch) -> torch.Tensor:
-    return nn.functional.cross_entropy(logits, batch.target, reduction="none")
+def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tensor]:
+    return lambda logits, batch: answering.loss(logits, batch.target, reduction="none")
 
 
 def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[int, list[torch.Tensor]]:

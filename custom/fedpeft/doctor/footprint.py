@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import psutil
 import torch
-from torch import Tensor
 
 from fedpeft import backbones
-from fedpeft.client.heads import build_head
-from fedpeft.client.scoring import Network
+from fedpeft.client import answering as ways
 from fedpeft.client.site_state import KEPT_ROUNDS
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
@@ -30,7 +30,8 @@ from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
 
-CLASSES = 500  # a site's vocabulary is known only where its data are; heads are small beside the rest
+# a site's own answers are known only where its data are; heads are small beside the rest
+ANSWERS = AnswerVocabulary([f"answer {number}" for number in range(500)])
 BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with a batch of 16: up to a fifth
 OPTIMIZER_TENSORS = 2
 
@@ -78,17 +79,23 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         if policy:
             check_parameters(policy, method, parameter_count(backbone, tuning, own).trained)
         body = tuning.prepare(backbone, own, seed=0)
-    head = build_head(training.head, backbone.hidden_size, CLASSES, torch.Generator().manual_seed(0))
-    network = Network(backbone, head).to(device).train()
-    trained = [*body.parameters().values(), *head.parameters()]
+    answering = ways.build(backbone, ANSWERS, training, torch.Generator().manual_seed(0)).to(device).train()
+    trained = [*body.parameters().values(), *answering.head.parameters()]
     size = backbone.image_size
 
     def step(examples: int) -> float:
         image = np.zeros((size, size, 3), dtype=np.uint8)
-        inputs = backbone.collate([image] * examples, ["word " * settings.text_length] * examples)
-        inputs = {name: tensor.to(device) for name, tensor in inputs.items()}
+        example = Example(image, "word " * settings.text_length, ANSWERS.answers[-1], closed=False, image_id="")
+        batch = answering.collate([image] * examples, [example] * examples).to(device)
         memory = MemorySettings(optimizer_tensors=OPTIMIZER_TENSORS)
-        fixed, costs = layer_memory(network, {0: trained}, inputs, _loss, model=network, settings=memory)
+        fixed, costs = layer_memory(
+            lambda rows: answering(rows.inputs),
+            {0: trained},
+            batch,
+            lambda logits, rows: answering.loss(logits, rows.target, reduction="none"),
+            model=answering,
+            settings=memory,
+        )
         return fixed + float(costs.sum())
 
     try:
@@ -103,7 +110,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     kept = sum(p.numel() * p.element_size() for p in trained)
     return Footprint(
         process=psutil.Process().memory_info().rss,
-        weights=sum(p.numel() * p.element_size() for p in network.parameters()),
+        weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
         state=kept * (1 + OPTIMIZER_TENSORS) * KEPT_ROUNDS,
         device=str(device),
@@ -118,7 +125,3 @@ def _device(name: str) -> torch.device:
             f"training.device is {name!r}, torch {torch.__version__} sees no GPU: install its CUDA build."
         )
     return torch.device(("cuda" if cuda else "cpu") if name == "auto" else name)
-
-
-def _loss(logits: Tensor, batch: Any) -> Tensor:
-    return logits.logsumexp(dim=-1)

@@ -1,0 +1,45 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Ways to answer a question by name (`training.answering`). A new one is one file and one registration here.
+
+Each is an `Answering` (`fedpeft.client.answering.answering`): a backbone with what makes answers of its features, which
+is private to the site, the targets of a batch, the loss, and which answers are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from fedpeft.registry import Registry
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedpeft.backbones.backbone import Backbone
+    from fedpeft.client.answering.answering import Answering
+    from fedpeft.data.answers import AnswerVocabulary
+    from fedpeft.training_settings import TrainingSettings
+
+    Build = Callable[[Backbone, AnswerVocabulary, TrainingSettings, torch.Generator], Answering]
+
+ANSWERING: Registry[Build] = Registry("answering", "fedpeft.answering")
+ANSWERING.register("classification", "fedpeft.client.answering.classification:build")
+
+register, names = ANSWERING.register, ANSWERING.names
+
+
+def build(
+    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+) -> Answering:
+    """Build what `training.answering` names.
+
+    Args:
+        backbone: with the method's adapters in it.
+        vocabulary: the site's answers, or those of a federated head.
+        settings: the section `training`.
+        generator: for initial values.
+
+    Raises:
+        FedpeftError: the backbone cannot answer in this way.
+    """
+    return ANSWERING.get(settings.answering)(backbone, vocabulary, settings, generator)

@@ -1,0 +1,49 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Interface of a way to answer: a module from a batch's inputs to logits, its targets, its loss, and what is right."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.batches import Batch
+from fedpeft.data.schema import Example
+
+
+class Answering(nn.Module):
+    """A backbone with what makes answers of it.
+
+    Args:
+        backbone: frozen but for what the method trains.
+        head: parameters that are trained in every round, and leave the site only where they are federated
+            (`method.head`); a module without parameters if there are none.
+    """
+
+    def __init__(self, backbone: Backbone, head: nn.Module) -> None:
+        super().__init__()
+        self.backbone, self.head = backbone, head
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Turn B examples with their opened images into a batch, on the CPU; runs in the processes that load data."""
+        raise NotImplementedError
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, ..., C) of a batch's inputs."""
+        raise NotImplementedError
+
+    def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+        """Return the loss of a batch.
+
+        Args:
+            logits: as `forward` returns them.
+            target: of the batch; a sample whose numbers are all negative is left out.
+            reduction: `mean` or `sum` over the samples, or `none`: one value for each (B,).
+        """
+        raise NotImplementedError
+
+    def right(self, batch: Batch) -> Tensor:
+        """Return whether the model answers each sample with an accepted answer, booleans (B,) on the CPU."""
+        raise NotImplementedError

@@ -1,0 +1,65 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Answering by classification: a head tells the answers of the site's training data apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.answering.answering import Answering
+from fedpeft.client.batches import Batch
+from fedpeft.client.heads import build_head
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.training_settings import TrainingSettings
+
+
+class Classification(Answering):
+    """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy.
+
+    Args:
+        backbone: of the site.
+        head: from features to logits.
+        vocabulary: the C answers.
+    """
+
+    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
+        super().__init__(backbone, head)
+        self.vocabulary = vocabulary
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""
+        inputs = self.backbone.collate(list(images), [example.question for example in examples])
+        accepted = [torch.tensor(self.vocabulary.accepted(example), dtype=torch.long) for example in examples]
+        return Batch(
+            inputs=inputs,
+            target=torch.tensor([self.vocabulary.index(example.answer) for example in examples]),
+            accepted=pad_sequence(accepted, batch_first=True, padding_value=-1),
+            closed=torch.tensor([example.closed for example in examples]),
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, C)."""
+        return self.head(self.backbone(**inputs))
+
+    def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+        """Return the cross-entropy."""
+        return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)
+
+    def right(self, batch: Batch) -> Tensor:
+        """Compare the most probable class with the accepted ones."""
+        predicted = self(batch.inputs).argmax(-1).cpu()
+        return (predicted[:, None] == batch.accepted).any(-1)
+
+
+def build(
+    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+) -> Classification:
+    """Build the head that `training.head` names."""
+    head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
+    return Classification(backbone, head, vocabulary)
