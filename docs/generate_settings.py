@@ -80,6 +80,7 @@ def tables() -> dict[str, str]:
         "methods": _methods(),
         "backbones": _backbones(),
         "vit": _vit(),
+        "albef": _albef(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
@@ -185,12 +186,13 @@ def _backbones() -> str:
     for name, pretrained in backbones.BACKBONES.usable():
         if BACKBONES.is_plugin(name):
             continue
-        if not pretrained.usual:
+        if not pretrained.usual and not pretrained.sized:
             rows.append((f"`{name}`", "any of transformers", "", "", "", "none: a job names a source"))
             continue
         model = pretrained.without_weights()
         count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
-        source = "with the package" if pretrained.tiny else f"`{pretrained.usual}`"
+        usual = f"`{pretrained.usual}`" if pretrained.usual else "none: a job names a folder"
+        source = "with the package" if pretrained.tiny else usual
         rows.append((f"`{name}`", f"`{model.family}`", str(model.num_layers), str(model.hidden_size), count, source))
     return markdown(("backbone", "family", "layers", "width", "parameters", "default weights"), rows)
 
@@ -199,6 +201,15 @@ def _vit() -> str:
     names = ("full", "attention", "vpt", "dvpt", "lora", "lora_vpt", "lora_dvpt", "attention_vpt", "classifier")
     counts = {entry.name: entry.exchanged for entry in entries(backbones.skeleton("vit"))}
     return markdown(("method", "exchanged on ViT-B/16"), [(f"`{name}`", f"{counts[name]:,}") for name in names])
+
+
+def _albef() -> str:
+    rows = [
+        (f"`{entry.name}`", f"{entry.trained:,}", f"{entry.exchanged:,}")
+        for entry in entries(backbones.skeleton("albef"))
+        if entry.trained is not None and not METHODS.is_plugin(entry.name)
+    ]
+    return markdown(("method", "trained on ALBEF", "exchanged"), rows)
 
 
 def _roles() -> str:

@@ -8,6 +8,7 @@ import torch
 import transformers as hf
 
 from fedpeft import adapters, methods
+from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.slots import SLOTS, locate
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_state import adapter_parameters
@@ -32,8 +33,12 @@ MODELS = {
     ),
     "clip_text_model": (lambda: hf.CLIPTextModel(hf.CLIPTextConfig(**CLIP_TEXT)), WORDS),
     "clip_vision_model": (lambda: hf.CLIPVisionModel(hf.CLIPVisionConfig(**SIZE, **IMAGE)), PIXELS),
+    "albef": (
+        lambda: AlbefModel(AlbefConfig(**SIZE, **TEXT, **IMAGE, fusion_layer=1, vision_layers=2)),
+        WORDS | PIXELS | {"attention_mask": torch.ones(1, 4)},
+    ),
 }
-TOWERS = {"clip": 2}
+TOWERS = {"clip": 2, "albef": 2}
 
 
 def build(family):

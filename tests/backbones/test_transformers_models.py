@@ -13,6 +13,7 @@ from small_models import MODELS, SIZE, saved, tokenizer
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.features import pooled
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
@@ -124,9 +125,13 @@ def fit(backbone, trainable, steps=12):
 
 
 def test_every_tower_has_its_slots(name, folders):
-    roles = model_roles(load(folders(name)).model)
+    backbone = load(folders(name))
+    roles = model_roles(backbone.model)
     houlsby = [role for role in roles if role.endswith(("attention", "output"))]
     assert len(houlsby) == 2 * TOWERS.get(name, 2)
+    # LoRA too is in all towers that have a projection of queries, whatever they call it
+    keys = methods.get("lora").tuning().prepare(backbone, {}, seed=0).parameters()
+    assert {key.split(".")[2] for key in keys} == {role for role in roles if role.endswith(("query", "value"))}
 
 
 CONFIGS = {
@@ -140,13 +145,14 @@ CONFIGS = {
     "clip": hf.CLIPConfig(text_config=SIZE, vision_config=SIZE),
     "clip_text_model": hf.CLIPTextConfig(**SIZE),
     "clip_vision_model": hf.CLIPVisionConfig(**SIZE),
+    "albef": AlbefConfig(**SIZE, fusion_layer=1, vision_layers=2),
 }
 
 
 @pytest.mark.parametrize("family", SLOTS)
 def test_what_is_read_off_the_structure_is_what_the_table_has(family, monkeypatch):
     with torch.device("meta"):
-        model = hf.AutoModel.from_config(CONFIGS[family])
+        model = AlbefModel(CONFIGS[family]) if family == "albef" else hf.AutoModel.from_config(CONFIGS[family])
     table = SLOTS[family] | INNER.get(family, {})
     monkeypatch.setattr("fedpeft.backbones.structure.SLOTS", {})
     found = model_roles(model)

@@ -34,13 +34,13 @@ def skeleton(name: str, source: str | None = None) -> Backbone:
 
     Args:
         name: registered name.
-        source: a folder or a hub name, whose configuration is read; None: that of the default weights.
+        source: a folder or a hub name, whose configuration is read; None: that of the default weights, or of the paper.
 
     Raises:
         FedpeftError: the name is unknown, or the backbone needs a source.
     """
     pretrained = BACKBONES.get(name)
-    if source is None and not pretrained.usual:
+    if source is None and not pretrained.usual and not pretrained.sized:
         raise FedpeftError(
             f"backbone {name!r} has no weights of its own: name a folder or a hub name, fedpeft backbones SOURCE."
         )

@@ -76,6 +76,9 @@ class Pretrained:
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
         tokenizer: whether its folder always has one.
+        sized: its skeleton needs no source, although a job has to name one.
+        pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
+            plain values alone are read.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
@@ -83,6 +86,8 @@ class Pretrained:
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
     tokenizer: bool = True
+    sized: bool = False
+    pickle: str = ""
     tiny: bool = False
 
     def loaded(self, settings: BackboneSettings) -> Backbone:

@@ -51,8 +51,12 @@ def reading(source: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def read_config(source: str) -> dict[str, Any]:
+def read_config(source: str, *, pickle: str = "") -> dict[str, Any]:
     """Return the checked content of a source's config.json; call it within `reading`.
+
+    Args:
+        source: a folder or a hub name.
+        pickle: name of a file of which the caller reads tensors and plain values alone; any other pickle is refused.
 
     Raises:
         ValueError: it names code or files that are never loaded, or absurd numbers.
@@ -63,7 +67,7 @@ def read_config(source: str) -> dict[str, Any]:
     config = PreTrainedConfig.get_config_dict(source)[0]
     check_config(config)
     if Path(source).is_dir():
-        weights.check_folder(Path(source), config)
+        weights.check_folder(Path(source), config, pickle=pickle)
     elif cached_file(source, weights.ADAPTER, _raise_exceptions_for_missing_entries=False):
         raise ValueError(f"it has an {weights.ADAPTER}; give the name of the model alone")
     return config

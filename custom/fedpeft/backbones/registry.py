@@ -7,6 +7,7 @@ from fedpeft.backbones.backbone import Pretrained
 from fedpeft.registry import Registry
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
+ALBEF_PICKLE = "ALBEF.pth"
 
 BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
 BACKBONES.register(
@@ -43,6 +44,15 @@ BACKBONES.register(
         skeleton="fedpeft.backbones.vit:skeleton",
         usual="google/vit-base-patch16-224-in21k",
         tokenizer=False,
+    ),
+)
+BACKBONES.register(
+    "albef",
+    Pretrained(
+        build="fedpeft.backbones.albef:build",
+        skeleton="fedpeft.backbones.albef:skeleton",
+        sized=True,  # its weights are a download that no hub has in this layout
+        pickle=ALBEF_PICKLE,
     ),
 )
 BACKBONES.register(

@@ -24,6 +24,20 @@ _BERT = _paths(
     query="attention.self.query",
     value="attention.self.value",
 )
+_ALBEF_VISION = _paths(
+    "visual_encoder.layers.{layer}",
+    attention="attention",
+    output="mlp",
+    query="attention.q_proj",
+    value="attention.v_proj",
+)
+_ALBEF_TEXT = _paths(  # the self-attention: there is no slot in the cross-attention of the fusion layers
+    "text_encoder.encoder.layer.{layer}",
+    attention="attention.output.inner",
+    output="output.inner",
+    query="attention.self.query",
+    value="attention.self.value",
+)
 _CLIP_TOWER = _paths(
     "encoder.layers.{layer}",
     attention="self_attn",
@@ -31,6 +45,11 @@ _CLIP_TOWER = _paths(
     query="self_attn.q_proj",
     value="self_attn.v_proj",
 )
+
+
+def _towers(**towers: dict[str, str]) -> dict[str, str]:
+    return {f"{tower}_{role}": path for tower, roles in towers.items() for role, path in roles.items()}
+
 
 SLOTS: dict[str, dict[str, str]] = {
     "vilt": {
@@ -57,6 +76,7 @@ SLOTS: dict[str, dict[str, str]] = {
     },
     "clip_text_model": _CLIP_TOWER,
     "clip_vision_model": _CLIP_TOWER,
+    "albef": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT),
 }
 
 _BERT_INNER = _paths(
@@ -75,6 +95,17 @@ _CLIP_INNER = _paths(
     second_linear="mlp.fc2",
     attention_norm="layer_norm1",
     output_norm="layer_norm2",
+)
+_ALBEF_VISION_INNER = _paths(
+    "visual_encoder.layers.{layer}", **_VIT_INNER, attention_norm="layernorm_before", output_norm="layernorm_after"
+)
+_ALBEF_TEXT_INNER = _paths(
+    "text_encoder.encoder.layer.{layer}",
+    key="attention.self.key",
+    attention_linear="attention.output.inner.dense",
+    second_linear="output.inner.dense",
+    attention_norm="attention.output.LayerNorm",
+    output_norm="output.LayerNorm",
 )
 
 # modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, the linear layers at the
@@ -106,6 +137,7 @@ INNER: dict[str, dict[str, str]] = {
     },
     "clip_text_model": _CLIP_INNER,
     "clip_vision_model": _CLIP_INNER,
+    "albef": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER),
 }
 
 

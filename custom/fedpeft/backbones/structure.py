@@ -113,12 +113,13 @@ def _of_layer(layer: nn.Module) -> dict[str, str]:
     query = _attention(layer)
     block = query.rpartition(".")[0]
     found = {role: path for role, path in _projections(linear, block).items() if path}
-    if "query" in found and f"{block.rpartition('.')[0]}.output.dense".lstrip(".") in linear:
+    end = f"{block.rpartition('.')[0]}.output".lstrip(".")
+    if "query" in found and (ends := [path for path in linear if re.fullmatch(rf"{end}\.(\w+\.)?dense", path)]):
         block = block.rpartition(".")[0]  # BERT: attention.self makes the values, attention.output has the residual
-        found["attention"] = f"{block}.output"
-        found["attention_linear"] = f"{block}.output.dense"
+        found["attention"] = ends[-1].rpartition(".")[0]
+        found["attention_linear"] = ends[-1]
     else:
-        found["attention"] = block
+        found["attention"], end = block, ""
         ends = [p for p in linear if p.startswith(f"{block}.") and p not in found.values()]
         if ends:
             found["attention_linear"] = ends[-1]
@@ -142,7 +143,7 @@ def _of_layer(layer: nn.Module) -> dict[str, str]:
         for path, module in modules.items()
         if "norm" in type(module).__name__.lower()
         and not OTHER_ATTENTION.search(path)
-        and (not path.startswith(inside) or (path.startswith(f"{found['attention']}.") and found["attention"] != block))
+        and (not path.startswith(inside) or (end and path.startswith(f"{end}.")))
     ]
     if len(norms) > 1:
         found["attention_norm"], found["output_norm"] = norms[0], norms[-1]

@@ -22,12 +22,13 @@ REMEDY = (
 )
 
 
-def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
+def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
     """Refuse a folder from which transformers would read a pickle, or a file outside the folder.
 
     Args:
         folder: of the checkpoint.
         config: the content of its config.json.
+        pickle: name of a file that transformers does not read; it may be there.
 
     Raises:
         ValueError: names the file and the remedy.
@@ -46,7 +47,7 @@ def check_folder(folder: Path, config: Mapping[str, Any]) -> None:
             if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
                 raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
         return
-    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
+    pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED and file.name != pickle)
     if pickles:
         raise ValueError(
             f"its weights are a pickle, {pickles[0]}, which can run code and is never read (use_safetensors=True); "

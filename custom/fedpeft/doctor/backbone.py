@@ -24,16 +24,21 @@ def check(context: Context) -> Iterator[Finding]:
         return
     settings = build(BackboneSettings, context.job.sections["backbone"], section="backbone")
     source = settings.source or usual_source(settings.name)
-    needed = FILES if BACKBONES.get(settings.name).tokenizer else FILES[:-1]
-    yield folder(Path(source), needed) if Path(source).is_dir() else cached(source, needed)
+    pretrained = BACKBONES.get(settings.name)
+    needed = FILES if pretrained.tokenizer else FILES[:-1]
+    if not Path(source).is_dir():
+        yield cached(source, needed)
+        return
+    yield folder(Path(source), needed, pickle=pretrained.pickle)
 
 
-def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES) -> Finding:
+def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:
     """Check a local folder in the hub's layout.
 
     Args:
         path: of the folder.
         needed: kinds of files; of each kind one of the names must be there.
+        pickle: name of the file that may be there instead of safetensors.
     """
     present = [file.name for file in path.iterdir()]
     try:
@@ -43,9 +48,10 @@ def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES) -> Finding:
         return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
     try:
         check_config(config)
-        weights.check_folder(path, config)
+        weights.check_folder(path, config, pickle=pickle)
     except ValueError as error:
         return failed(f"{path} cannot be used: {error}.")
+    present += list(WEIGHTS) if pickle in present else []
     if missing := [kinds[0] for kinds in needed if not set(kinds) & set(present)]:
         return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())

@@ -68,7 +68,9 @@ class LoraTuning(SlotTuning):
                     f"{type(model).__name__}: name its projections with target_modules={{role: path}}."
                 )
         if not isinstance(targets, str):
-            config.target_modules = {template.rpartition(".")[2] for template in templates.values()}
+            names = {template.rpartition(".")[2] for template in templates.values()}
+            others = [path for path in paths if path.rpartition(".")[2] in names and not locate(path, templates)]
+            config.target_modules = pattern_of(templates) if others else names  # others: cross-attention
 
     def templates(self, config: LoraConfig, family: str | None) -> dict[str, str]:
         """Return slot -> module path of the projections that the configuration adapts."""
@@ -87,7 +89,7 @@ class LoraTuning(SlotTuning):
             return slot_templates(family, sorted(targets))  # which refuses the family and names every role
         templates = {}
         for target in sorted(targets):
-            named = {slot: path for slot, path in SLOTS[family].items() if path.endswith(f".{target}")}
+            named = _named(SLOTS[family], target)
             templates |= named or slot_templates(family, [target])
         return templates
 
@@ -96,7 +98,7 @@ class LoraTuning(SlotTuning):
         known = known_roles(model)
         templates: dict[str, str] = {}
         for target in sorted(targets):
-            named = {slot: path for slot, path in known.items() if path.endswith(f".{target}")}
+            named = _named(known, target)
             if not named and target not in DEFAULTS["target_modules"] and target not in known:
                 named = templates_of([target], model)
             if not named:  # the error names every role
@@ -166,6 +168,14 @@ class LoraTuning(SlotTuning):
             if name.endswith(f".lora_{matrix}.weight"):
                 return name.removesuffix(f".lora_{matrix}.weight"), matrix
         return None
+
+
+def _named(table: Mapping[str, str], target: str) -> dict[str, str]:
+    """Return the places of a table that a job means: a role in every tower, or the modules of this name."""
+    roles = {slot: path for slot, path in table.items() if slot == target or slot.endswith(f"_{target}")}
+    if roles and target in DEFAULTS["target_modules"]:  # one tower may call its projection so, another otherwise
+        return roles
+    return {slot: path for slot, path in table.items() if path.endswith(f".{target}")}
 
 
 def _layers(config: LoraConfig, num_layers: int) -> list[int]:

@@ -73,11 +73,11 @@ def backbone_table() -> Table:
     for head in ("name", "family", "layers", "width", "parameters", "default weights"):
         table.add_column(head, justify="right" if head in ("layers", "width", "parameters") else "left")
     for name, pretrained in backbones.BACKBONES.usable():
-        if not pretrained.usual:
+        if not pretrained.usual and not pretrained.sized:
             table.add_row(name, "any", "", "", "", "none: a job names a source (fedpeft backbones SOURCE)")
             continue
         model = pretrained.without_weights()
         count = sum(parameter.numel() for parameter in model.parameters())
-        weights = "with the package" if pretrained.tiny else pretrained.usual
+        weights = "with the package" if pretrained.tiny else pretrained.usual or "none: a job names a folder"
         table.add_row(name, str(model.family), str(model.num_layers), str(model.hidden_size), f"{count:,}", weights)
     return table

@@ -35,7 +35,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         self.layer_index = layer_index
         self.merged_adapters = []
         self.weights: dict[str, float] = {}  # by adapter, of what the active ones add; empty: their mean
-        self.fusion: nn.Module | None = None  # from the output and what several active adapters add to one addition
+        self.fusion: nn.Module | None = None  # from the input and what several active adapters add to one addition
         setattr(self, self.adapter_layer_names[0], nn.ModuleDict())
 
     @property
@@ -104,8 +104,14 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         return bottleneck
 
     def branch_input(self, args: tuple[Any, ...], output: torch.Tensor) -> torch.Tensor:
-        """Return the adapters' input, here the wrapped module's output; `args` are its positional arguments."""
-        return output
+        """Return the adapters' input: the wrapped module's output, or what its own `adapter_input` makes of it.
+
+        Args:
+            args: positional arguments of the wrapped module.
+            output: what it returned.
+        """
+        reads = getattr(self.base_layer, "adapter_input", None)
+        return output if reads is None else reads(args, output)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         result = self.base_layer(*args, **kwargs)
@@ -121,7 +127,7 @@ class BottleneckLayer(nn.Module, BaseTunerLayer):
         h = self.branch_input(args, output)
         if self.fusion is not None and len(active) > 1:
             branches = [each.scaling * each(h.to(each.down.bias.dtype)) for each in active]
-            output = output + self.fusion(output.to(branches[0].dtype), branches).to(output.dtype)
+            output = output + self.fusion(h.to(branches[0].dtype), branches).to(output.dtype)
         else:
             output = add_branches(output, h, active, weights)
         return (output, *result[1:]) if isinstance(result, tuple) else output

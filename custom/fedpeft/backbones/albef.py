@@ -1,0 +1,175 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""ALBEF (Li et al. 2021, arXiv:2107.07651): an image encoder, and a text encoder whose upper half attends to the image.
+
+The features are the first token's after the last fusion layer. Weights are the official checkpoint's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones import albef_checkpoint, weights
+from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel, reset_positions
+from fedpeft.backbones.checkpoint import (
+    check_complete,
+    check_image_size,
+    check_kind,
+    check_text_length,
+    check_vocabulary,
+    read_config,
+    reading,
+    unusable,
+)
+from fedpeft.backbones.images import Images, SquareImages
+from fedpeft.backbones.registry import ALBEF_PICKLE
+from fedpeft.backbones.vit_layouts import misfits
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.settings import BackboneSettings
+
+NAME = "ALBEF"
+MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
+DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
+NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
+
+
+class Albef(nn.Module):
+    """An ALBEF with its tokenizer and image preparation.
+
+    Args:
+        model: adapters may be injected into it in place.
+        tokenizer: a BERT tokenizer; None in a skeleton.
+        text_length: longest question in tokens.
+    """
+
+    family = "albef"
+
+    def __init__(self, model: AlbefModel, tokenizer: Any, text_length: int) -> None:
+        super().__init__()
+        self.model = model
+        self.tokenizer = tokenizer
+        self.text_length = text_length
+        self.image_size: int = model.config.image_size
+        self.hidden_size: int = model.config.hidden_size
+        self.num_layers: int = max(model.config.num_hidden_layers, model.config.vision_layers)
+        self.prepare = SquareImages(self.image_size)
+
+    def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
+        """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest.
+
+        As in ALBEF's own tuning, questions are without punctuation and pixels are scaled by the mean and deviation of
+        each color.
+        """
+        text = self.tokenizer(
+            [plain(question) for question in questions],
+            padding=True,
+            truncation=True,
+            max_length=self.text_length,
+            return_tensors="pt",
+        )
+        pixels = (self.prepare(images)["pixel_values"] + 1) / 2
+        scaled = (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
+        return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], "pixel_values": scaled}
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the first token after the last fusion layer (B, d) for a batch of `collate`."""
+        return self.model(**batch)[:, 0]
+
+
+def plain(question: str) -> str:
+    """Return a question in lower case without punctuation, as ALBEF was trained."""
+    return re.sub(r"\s+", " ", question.lower().translate(NO_PUNCTUATION)).strip()
+
+
+def build(settings: BackboneSettings) -> Albef:
+    """Load ALBEF from a folder.
+
+    Raises:
+        FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
+    """
+    source = settings.source
+    with reading(source, NAME):
+        model, tokenizer = _load(source, settings.image_size)
+    check_text_length(settings.text_length, model.config.max_position_embeddings, source)
+    return Albef(model, tokenizer, settings.text_length)
+
+
+def skeleton(source: str | None = None) -> Albef:
+    """Return an ALBEF without weights and tokenizer on torch's meta device.
+
+    Args:
+        source: whose configuration is read; None: the official one.
+    """
+    with reading(source or "", NAME):
+        config = _config(source) if source else AlbefConfig()
+        return Albef(_empty(config), None, config.max_position_embeddings)
+
+
+def _load(source: str, image_size: int | None) -> tuple[AlbefModel, Any]:
+    from transformers import BertTokenizerFast
+
+    config = _config(source)
+    tokenizer = BertTokenizerFast.from_pretrained(source)
+    check_vocabulary(tokenizer, config.vocab_size, source)
+    tensors = albef_checkpoint.read_tensors(Path(source))
+    for name, pixels in albef_checkpoint.image_sizes(tensors).items():
+        setattr(config, name, pixels)
+    if image_size is not None:
+        check_image_size(image_size, config.patch_size, source)
+        config.image_size = image_size
+    grid = config.image_size // config.patch_size
+    positions = albef_checkpoint.POSITIONS
+    tensors[positions] = albef_checkpoint.resized(tensors[positions], grid)
+    kept, unknown = albef_checkpoint.renamed(tensors)
+    if unknown:
+        raise unusable(
+            f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "
+            f"the folder of the pre-trained checkpoint."
+        )
+    model = _empty(config)
+    weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})
+    expected = dict(model.named_parameters())
+    check_complete(misfits(kept, expected), source, NAME)
+    if extra := sorted(kept.keys() - expected.keys()):
+        raise unusable(
+            f"The weights in {source!r} have {len(extra)} tensors that an ALBEF of its config.json does not have, "
+            f"first {extra[0]}: give the folder whose two files belong together."
+        )
+    model.load_state_dict(kept, strict=True, assign=True)
+    reset_positions(model)
+    return model, tokenizer
+
+
+def _empty(config: AlbefConfig) -> AlbefModel:
+    """Return the model on the meta device."""
+    with torch.device("meta"):
+        return AlbefModel(config)
+
+
+def _config(source: str) -> AlbefConfig:
+    """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json.
+
+    Raises:
+        FedpeftError: it is of another model.
+        ValueError: it is not a folder, or image and text differ in width.
+    """
+    if not Path(source).is_dir():
+        raise ValueError("it is read from a folder alone")
+    stored = read_config(source, pickle=ALBEF_PICKLE)
+    if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
+        check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")
+    width = stored.get("hidden_size", AlbefConfig.hidden_size)
+    if stored.get("encoder_width", width) != width:
+        raise ValueError(
+            f"its config.json has encoder_width {stored['encoder_width']!r:.40} beside hidden_size {width}"
+        )
+    known = {field.name for field in dataclasses.fields(AlbefConfig)}
+    unread = {"model_type", "architectures", "is_decoder", "add_cross_attention"}
+    return AlbefConfig(**{name: value for name, value in stored.items() if name in known - unread})

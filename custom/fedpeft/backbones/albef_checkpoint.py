@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The official checkpoint of ALBEF: its file, its tensors, and their names in `AlbefModel`.
+
+visual_encoder.*                     as timm names a ViT              ->  visual_encoder.*, as transformers does
+text_encoder.bert.*                  BERT with cross-attention        ->  text_encoder.*
+text_encoder.cls.*, text_proj.* ...  heads of pre-training, momentum copies (`*_m`), queues: left out
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedpeft.backbones import weights
+from fedpeft.backbones.registry import ALBEF_PICKLE
+from fedpeft.backbones.vit_layouts import from_timm
+
+VISION, TEXT = "visual_encoder.", "text_encoder.bert."
+POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
+NOT_READ = re.compile(
+    r"((visual_encoder_m|text_encoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head|text_encoder\.cls)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_encoder\.bert\.embeddings\.position_ids)"
+)
+OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
+
+
+def read_tensors(folder: Path) -> dict[str, Tensor]:
+    """Return the tensors of a checkpoint that an ALBEF without its heads of pre-training has, by their own names.
+
+    Args:
+        folder: has model.safetensors, or ALBEF.pth as it is downloaded.
+
+    Raises:
+        ValueError: it has neither, or the file is not such a checkpoint.
+    """
+    if (folder / weights.WEIGHTS).is_file():
+        from safetensors import safe_open
+
+        with safe_open(folder / weights.WEIGHTS, "pt") as stored:
+            kept = [name for name in stored.keys() if not NOT_READ.fullmatch(name)]  # noqa: SIM118
+            return {name: stored.get_tensor(name).to(torch.float32) for name in kept}
+    if not (folder / ALBEF_PICKLE).is_file():
+        raise ValueError(f"it has neither {weights.WEIGHTS} nor {ALBEF_PICKLE}")
+    stored = _unpickled(folder / ALBEF_PICKLE)
+    return {
+        name: tensor.to(torch.float32, copy=True) for name, tensor in stored.items() if not NOT_READ.fullmatch(name)
+    }
+
+
+def image_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    """Return the image size and patch size that the image encoder was trained with.
+
+    Raises:
+        ValueError: it has no positions or patches, or not those of square images.
+    """
+    positions, patches = (tensors.get(name, torch.empty(0)) for name in (POSITIONS, PATCHES))
+    if positions.dim() != 3 or patches.dim() != 4:
+        raise ValueError(f"its tensors are not those of ALBEF, which has {POSITIONS} and {PATCHES}")
+    grid, patch = math.isqrt(positions.shape[1] - 1), patches.shape[-1]
+    if grid < 1 or grid**2 + 1 != positions.shape[1]:
+        raise ValueError(f"its {POSITIONS} has {positions.shape[1]} positions, which are not those of a square image")
+    return {"image_size": grid * patch, "patch_size": patch}
+
+
+def resized(positions: Tensor, grid: int) -> Tensor:
+    """Return position embeddings for another number of patches, interpolated bicubically as ALBEF does.
+
+    Args:
+        positions: of the first token and the patches row by row, (1, 1 + n*n, d).
+        grid: patches on a side of the image.
+
+    Returns:
+        (1, 1 + grid*grid, d)
+    """
+    side = math.isqrt(positions.shape[1] - 1)
+    if side == grid:
+        return positions
+    square = positions[:, 1:].transpose(1, 2).unflatten(2, (side, side))
+    square = torch.nn.functional.interpolate(square, size=(grid, grid), mode="bicubic", align_corners=False)
+    return torch.cat((positions[:, :1], square.flatten(2).transpose(1, 2)), dim=1)
+
+
+def renamed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there."""
+    vision = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
+    placed, unknown = from_timm(vision)
+    found = {f"{VISION}{name}": tensor for name, tensor in placed.items()}
+    unknown = [f"{VISION}{name}" for name in unknown]
+    for name, tensor in tensors.items():
+        if name.startswith(TEXT):
+            inner = OUTPUT.sub(r"\1.inner.dense.", name.removeprefix(TEXT))  # `DenseHalf` of the block
+            found[f"text_encoder.{inner}"] = tensor
+        elif not name.startswith(VISION):
+            unknown.append(name)
+    return found, unknown
+
+
+def _unpickled(file: Path) -> dict[str, Tensor]:
+    """Return `checkpoint["model"]` of a file of torch.save, of whose pickle only tensors and plain values are made.
+
+    Raises:
+        ValueError: it is not such a file.
+    """
+    convert = f"convert it once where you trust its author, as docs/backbones.md shows, and give the {weights.WEIGHTS}"
+    if not zipfile.is_zipfile(file):
+        raise ValueError(f"its {ALBEF_PICKLE} is not a file of torch.save of version 1.6 or later; {convert}")
+    with zipfile.ZipFile(file) as parts:
+        if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
+            raise ValueError(f"its {ALBEF_PICKLE} is compressed, which torch.save does not do; download it again")
+    try:
+        content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:  # pickle, torch and zip raise their own kinds, over many lines
+        raise ValueError(
+            f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
+        ) from error
+    model = content.get("model") if isinstance(content, Mapping) else None
+    if not isinstance(model, Mapping) or not all(isinstance(tensor, Tensor) for tensor in model.values()):
+        raise ValueError(
+            f"its {ALBEF_PICKLE} has no tensors under 'model', as ALBEF's checkpoints have; download it again"
+        )
+    return dict(model)

@@ -1,0 +1,171 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A small ALBEF checkpoint with random weights under the official names, and what such a model computes."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from small_models import IMAGE, PLAIN, SIZE
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import BertTokenizerFast
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PLAIN]
+WIDTH, INNER, HEADS = SIZE["hidden_size"], SIZE["intermediate_size"], SIZE["num_attention_heads"]
+VISION_LAYERS, TEXT_LAYERS, FUSION = 3, 4, 2
+CONFIG = {
+    **SIZE,
+    "model_type": "albef",
+    "num_hidden_layers": TEXT_LAYERS,
+    "vision_layers": VISION_LAYERS,
+    "fusion_layer": FUSION,
+    "vocab_size": len(WORDS),
+    "max_position_embeddings": 20,
+}
+GRID = IMAGE["image_size"] // IMAGE["patch_size"]
+Adapters = Mapping[str, Callable[[Tensor], Tensor]]
+
+
+def albef_tensors() -> dict[str, Tensor]:
+    """The official names, heads of pre-training, momentum copies and queues included."""
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator) * 0.2
+
+    def linear(name: str, outputs: int, inputs: int) -> dict[str, Tensor]:
+        return {f"{name}.weight": draw(outputs, inputs), f"{name}.bias": draw(outputs)}
+
+    def norm(name: str) -> dict[str, Tensor]:
+        return {f"{name}.weight": 1 + draw(WIDTH), f"{name}.bias": draw(WIDTH)}
+
+    def bert_attention(name: str) -> dict[str, Tensor]:
+        parts = [linear(f"{name}.self.{part}", WIDTH, WIDTH) for part in ("query", "key", "value")]
+        merged = {key: tensor for part in parts for key, tensor in part.items()}
+        return merged | linear(f"{name}.output.dense", WIDTH, WIDTH) | norm(f"{name}.output.LayerNorm")
+
+    patch = IMAGE["patch_size"]
+    tensors = {
+        "visual_encoder.cls_token": draw(1, 1, WIDTH),
+        "visual_encoder.pos_embed": draw(1, GRID**2 + 1, WIDTH),
+        "visual_encoder.patch_embed.proj.weight": draw(WIDTH, 3, patch, patch),
+        "visual_encoder.patch_embed.proj.bias": draw(WIDTH),
+        **norm("visual_encoder.norm"),
+    }
+    for layer in range(VISION_LAYERS):
+        block = f"visual_encoder.blocks.{layer}"
+        tensors |= norm(f"{block}.norm1") | norm(f"{block}.norm2")
+        tensors |= linear(f"{block}.attn.qkv", 3 * WIDTH, WIDTH) | linear(f"{block}.attn.proj", WIDTH, WIDTH)
+        tensors |= linear(f"{block}.mlp.fc1", INNER, WIDTH) | linear(f"{block}.mlp.fc2", WIDTH, INNER)
+    words = "text_encoder.bert.embeddings"
+    tensors |= {
+        f"{words}.word_embeddings.weight": draw(len(WORDS), WIDTH),
+        f"{words}.position_embeddings.weight": draw(CONFIG["max_position_embeddings"], WIDTH),
+        f"{words}.token_type_embeddings.weight": draw(2, WIDTH),
+        f"{words}.position_ids": torch.arange(CONFIG["max_position_embeddings"])[None],
+        **norm(f"{words}.LayerNorm"),
+    }
+    for number in range(TEXT_LAYERS):
+        layer = f"text_encoder.bert.encoder.layer.{number}"
+        tensors |= bert_attention(f"{layer}.attention")
+        if number >= FUSION:
+            tensors |= bert_attention(f"{layer}.crossattention")
+        tensors |= linear(f"{layer}.intermediate.dense", INNER, WIDTH)
+        tensors |= linear(f"{layer}.output.dense", WIDTH, INNER) | norm(f"{layer}.output.LayerNorm")
+    head = "text_encoder.cls.predictions"
+    tensors |= linear(f"{head}.transform.dense", WIDTH, WIDTH) | norm(f"{head}.transform.LayerNorm")
+    tensors |= linear(f"{head}.decoder", len(WORDS), WIDTH) | {f"{head}.bias": draw(len(WORDS))}
+    tensors |= linear("vision_proj", 8, WIDTH) | linear("text_proj", 8, WIDTH) | linear("itm_head", 2, WIDTH)
+    parts = ("visual_encoder", "text_encoder", "vision_proj", "text_proj")
+    momentum = {
+        f"{part}_m{name.removeprefix(part)}": tensor.clone()
+        for part in parts
+        for name, tensor in tensors.items()
+        if name.startswith(f"{part}.")
+    }
+    queues = {"image_queue": draw(8, 4), "text_queue": draw(8, 4), "queue_ptr": torch.zeros(1, dtype=torch.long)}
+    return tensors | momentum | queues | {"temp": torch.tensor(0.07)}
+
+
+def albef_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None, **config: Any) -> Path:
+    """A folder as a user makes it: ALBEF.pth, config.json and the tokenizer's files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(WORDS) + "\n")
+    BertTokenizerFast(vocab=str(folder / "vocab.txt")).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
+    content = {"model": dict(albef_tensors() if tensors is None else tensors), "epoch": 29, "config": {"k": [1, "x"]}}
+    torch.save(content, folder / "ALBEF.pth")
+    return folder
+
+
+def reference_states(
+    tensors: Mapping[str, Tensor], ids: Tensor, mask: Tensor, pixels: Tensor, adapters: Adapters | None = None
+) -> Tensor:
+    """The states of the question's tokens by ALBEF's equations, from the tensors of its checkpoint.
+
+    Args:
+        tensors: by their official names.
+        ids, mask: (B, T).
+        pixels: (B, 3, H, W).
+        adapters: place, for instance "layer.1.text_output" -> what an adapter there adds, of what it reads.
+    """
+    adapters = adapters or {}
+
+    def linear(x: Tensor, name: str) -> Tensor:
+        return F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+
+    def norm(x: Tensor, name: str, eps: float) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps)
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (query, key, value))
+        scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH / HEADS)
+        if seen is not None:
+            scores = scores.masked_fill(seen[:, None, None] == 0, float("-inf"))
+        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+
+    def block(h: Tensor, stream: Tensor, name: str, place: str = "") -> Tensor:
+        f, normed = linear(h, f"{name}.dense"), f"{name}.LayerNorm"
+        if place in adapters:
+            f = f + adapters[place](norm(f + stream, normed, 1e-12))
+        return norm(f + stream, normed, 1e-12)
+
+    def bert(x: Tensor, other: Tensor, name: str, seen: Tensor | None, place: str = "") -> Tensor:
+        query, key, value = (
+            linear(y, f"{name}.self.{part}") for y, part in ((x, "query"), (other, "key"), (other, "value"))
+        )
+        return block(attend(query, key, value, seen), x, f"{name}.output", place)
+
+    vision, patch = "visual_encoder", IMAGE["patch_size"]
+    patches = F.conv2d(
+        pixels,
+        tensors[f"{vision}.patch_embed.proj.weight"],
+        tensors[f"{vision}.patch_embed.proj.bias"],
+        stride=patch,
+    )
+    first = tensors[f"{vision}.cls_token"].expand(len(pixels), -1, -1)
+    x = torch.cat((first, patches.flatten(2).transpose(1, 2)), dim=1) + tensors[f"{vision}.pos_embed"]
+    for layer in range(VISION_LAYERS):
+        name = f"{vision}.blocks.{layer}"
+        heads = attend(*linear(norm(x, f"{name}.norm1", 1e-6), f"{name}.attn.qkv").chunk(3, dim=-1))
+        x = x + linear(heads, f"{name}.attn.proj")
+        x = x + linear(F.gelu(linear(norm(x, f"{name}.norm2", 1e-6), f"{name}.mlp.fc1")), f"{name}.mlp.fc2")
+        if (place := f"layer.{layer}.vision_output") in adapters:
+            x = x + adapters[place](x)
+    image = norm(x, f"{vision}.norm", 1e-6)
+    words = "text_encoder.bert.embeddings"
+    h = tensors[f"{words}.word_embeddings.weight"][ids] + tensors[f"{words}.token_type_embeddings.weight"][0]
+    h = norm(h + tensors[f"{words}.position_embeddings.weight"][: ids.shape[1]], f"{words}.LayerNorm", 1e-12)
+    for number in range(TEXT_LAYERS):
+        name = f"text_encoder.bert.encoder.layer.{number}"
+        h = bert(h, h, f"{name}.attention", mask, f"layer.{number}.text_attention")
+        if number >= FUSION:
+            h = bert(h, image, f"{name}.crossattention", None)
+        inner = F.gelu(linear(h, f"{name}.intermediate.dense"))
+        h = block(inner, h, f"{name}.output", f"layer.{number}.text_output")
+    return h
