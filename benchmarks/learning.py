@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +35,7 @@ from rich.table import Table
 
 from fedpeft import importance, scheduling
 from fedpeft.client.learner import Learner
+from fedpeft.client.loop import parts_of
 from fedpeft.client.lr_schedule import linear_warmup_decay
 from fedpeft.client.optimizer import build_optimizer
 from fedpeft.federate import federate
@@ -146,10 +146,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
                 rate = linear_warmup_decay(step, total_steps=total, warmup=settings.warmup)
                 for group in optimizer.param_groups:
                     group["lr"] = settings.learning_rate * rate  # body and heads have one rate here
-                answering = learners[site].answering.train()
-                learner.trainable.step(
-                    partial(answering, batch.inputs), partial(answering.loss, target=batch.target), optimizer
-                )
+                learner.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)
                 step += 1
         rounds.append({s: learner.evaluate() for s, learner in learners.items()})
     return rounds

@@ -9,6 +9,9 @@ from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, one_of
 
+FLOAT32, BFLOAT16 = "float32", "bfloat16"
+FUSED, FIRST_TOKEN = "fused", "first_token"
+
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
@@ -29,6 +32,15 @@ class TrainingSettings:
             of its training data.
         head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
         evaluation_batch_size: samples per step of evaluation.
+        precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,
+            head and loss stay in float32.
+        frozen_precision: in which the backbone's frozen matrices are kept, `float32` or `bfloat16`.
+        attention: `usual`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
+            transformers has none (ViLT).
+        last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
+            token in its last layer. The results differ by rounding.
+        checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
+        micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
         device: a torch device, or `auto` (CUDA where there is one).
@@ -47,6 +59,12 @@ class TrainingSettings:
     answering: str = "classification"
     head: str = "linear"
     evaluation_batch_size: int = 64
+    precision: str = FLOAT32
+    frozen_precision: str = FLOAT32
+    attention: str = "usual"
+    last_layer: str = "whole"
+    checkpointing: bool = False
+    micro_batch: int = 0
     threads: int = 1
     workers: int = 0
     device: str = "auto"
@@ -55,7 +73,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
             at_least(name, getattr(self, name), 1)
-        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed"):
+        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed", "micro_batch"):
             at_least(name, getattr(self, name), 0)
         at_least("learning_rate", self.learning_rate, 0, exclusive=True)
         if self.head_learning_rate is not None:
@@ -65,6 +83,21 @@ class TrainingSettings:
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("answering", self.answering, ANSWERING.names())
         one_of("head", self.head, ("linear", "mlp"))
+        one_of("precision", self.precision, (FLOAT32, BFLOAT16))
+        one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16))
+        one_of("attention", self.attention, ("usual", FUSED))
+        one_of("last_layer", self.last_layer, ("whole", FIRST_TOKEN))
+        if self.frozen_precision != FLOAT32 and self.precision == FLOAT32:
+            raise FedpeftError(
+                "frozen_precision is 'bfloat16', which products in float32 cannot use: set precision to 'bfloat16'.",
+                setting="frozen_precision",
+            )
+        if self.micro_batch >= self.batch_size:
+            raise FedpeftError(
+                f"micro_batch is {self.micro_batch}, a batch has {self.batch_size} samples: choose fewer, or leave it "
+                f"out.",
+                setting="micro_batch",
+            )
 
     def epochs_in(self, round: int, *, first: int = 1) -> int:
         """Return the passes over the training split in a round, counted from 1.

@@ -15,7 +15,7 @@ from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import is_key, layers_of
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import parameter_count
+from fedpeft.methods.trainable import Part, parameter_count
 
 SETTINGS = {
     "compacter": {"reduction_factor": 4},
@@ -52,7 +52,7 @@ def train(backbone, trainable, batch, steps=20):
     def loss(outputs):
         return (outputs - goal).square().mean()
 
-    return [trainable.step(forward, loss, optimizer).item() for _ in range(steps)]
+    return [trainable.step([Part(forward, loss)], optimizer).item() for _ in range(steps)]
 
 
 def whole(trainable):

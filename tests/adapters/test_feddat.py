@@ -14,6 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_state import adapter_parameters
 from fedpeft.methods.adapterfusion import Fusion
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter
 
 RATE, CLASSES = 0.5, 7
@@ -81,11 +82,8 @@ def test_the_two_steps_are_the_papers(name, vilt, batch):
     descend((loss + kl(shared.detach(), dual)) / 2, "a0")
 
     parameters = [*trainable.parameters().values(), *head.parameters()]
-    value = trainable.step(
-        lambda: head(backbone.model(**batch()).pooler_output),
-        lambda outputs: F.cross_entropy(outputs, target),
-        torch.optim.SGD(parameters, lr=RATE),
-    )
+    part = Part(lambda: head(backbone.model(**batch()).pooler_output), lambda outputs: F.cross_entropy(outputs, target))
+    value = trainable.step([part], torch.optim.SGD(parameters, lr=RATE))
     torch.testing.assert_close(value, loss.detach())
     torch.testing.assert_close(trainable.state(), adapters.adapter_state(model, "a1"))
     assert any(not torch.allclose(tensor, a1[key]) for key, tensor in trainable.state().items())

@@ -107,6 +107,18 @@ class Vilt(nn.Module):
         """Return the pooled output (B, d) for a batch of `collate`."""
         return self.model(**self.with_ordered_patches(batch)).pooler_output
 
+    def fuse_attention(self) -> None:
+        """Use torch's fused attention in every layer."""
+        from fedpeft.backbones.vilt_layers import fuse_attention
+
+        fuse_attention(self.model)
+
+    def first_token_only(self, only: bool) -> bool:
+        """Compute the last layer for the first token alone, or for all again; see `vilt_layers.first_token_only`."""
+        from fedpeft.backbones.vilt_layers import first_token_only
+
+        return first_token_only(self.model, only)
+
     def with_ordered_patches(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed the patches in raster order where all images have one size; leave padded batches to transformers.
 

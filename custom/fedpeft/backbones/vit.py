@@ -63,6 +63,12 @@ class Vit(nn.Module):
         """Return the first token after the last norm (B, d) for a batch of `collate`."""
         return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]
 
+    def first_token_only(self, only: bool) -> bool:
+        """Compute the last layer for the first token alone, or for all again; see `vit_layers.first_token_only`."""
+        from fedpeft.backbones.vit_layers import first_token_only
+
+        return first_token_only(self.model, only)
+
 
 def build(settings: BackboneSettings) -> Vit:
     """Load ViT-B/16, or another vision transformer, from a folder or the hub.

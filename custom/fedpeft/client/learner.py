@@ -17,7 +17,7 @@ import torch
 from fedpeft import backbones
 from fedpeft.alignment.low_rank import fitted
 from fedpeft.client import answering as ways
-from fedpeft.client import client_round, site_state
+from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.federated_head import head_state, only_head, without_head
@@ -107,10 +107,12 @@ class Learner:
         with about("method.settings"):
             if policy:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
+            weights = computing.matrices(self.backbone)
             self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
         with about("training"):
             self.answering = ways.build(self.backbone, self.vocabulary, training, generator).to(self.device)
+            computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
         self.head = self.answering.head
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
@@ -257,7 +259,8 @@ class Learner:
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
         """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
         rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
-        return evaluate(self.answering.eval(), rows, device=self.device)
+        with computing.as_trained(self.backbone, self.training):
+            return evaluate(self.answering.eval(), rows, device=self.device)
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""
@@ -318,16 +321,18 @@ class Learner:
         rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        return train_epochs(
-            self.answering.train(),
-            rows,
-            optimizer,
-            lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
-            first_step=len(rows) * settings.epochs_before(round, first=first),
-            epochs=settings.epochs_in(round, first=first),
-            device=self.device,
-            train_step=self.trainable.step,
-        )
+        with computing.as_trained(self.backbone, settings):
+            return train_epochs(
+                self.answering.train(),
+                rows,
+                optimizer,
+                lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
+                first_step=len(rows) * settings.epochs_before(round, first=first),
+                epochs=settings.epochs_in(round, first=first),
+                device=self.device,
+                train_step=self.trainable.step,
+                micro_batch=settings.micro_batch,
+            )
 
     def _batches(
         self,
@@ -368,7 +373,8 @@ class Learner:
     def _loss(self, batches: Sequence[Batch], state: State) -> float:
         """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
         self.trainable.load(state)
-        return mean_loss(self.answering.eval(), batches)
+        with computing.as_trained(self.backbone, self.training):
+            return mean_loss(self.answering.eval(), batches)
 
     def _sample(self, count: int, seed: int) -> list[Batch]:
         """Random samples of the training split, in batches on the device."""

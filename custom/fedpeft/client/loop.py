@@ -13,7 +13,7 @@ from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
 from fedpeft.client.metrics import answer_accuracy
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.trainable import Step
+from fedpeft.methods.trainable import Part, Step
 
 
 def train_epochs(
@@ -26,6 +26,7 @@ def train_epochs(
     epochs: int,
     device: torch.device,
     train_step: Step,
+    micro_batch: int = 0,
 ) -> dict[str, float]:
     """Train; return the mean loss of the first and of the last epoch.
 
@@ -38,6 +39,7 @@ def train_epochs(
         epochs: number of passes.
         device: of the model.
         train_step: the method's step on one batch (`fedpeft.methods.trainable.Trainable.step`).
+        micro_batch: samples that are computed at once; 0: the whole batch.
 
     Raises:
         FedpeftError: the loss is not finite.
@@ -50,8 +52,7 @@ def train_epochs(
             batch = batch.to(device)
             for group, peak in zip(optimizer.param_groups, peaks, strict=True):
                 group["lr"] = peak * rate(step)
-            loss = partial(answering.loss, target=batch.target)
-            value = train_step(partial(answering, batch.inputs), loss, optimizer).item()
+            value = train_step(parts_of(batch, answering, micro_batch), optimizer).item()
             if not math.isfinite(value):
                 raise FedpeftError(
                     f"the training loss became {value} at step {step}: lower training.learning_rate ({max(peaks):g}).",
@@ -60,6 +61,45 @@ def train_epochs(
             total, count, step = total + value * len(batch.target), count + len(batch.target), step + 1
         means.append(total / count)
     return {"loss_first": means[0], "loss": means[-1]}
+
+
+def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[Part]:
+    """Divide a batch into parts whose losses and gradients add up to those of the whole.
+
+    Args:
+        batch: on the model's device; every tensor of its inputs has one row for each sample.
+        answering: the site's model.
+        micro_batch: samples of a part, the last may have fewer; 0: all.
+
+    Raises:
+        FedpeftError: the inputs cannot be divided.
+    """
+    size = len(batch.target)
+    if not 0 < micro_batch < size:
+        return [Part(partial(answering, batch.inputs), partial(answering.loss, target=batch.target))]
+    if other := [name for name, tensor in batch.inputs.items() if len(tensor) != size]:
+        raise FedpeftError(
+            f"micro_batch is {micro_batch}, and the input {other[0]!r} of this backbone has not one row for each "
+            f"sample: leave it out.",
+            setting="training.micro_batch",
+        )
+    counted = max(1, _counted(batch.target))
+    parts = []
+    for start in range(0, size, micro_batch):
+        rows = slice(start, start + micro_batch)
+        target = batch.target[rows]
+        inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
+        parts.append(Part(partial(answering, inputs), _part_of_mean(answering, target, counted), len(target) / size))
+    return parts
+
+
+def _part_of_mean(answering: Answering, target: torch.Tensor, counted: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    return lambda logits: answering.loss(logits, target, reduction="sum") / counted
+
+
+def _counted(target: torch.Tensor) -> int:
+    """Return the number of samples that have a target."""
+    return int((target >= 0).reshape(len(target), -1).any(-1).sum())
 
 
 @torch.inference_mode()
@@ -82,7 +122,6 @@ def mean_loss(answering: Answering, batches: Iterable[Batch]) -> float:
     """
     total = count = 0.0
     for batch in batches:
-        counted = (batch.target >= 0).reshape(len(batch.target), -1).any(-1)
         losses = answering.loss(answering(batch.inputs), batch.target, reduction="sum")
-        total, count = total + losses.item(), count + int(counted.sum())
+        total, count = total + losses.item(), count + _counted(batch.target)
     return total / count if count and math.isfinite(total) else math.inf

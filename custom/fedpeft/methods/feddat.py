@@ -22,7 +22,7 @@ Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -32,7 +32,7 @@ from torch.nn import functional as F
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.trainable import Forward, Loss, Trainable, Tuning, descend
+from fedpeft.methods.trainable import Part, Trainable, Tuning, descend
 from fedpeft.seeds import derive
 from fedpeft.states import State
 
@@ -86,18 +86,30 @@ class DualAdapters(Trainable):
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
-    def step(self, forward: Forward, loss: Loss, optimizer: torch.optim.Optimizer) -> Tensor:
+    def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
         """Step a1, then a0; return the loss of (a0 + a2) / 2 between the two."""
         with torch.no_grad():
-            teacher = forward()
+            teachers = [part.forward() for part in parts]
+        shared, values = [], []
+
+        def of_shared() -> Iterator[Tensor]:
+            for part, teacher in zip(parts, teachers, strict=True):
+                logits = part.forward()
+                shared.append(logits.detach())
+                yield (part.loss(logits) + part.share * divergence(logits, teacher)) / 2
+
+        def of_local() -> Iterator[Tensor]:
+            for part, teacher in zip(parts, shared, strict=True):
+                logits = part.forward()
+                value = part.loss(logits)
+                values.append(value.detach())
+                yield (value + part.share * divergence(logits, teacher)) / 2
+
         self._branches.use(SHARED)
-        shared = forward()
-        descend((loss(shared) + divergence(shared, teacher)) / 2, optimizer)
+        descend(of_shared(), optimizer)
         self._branches.use(LOCAL, RECEIVED)
-        dual = forward()
-        value = loss(dual)
-        descend((value + divergence(dual, shared.detach())) / 2, optimizer)
-        return value.detach()
+        descend(of_local(), optimizer)
+        return torch.stack(values).sum()
 
 
 class FedDATTuning(Tuning):

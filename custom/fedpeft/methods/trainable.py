@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -17,9 +18,23 @@ from fedpeft.methods.adapter_state import check_state
 from fedpeft.methods.products import Product
 from fedpeft.states import State
 
-Forward = Callable[[], torch.Tensor]  # the logits of one batch, by the model as it stands
-Loss = Callable[[torch.Tensor], torch.Tensor]  # from those logits to the task's loss
-Step = Callable[[Forward, Loss, torch.optim.Optimizer], torch.Tensor]
+
+@dataclass(frozen=True)
+class Part:
+    """Samples of a batch that are computed at once.
+
+    Args:
+        forward: their logits, by the model as it stands.
+        loss: from those logits to what they add to the batch's mean loss.
+        share: of the batch's samples that they are.
+    """
+
+    forward: Callable[[], torch.Tensor]
+    loss: Callable[[torch.Tensor], torch.Tensor]
+    share: float = 1.0
+
+
+Step = Callable[[Sequence[Part], torch.optim.Optimizer], torch.Tensor]
 
 
 class ParameterCount(NamedTuple):
@@ -29,10 +44,16 @@ class ParameterCount(NamedTuple):
     exchanged: int
 
 
-def descend(loss: torch.Tensor, optimizer: torch.optim.Optimizer) -> None:
-    """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments."""
+def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+    """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments.
+
+    Args:
+        losses: of a batch's parts; each is computed when the gradients of the one before are.
+        optimizer: of everything that trains.
+    """
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    for loss in losses:
+        loss.backward()
     optimizer.step()
 
 
@@ -78,17 +99,23 @@ class Trainable:
         """
         self.load(received)
 
-    def step(self, forward: Forward, loss: Loss, optimizer: torch.optim.Optimizer) -> torch.Tensor:
+    def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Train on one batch, and return the loss before it.
 
         Args:
-            forward: the logits of the batch; several calls see the parameters as they then stand.
-            loss: of logits, the task's.
+            parts: of the batch; several calls of `forward` see the parameters as they then stand.
             optimizer: of everything that trains, head included.
         """
-        value = loss(forward())
-        descend(value, optimizer)
-        return value.detach()
+        values: list[torch.Tensor] = []
+
+        def losses() -> Iterator[torch.Tensor]:
+            for part in parts:
+                value = part.loss(part.forward())
+                values.append(value.detach())
+                yield value
+
+        descend(losses(), optimizer)
+        return torch.stack(values).sum()
 
     def slots(self) -> dict[str, str]:
         """Return slot -> module path with `{layer}`, where the server must know it to write a PEFT folder."""

@@ -1,0 +1,199 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Samples per second and peak memory of a training step, ours beside transformers with PEFT, and beside FedDAT's.
+
+    python benchmarks/training.py                     ViLT-B with random weights, 384 x 384 pixels, batch 16, 40 tokens
+    python benchmarks/training.py --tiny --runs 1     the tiny ViLT's shape, to try it out
+
+Every measurement is a new process: it builds the model, computes one step of a single sample, then one of the whole
+batch, which counts. Rows take turns. Memory is the process's peak of resident memory, or that of CUDA's allocator.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from measured import machine, ratio, show
+
+MIB = 2**20
+
+
+class Row(NamedTuple):
+    """What is measured.
+
+    Args:
+        theirs: the row that it is compared with.
+        method: ours; empty in the rows of others.
+        training: settings that are not the usual ones.
+    """
+
+    theirs: str
+    method: str = ""
+    training: Mapping[str, Any] = MappingProxyType({})
+
+
+HALF = {"precision": "bfloat16"}
+LESS = {"attention": "fused", "last_layer": "first_token"}
+LORA, LORA_HALF = "PEFT LoRA", "PEFT LoRA, bf16"
+FEDDAT, FEDDAT_HALF = "FedDAT", "FedDAT, bf16"
+ROWS = {
+    LORA: Row(LORA),
+    "lora": Row(LORA, "lora"),
+    "lora, less": Row(LORA, "lora", LESS),
+    "houlsby": Row(LORA, "houlsby"),
+    "houlsby, less": Row(LORA, "houlsby", LESS),
+    LORA_HALF: Row(LORA_HALF, "", HALF),
+    "lora, less, bf16": Row(LORA_HALF, "lora", LESS | HALF | {"frozen_precision": "bfloat16"}),
+    FEDDAT: Row(FEDDAT),
+    "feddat": Row(FEDDAT, "feddat_houlsby"),
+    "feddat, less": Row(FEDDAT, "feddat_houlsby", LESS),
+    FEDDAT_HALF: Row(FEDDAT_HALF, "", HALF),
+    "feddat, less, bf16": Row(FEDDAT_HALF, "feddat_houlsby", LESS | HALF | {"frozen_precision": "bfloat16"}),
+}
+TINY = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 96}
+
+
+def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]:
+    """The step of a site with one of our methods, with the head of ViLT for questions."""
+    import torch
+    from transformers import ViltModel
+
+    from fedpeft import methods
+    from fedpeft.backbones.vilt import Vilt
+    from fedpeft.client import computing
+    from fedpeft.client.answering.classification import Classification
+    from fedpeft.client.batches import Batch
+    from fedpeft.client.heads import build_head
+    from fedpeft.client.loop import parts_of
+    from fedpeft.client.optimizer import build_optimizer
+    from fedpeft.data.answers import AnswerVocabulary
+    from fedpeft.training_settings import TrainingSettings
+
+    settings = TrainingSettings(rounds=1, **row.training)
+    backbone = Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
+    weights = computing.matrices(backbone)
+    trainable = methods.get(row.method).tuning().prepare(backbone, {}, seed=0)
+    trainable.start(trainable.state(), None)
+    head = build_head("mlp", config.hidden_size, config.num_labels, torch.Generator().manual_seed(0))
+    vocabulary = AnswerVocabulary([f"answer {number}" for number in range(config.num_labels)])
+    answering = Classification(backbone, head, vocabulary).to(device).train()
+    computing.set_up(backbone, settings, weights)
+    optimizer = build_optimizer(
+        trainable.parameters().items(),
+        head.named_parameters(),
+        learning_rate=1e-4,
+        head_learning_rate=1e-4,
+        weight_decay=0.01,
+    )
+
+    def step(inputs: dict, target: torch.Tensor) -> float:
+        batch = Batch(inputs, target, None, torch.zeros(len(target)))
+        with computing.as_trained(backbone, settings):
+            return trainable.step(parts_of(batch, answering, settings.micro_batch), optimizer).item()
+
+    return step
+
+
+def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
+    """Tokens, pixels and classes of a batch, as ViLT's processor makes them from images of one size."""
+    import torch
+
+    rng = torch.Generator().manual_seed(0)
+    size, samples = config.image_size, options.samples
+    inputs = {
+        "input_ids": torch.randint(5, config.vocab_size, (samples, options.tokens), generator=rng),
+        "attention_mask": torch.ones(samples, options.tokens, dtype=torch.long),
+        "pixel_values": torch.randn(samples, 3, size, size, generator=rng),
+        "pixel_mask": torch.ones(samples, size, size, dtype=torch.long),
+    }
+    return inputs, torch.randint(0, options.classes, (samples,), generator=rng)
+
+
+def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float, float]:
+    """Wall seconds and CPU seconds of one step, and MiB at the peak and before it; in a process of its own."""
+    import torch
+    import training_peers
+    from transformers import ViltConfig
+
+    torch.set_num_threads(options.threads)
+    torch.manual_seed(0)
+    row, device = ROWS[name], torch.device(options.device)
+    config = ViltConfig(**(TINY if options.tiny else {}), num_labels=options.classes)
+    inputs, target = random_batch(config, options)
+    inputs, target = {key: tensor.to(device) for key, tensor in inputs.items()}, target.to(device)
+    if row.method:
+        step = own_step(row, config, device)
+    else:
+        peer = (training_peers.PeftLora if row.theirs in (LORA, LORA_HALF) else training_peers.FedDat)(config)
+        peer.model.to(device)
+        step = peer.step
+    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not row.method and row.training == HALF):
+        step({key: tensor[:1] for key, tensor in inputs.items()}, target[:1])
+        held = _memory(device, peak=False)
+        began, cpu = time.perf_counter(), time.process_time()
+        step(inputs, target)
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, time.process_time() - cpu, _memory(device, peak=True), held
+
+
+def _memory(device: Any, *, peak: bool) -> float:
+    """MiB of the process, or of CUDA's allocator: the most so far, or now."""
+    import torch
+
+    if device.type == "cuda":
+        return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / MIB
+    field = "VmHWM" if peak else "VmRSS"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="the tiny ViLT's shape instead of ViLT-B's")
+    parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS, metavar="ROW", help="; ".join(ROWS))
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--classes", type=int, default=500)
+    parser.add_argument("--threads", type=int, default=1, help="of torch")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
+    where = machine()
+    taken: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in options.rows}
+    new_process = partial(multiprocessing.get_context("spawn").Pool, 1, maxtasksperchild=1)
+    for _ in range(options.runs):
+        for name, steps in taken.items():
+            with new_process() as pool:
+                steps.append(pool.apply(measure, (name, options)))
+    rows = []
+    for name, steps in taken.items():
+        theirs = taken.get(ROWS[name].theirs, steps)
+        wall, cpu = ([a[k] / b[k] for a, b in zip(theirs, steps, strict=True)] for k in range(2))
+        growth = [(b[2] - b[3]) / (a[2] - a[3]) for a, b in zip(theirs, steps, strict=True)]
+        speed = options.samples / statistics.median(step[1] for step in steps)
+        peak = statistics.median(step[2] for step in steps)
+        rows.append((name, f"{speed:.2f}", ratio(wall), ratio(cpu), f"{peak:.0f}", f"{statistics.median(growth):.2f}"))
+    shape = "the tiny ViLT's shape" if options.tiny else "ViLT-B"
+    print(where)
+    show(
+        f"{shape}, batch {options.samples}, {options.tokens} tokens, {options.classes} answers, {options.device}",
+        ("step", "samples / CPU s", "faster, wall", "faster, CPU", "peak MiB", "growth"),
+        rows,
+        f"Medians of {options.runs} processes in turns (least to greatest). Faster, and growth of memory in the step: "
+        "against the row of others (PEFT LoRA, FedDAT) above. less: attention=fused, last_layer=first_token; bf16: "
+        "theirs in autocast, ours with precision and frozen_precision.",
+    )
+
+
+if __name__ == "__main__":
+    main()

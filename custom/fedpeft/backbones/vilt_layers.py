@@ -1,0 +1,74 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Other ways to compute transformers' ViLT, with the same modules: fused attention, a last layer of the first token.
+
+A module gets another class and keeps its parts, adapters among them.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers.models.vilt.modeling_vilt import ViltAttention, ViltLayer, ViltSelfAttention
+
+
+class FusedAttention(ViltSelfAttention):
+    """Self-attention by torch's `scaled_dot_product_attention`, which keeps no attention matrix for the way back."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor]:
+        return (attended(self, hidden_states, hidden_states, attention_mask),)
+
+
+class FirstTokenLayer(ViltLayer):
+    """A layer that computes its first token alone, from all tokens of the layer before: (B, T, d) -> (B, 1, d)."""
+
+    def forward(
+        self, hidden_states: Tensor, attention_mask: Tensor | None = None, output_attentions: bool = False
+    ) -> tuple[Tensor]:
+        normed = self.layernorm_before(hidden_states)
+        first = normed[:, :1]
+        seen = None if attention_mask is None else attention_mask[..., :1, :]
+        context = attended(self.attention.attention, first, normed, seen)
+        hidden = self.attention.output(context, first) + hidden_states[:, :1]
+        return (self.output(self.intermediate(self.layernorm_after(hidden)), hidden),)
+
+
+def attended(module: ViltSelfAttention, queries: Tensor, tokens: Tensor, mask: Tensor | None) -> Tensor:
+    """Return what some tokens take from all of them, (B, Q, d).
+
+    Args:
+        module: has the projections.
+        queries: (B, Q, d).
+        tokens: (B, T, d).
+        mask: (B, 1, 1 or Q, T), booleans (what is seen), or numbers that are added to the attention's logits.
+    """
+    shape = (len(tokens), -1, module.num_attention_heads, module.attention_head_size)
+    query = module.query(queries).view(shape).transpose(1, 2)
+    key, value = (part(tokens).view(shape).transpose(1, 2) for part in (module.key, module.value))
+    dropout = module.dropout.p if module.training else 0.0
+    if mask is not None and mask.dtype != torch.bool:
+        mask = mask.to(query.dtype)
+    context = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, dropout_p=dropout)
+    return context.transpose(1, 2).reshape(len(tokens), -1, module.all_head_size)
+
+
+def fuse_attention(model: nn.Module) -> None:
+    """Let every layer of a ViltModel use `FusedAttention`, and its masks be made for it."""
+    for module in model.modules():
+        if type(module) is ViltSelfAttention:
+            module.__class__ = FusedAttention
+    model.config._attn_implementation = "sdpa"
+
+
+def first_token_only(model: nn.Module, only: bool) -> bool:
+    """Switch the last layer of a ViltModel to its first token, or back; return whether it is as transformers made it.
+
+    What a method puts around a whole block is not known to `FirstTokenLayer`; nothing is switched then.
+    """
+    last = model.encoder.layer[-1]
+    known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
+    if known:
+        last.__class__ = FirstTokenLayer if only else ViltLayer
+    return known

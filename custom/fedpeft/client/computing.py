@@ -1,0 +1,129 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How a site computes what it trains: in which precision, and at which cost of time and memory."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.errors import FedpeftError
+from fedpeft.training_settings import BFLOAT16, FIRST_TOKEN, FUSED, TrainingSettings
+
+_MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
+
+
+def matrices(backbone: Backbone) -> list[Tensor]:
+    """Return the weights of a backbone's linear layers, convolutions and embeddings; call it before a method is in."""
+    return [module.weight for module in backbone.model.modules() if isinstance(module, _MATRICES)]
+
+
+def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Tensor], *, stacks: bool = False) -> None:
+    """Change a backbone to compute as `training` says.
+
+    Args:
+        backbone: on its device, with the method in it and everything that a method trains set to train.
+        settings: the section `training`.
+        weights: `matrices` of the backbone.
+        stacks: whether the products of stacked factors are added to these.
+
+    Raises:
+        FedpeftError: the backbone or the device cannot do what is set, or it would change nothing.
+    """
+    if settings.attention == FUSED:
+        _fuse_attention(backbone)
+    if settings.last_layer == FIRST_TOKEN:
+        _switch(backbone, only=True)
+        _switch(backbone, only=False)
+    if settings.checkpointing:
+        _checkpoint_layers(backbone)
+    if settings.precision == BFLOAT16:
+        _autocast(backbone)
+    if settings.frozen_precision == BFLOAT16:
+        if stacks:
+            raise FedpeftError(
+                f"frozen_precision is {BFLOAT16!r}, and method.aggregation adds every round's products to the frozen "
+                f"matrices, which so loses them bit by bit: leave it out.",
+                setting="training.frozen_precision",
+            )
+        _round_frozen(weights)
+
+
+@contextmanager
+def as_trained(backbone: Backbone, settings: TrainingSettings) -> Iterator[None]:
+    """Compute as little of the last layer as `training.last_layer` says in this block; without it, all tokens."""
+    only = settings.last_layer == FIRST_TOKEN
+    if only:
+        _switch(backbone, only=True)
+    try:
+        yield
+    finally:
+        if only:
+            _switch(backbone, only=False)
+
+
+def _fuse_attention(backbone: Backbone) -> None:
+    fuse = getattr(backbone, "fuse_attention", None)
+    if fuse is None:
+        raise FedpeftError(
+            f"attention is {FUSED!r}, and a backbone of family {backbone.family!r} uses transformers' own choice, "
+            f"which is fused where it can be: leave it out.",
+            setting="training.attention",
+        )
+    fuse()
+
+
+def _switch(backbone: Backbone, *, only: bool) -> None:
+    switch = getattr(backbone, "first_token_only", None)
+    if switch is None or not switch(only):
+        raise FedpeftError(
+            f"last_layer is {FIRST_TOKEN!r}, and the features of this backbone (family {backbone.family!r}) need all "
+            f"tokens, or an adapter stands around its whole last layer: leave it out.",
+            setting="training.last_layer",
+        )
+
+
+def _checkpoint_layers(backbone: Backbone) -> None:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in backbone.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise FedpeftError(
+            f"checkpointing is true, and no layer of a backbone of family {backbone.family!r} can be computed again: "
+            f"leave it out.",
+            setting="training.checkpointing",
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        vars(layer)["_gradient_checkpointing_func"] = functools.partial(checkpoint, use_reentrant=False)
+
+
+def _autocast(backbone: Backbone) -> None:
+    device = next(iter(backbone.parameters())).device
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise FedpeftError(f"precision is {BFLOAT16!r}, which this GPU does not compute: use float32.")
+    vars(backbone)["forward"] = types.MethodType(_in_bfloat16, backbone)
+
+
+def _in_bfloat16(self: nn.Module, **batch: Any) -> Tensor:
+    """Compute the features with products of matrices in bfloat16; head and loss get them in float32."""
+    with torch.autocast(next(self.parameters()).device.type, dtype=torch.bfloat16):
+        return type(self).forward(self, **batch).float()
+
+
+def _round_frozen(weights: Sequence[Tensor]) -> None:
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    if not frozen:
+        raise FedpeftError(
+            f"frozen_precision is {BFLOAT16!r}, and the method trains the whole backbone: leave it out.",
+            setting="training.frozen_precision",
+        )
+    for weight in frozen:
+        weight.data = weight.data.to(torch.bfloat16)

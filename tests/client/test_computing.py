@@ -1,0 +1,174 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What saves time or memory at a site: equal to the bit or close, as its setting says, and with less kept."""
+
+import copy
+
+import pytest
+import torch
+from torch.autograd.graph import saved_tensors_hooks
+
+from fedpeft import methods
+from fedpeft.client import computing
+from fedpeft.client.learner import Learner
+from fedpeft.client.loop import parts_of
+from fedpeft.errors import FedpeftError
+
+BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
+FIRST_TOKEN = ["training.last_layer=first_token"]
+FUSED = ["training.attention=fused"]
+SETTINGS = {
+    "compacter": ["method.settings.compacter.reduction_factor=4"],
+    "feddat_compacter": ["method.settings.feddat_compacter.reduction_factor=4"],
+}
+
+
+@pytest.fixture
+def learner(sections, tmp_path):
+    """Function from overrides to a site's learner and its first batch."""
+
+    def build(*overrides):
+        made = Learner.from_sections(sections(*overrides), site="slake", folder=tmp_path / "slake")
+        return made, next(iter(made._batches(made.data.train, 16)))
+
+    return build
+
+
+def logits(made, batch):
+    with torch.no_grad(), computing.as_trained(made.backbone, made.training):
+        return made.answering.eval()(batch.inputs)
+
+
+def kept(made, batch):
+    """Bytes that autograd keeps for the way back through one step's loss, without the model's own."""
+    own = {tensor.untyped_storage().data_ptr() for tensor in made.answering.state_dict().values()}
+    sizes = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    made.trainable.train_only(None)
+    with computing.as_trained(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):
+        (part, *_) = parts_of(batch, made.answering.train(), made.training.micro_batch)
+        loss = part.loss(part.forward())
+    assert loss.requires_grad
+    return sum(sizes.values())
+
+
+def stepped(made, batch, *, steps=1):
+    """Trained parameters after steps of plain gradient descent, and the losses before each."""
+    torch.manual_seed(0)
+    made.trainable.train_only(None)
+    trained = [p for p in (*made.trainable.parameters().values(), *made.head.parameters()) if p.requires_grad]
+    optimizer = torch.optim.SGD(trained, lr=0.1)
+    with computing.as_trained(made.backbone, made.training):
+        parts = parts_of(batch, made.answering.train(), made.training.micro_batch)
+        losses = [made.trainable.step(parts, optimizer).item() for _ in range(steps)]
+    return [parameter.detach().clone() for parameter in trained], losses
+
+
+@pytest.mark.parametrize("method", ["houlsby", "lora", "feddat_houlsby", "vpt"])
+@pytest.mark.parametrize("backbone", ["tiny-vilt", "tiny-vit"])
+def test_layers_computed_again_change_no_bit_and_keep_less(learner, method, backbone):
+    job = [f"method.name={method}", "method.aggregation=fedavg", f"backbone.name={backbone}"]
+    usual, again = learner(*job), learner(*job, "training.checkpointing=true")
+    assert kept(*again) < kept(*usual) / 2
+    (first, losses), (second, same) = stepped(*usual, steps=2), stepped(*again, steps=2)
+    assert losses == same
+    assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("method", ["houlsby", "lora", "feddat_houlsby", "feddat_adapterfusion", "full"])
+@pytest.mark.parametrize("size", [8, 5])
+def test_micro_batches_add_up_to_the_batch_and_keep_less(learner, method, size):
+    job = [f"method.name={method}", "method.aggregation=fedavg"]
+    whole, divided = learner(*job), learner(*job, f"training.micro_batch={size}")
+    assert kept(*divided) < kept(*whole) * size / 16 * 1.2
+    (first, losses), (second, close) = stepped(*whole), stepped(*divided)
+    assert close == pytest.approx(losses, rel=1e-5)
+    torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-6)
+
+
+def test_a_micro_batch_weighs_as_many_samples_as_it_has_targets(learner):
+    made, batch = learner("training.micro_batch=3")
+    batch.target[[0, 1, 7]] = -1
+    whole = made.answering.eval().loss(made.answering(batch.inputs), batch.target)
+    parts = parts_of(batch, made.answering, 3)
+    assert sum(part.share for part in parts) == pytest.approx(1)
+    torch.testing.assert_close(sum(part.loss(part.forward()) for part in parts), whole)
+
+
+@pytest.mark.parametrize("name", [name for name in methods.names() if "dvpt" not in name])
+def test_the_last_layer_of_the_first_token_gives_the_same_features_with_every_method(learner, name):
+    job = [f"method.name={name}", "method.aggregation=none", *SETTINGS.get(name, [])]
+    whole, first = learner(*job), learner(*job, *FIRST_TOKEN)
+    torch.testing.assert_close(logits(*first), logits(*whole), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "overrides"),
+    [("tiny-vit", FIRST_TOKEN), ("tiny-vilt", FIRST_TOKEN), ("tiny-vilt", FUSED), ("tiny-vilt", FUSED + FIRST_TOKEN)],
+    ids=str,
+)
+def test_a_smaller_last_layer_and_fused_attention_are_close_and_keep_less(learner, backbone, overrides):
+    job = [f"backbone.name={backbone}"]
+    usual, other = learner(*job), learner(*job, *overrides)
+    assert kept(*other) < kept(*usual) * 0.96
+    torch.testing.assert_close(logits(*other), logits(*usual), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(stepped(*other)[0], stepped(*usual)[0], rtol=1e-3, atol=1e-5)
+
+
+def test_only_training_and_evaluation_compute_the_first_token_alone(learner):
+    (made, batch), (usual, _) = learner(*FIRST_TOKEN), learner()
+    made.evaluate()
+    with torch.no_grad():
+        assert torch.equal(made.answering.eval()(batch.inputs), usual.answering.eval()(batch.inputs))
+
+
+@pytest.mark.parametrize("name", [name for name in methods.names() if "dvpt" not in name and name != "full"])
+def test_bfloat16_trains_every_method_and_keeps_what_is_trained_in_float32(learner, name):
+    job = [f"method.name={name}", "method.aggregation=none", *SETTINGS.get(name, [])]
+    made, batch = learner(*job, *BFLOAT16)
+    before = {name: copy.deepcopy(p) for name, p in made.backbone.named_parameters() if not p.requires_grad}
+    trained, losses = stepped(made, batch, steps=8)
+    assert losses[-1] < losses[0]
+    assert all(parameter.dtype == torch.float32 for parameter in trained)
+    assert sum(parameter.dtype == torch.bfloat16 for parameter in before.values()) >= 10
+    assert all(torch.equal(before[name], made.backbone.get_parameter(name)) for name in before)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [[], ["method.pia.integration=frozen_global"], ["method.name=lora"], ["backbone.name=tiny-vit"]],
+    ids=str,
+)
+def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
+    ends = []
+    for precision in ([], BFLOAT16):
+        made, _ = learner(*overrides, *precision, "data.train_size=32", "training.rounds=2")
+        update = made.train_round(1, {})
+        made.score_trained(1)
+        ends.append(update)
+    usual, half = ends
+    assert half.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=0.05)
+    assert all(tensor.dtype == torch.float32 for tensor in half.state.values())
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["training.frozen_precision=bfloat16"], "products in float32 cannot use"),
+        (["training.micro_batch=16"], "a batch has 16 samples"),
+        (["training.attention=flash"], "allowed are usual, fused"),
+        (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
+        (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
+        (["method.name=lora", "method.aggregation=stack", *BFLOAT16], "products to the frozen matrices"),
+    ],
+    ids=str,
+)
+def test_what_would_do_nothing_or_harm_is_refused(learner, overrides, sentence):
+    with pytest.raises(FedpeftError, match=sentence) as refused:
+        learner(*overrides)
+    assert refused.value.setting.startswith("training.")
