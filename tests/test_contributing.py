@@ -119,6 +119,23 @@ with (configs / "jobs.yml").open("a") as recipes:
 assert compose(configs, "own")["training"]["local_epochs"] == 7
 """,
     ),
+    "fedpeft.answering": (
+        """
+from fedpeft.client.answering.classification import Classification, build
+
+class Careful(Classification):
+    def loss(self, logits, target, *, reduction="mean"):
+        return 2 * super().loss(logits, target, reduction=reduction)
+
+def MINE(*arguments):
+    classification = build(*arguments)
+    return Careful(classification.backbone, classification.head, classification.vocabulary)
+""",
+        """
+own, usual = (federation(f"training.answering={name}")[0].updates["a"].metrics for name in ("mine", "classification"))
+assert own["loss_first"] > 1.5 * usual["loss_first"]
+""",
+    ),
     "fedpeft.checks": (
         """
 from fedpeft.doctor.finding import passed

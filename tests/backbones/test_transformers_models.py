@@ -35,7 +35,7 @@ READS = {  # model -> whether the features depend on image and question
     "distilbert": (False, True),
     "dinov2": (True, False),
 }
-TOWERS = {"bert": 1, "distilbert": 1, "dinov2": 1}
+TOWERS = {"llava": 1, "bert": 1, "distilbert": 1, "dinov2": 1}
 WIDTHS = {"dual_encoder": 64, "siglip": 64}
 
 

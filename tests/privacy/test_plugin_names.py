@@ -7,6 +7,7 @@ import pytest
 
 from fedpeft import registry
 from fedpeft.backbones import BACKBONES
+from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.registry import SCORES
@@ -22,6 +23,7 @@ KINDS = {
     "data.dataset": ("DATASETS", "datasets"),
     "schedule.score": ("SCORES", "score_methods"),
     "schedule.solver": ("SOLVERS", "solvers"),
+    "training.answering": ("ANSWERING", "answering"),
 }
 
 
@@ -73,13 +75,14 @@ def test_the_data_of_other_sites_are_looked_at_too(monkeypatch):
 
 def test_what_ships_is_allowed_by_default_and_no_plugin(monkeypatch):
     before = SitePolicy()
-    for kind in (METHODS, BACKBONES, DATASETS, SCORES, SOLVERS):
+    for kind in (METHODS, BACKBONES, DATASETS, SCORES, SOLVERS, ANSWERING):
         assert kind.own_names()
         monkeypatch.setattr(kind, "_plugins", {"research": Point()})
         assert "research" in kind.names()
     assert SitePolicy() == before
     assert before.score_methods == SCORES.own_names()
     assert before.solvers == SOLVERS.own_names()
+    assert before.answering == ANSWERING.own_names()
     assert before.backbones == BACKBONES.own_names()
 
 

@@ -101,6 +101,12 @@ REFUSED = [
         {"score_methods": ("lntk",)},
         "schedule.score",
     ),
+    (
+        "a way of answering that is not listed",
+        {"training": {"answering": "generation"}},
+        {"answering": ("classification",)},
+        "training.answering",
+    ),
     ("a solver that is not listed", {"schedule": {"solver": "nsga2"}}, {"solvers": ("exact",)}, "schedule.solver"),
     ("choices that show in uploads", {"method": {"pia": {"accept": True}}}, {"metrics": False}, "method.pia"),
     ("a share chosen by few", {"method": {"pia": {"share": "validation"}}}, {"metrics": False}, "method.pia"),

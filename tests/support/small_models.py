@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 import transformers as hf
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers.models.blip.image_processing_pil_blip import BlipImageProcessorPil
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.siglip.image_processing_pil_siglip import SiglipImageProcessorPil
@@ -120,6 +121,20 @@ def llava(folder: Path) -> Path:
         num_additional_image_tokens=1,
     ).save_pretrained(folder)
     return saved(hf.LlavaForConditionalGeneration(config), folder)
+
+
+def blip2(folder: Path) -> Path:
+    """BLIP-2: an image tower, a Q-Former and OPT."""
+    config = hf.Blip2Config(
+        text_config={"model_type": "opt", **SIZE, **IDS, "ffn_dim": 64, "word_embed_proj_dim": 32},
+        vision_config={**SIZE, **IMAGE},
+        qformer_config={**SIZE, "vocab_size": 8, "encoder_hidden_size": 32},
+        num_query_tokens=3,
+        image_token_index=WORDS.index("<image>"),
+    )
+    images = BlipImageProcessorPil(size=SQUARE)
+    hf.Blip2Processor(images, tokenizer(), num_query_tokens=3).save_pretrained(folder)
+    return saved(hf.Blip2ForConditionalGeneration(config), folder)
 
 
 def bert(folder: Path) -> Path:

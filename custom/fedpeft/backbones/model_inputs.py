@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.settings import BackboneSettings
 
 LARGEST_SIDE, MOST_PIXELS = 4096, 2**24
 USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
@@ -31,12 +34,21 @@ class ModelInputs:
         source: folder or hub name of its tokenizer and image processor.
         text_length: longest question in tokens.
         image_size: pixels; None: the processor's own.
+        prompt: text with `{image}` and `{question}`, of models in whose text images stand; None: one after the other.
 
     Raises:
         FedpeftError: the source lacks one of them, or a setting does not fit.
     """
 
-    def __init__(self, model: nn.Module, source: str, *, text_length: int, image_size: int | None) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        source: str,
+        *,
+        text_length: int,
+        image_size: int | None = None,
+        prompt: str | None = None,
+    ) -> None:
         self.names = set(inspect.signature(type(model).forward).parameters)
         self.text_length = text_length
         config = model.config
@@ -55,6 +67,23 @@ class ModelInputs:
             check_text_length(text_length, getattr(text, "max_position_embeddings", None) or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
+        self.prompt = prompt or "{image}{question}"
+        if prompt and not self.joint:
+            raise FedpeftError(
+                f"prompt is set, and {type(model).__name__} does not read images as tokens of its text: leave it out.",
+                setting="backbone.prompt",
+            )
+
+    @classmethod
+    def from_settings(cls, model: nn.Module, settings: BackboneSettings) -> ModelInputs:
+        """Return the inputs of a model from `settings.source`."""
+        return cls(
+            model,
+            settings.source,
+            text_length=settings.text_length,
+            image_size=settings.image_size,
+            prompt=settings.prompt,
+        )
 
     @property
     def image_size(self) -> int:
@@ -68,11 +97,21 @@ class ModelInputs:
         """Whether a text begins with a classifying token."""
         return bool(self.tokenizer and self.tokenizer.cls_token)
 
-    def __call__(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
-        """Return a batch of B images and B questions."""
+    def __call__(
+        self, images: Images, questions: Sequence[str], *, padding_side: str | None = None
+    ) -> dict[str, Tensor]:
+        """Return a batch of B images and B questions.
+
+        Args:
+            images: B.
+            questions: B.
+            padding_side: "left" or "right" of the shorter texts; None: the tokenizer's own.
+        """
+        side = {} if padding_side is None else {"padding_side": padding_side}
         if self.joint:
-            texts = [f"{self.mark}{self._cut(question)}" for question in questions]
-            batch = dict(self.joint(images=pictures(images), text=texts, padding=True, return_tensors="pt"))
+            before, after = self.prompt.replace("{image}", self.mark).split("{question}")
+            texts = [f"{before}{self._cut(question)}{after}" for question in questions]
+            batch = dict(self.joint(images=pictures(images), text=texts, padding=True, return_tensors="pt", **side))
             return {name: value for name, value in batch.items() if name in self.names}
         batch = {}
         if self.tokenizer:
@@ -84,6 +123,7 @@ class ModelInputs:
                 truncation=True,
                 max_length=self.text_length,
                 return_tensors="pt",
+                **side,
             )
         if self.images:
             batch |= self.images(pictures(images), return_tensors="pt")
@@ -150,7 +190,9 @@ def _processor(config: Any, source: str, images: Any) -> Any:
 
 
 def _mark(config: Any, processor: Any) -> str:
-    """Return what stands before a question: the image's token, with those that the model wants around it."""
+    """Return the image's token, with those that the model wants around it; empty: the processor writes them itself."""
+    if hasattr(processor, "num_query_tokens"):
+        return ""
     around = [getattr(config, f"vision_{end}_token_id", None) for end in ("start", "end")]
     if None in around:
         return processor.image_token

@@ -56,6 +56,22 @@ BACKBONES.register(
     ),
 )
 BACKBONES.register(
+    "llava",
+    Pretrained(
+        build="fedpeft.backbones.llava:build",
+        skeleton="fedpeft.backbones.llava:skeleton",
+        usual="llava-hf/llava-1.5-7b-hf",
+    ),
+)
+BACKBONES.register(
+    "blip2",
+    Pretrained(
+        build="fedpeft.backbones.blip2:build",
+        skeleton="fedpeft.backbones.blip2:skeleton",
+        usual="Salesforce/blip2-opt-2.7b",
+    ),
+)
+BACKBONES.register(
     "transformers",
     Pretrained(
         build="fedpeft.backbones.transformers_model:build",

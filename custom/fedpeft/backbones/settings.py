@@ -9,6 +9,8 @@ from fedpeft.backbones.registry import BACKBONES
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
+LONGEST_PROMPT = 1000
+
 
 @dataclass(frozen=True, kw_only=True)
 class BackboneSettings:
@@ -22,6 +24,8 @@ class BackboneSettings:
             side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
             weights were trained with.
         text_length: longest question in tokens, the rest is cut.
+        prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it;
+            None: for llava and blip2 that of their papers, for others the image and then the question.
 
     Raises:
         FedpeftError: names the argument, its value and what is allowed.
@@ -31,6 +35,7 @@ class BackboneSettings:
     source: str | None = None
     image_size: int | None = None
     text_length: int = 40
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
         one_of("name", self.name, BACKBONES.names())
@@ -47,6 +52,15 @@ class BackboneSettings:
             raise FedpeftError(
                 f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.",
                 setting="image_size",
+            )
+        places = ("{image}", "{question}")
+        if self.prompt is not None and (
+            len(str(self.prompt)) > LONGEST_PROMPT or not all(str(self.prompt).count(place) == 1 for place in places)
+        ):
+            raise FedpeftError(
+                f"prompt is {self.prompt!r:.200}, it must have {places[0]} and {places[1]} in it, once each, and at "
+                f"most {LONGEST_PROMPT} characters.",
+                setting="prompt",
             )
         if not _positive(self.text_length) or self.text_length < 3:
             raise FedpeftError(

@@ -141,6 +141,10 @@ INNER: dict[str, dict[str, str]] = {
 }
 
 
+# families outside the table of which one part alone is adapted, as their papers do
+ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
+
+
 def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
     """Return the module path templates of some roles of a model family.
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from fedpeft.backbones.slots import INNER, SLOTS, chosen
+from fedpeft.backbones.slots import ADAPTED_PART, INNER, SLOTS, chosen
 from fedpeft.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
@@ -65,13 +65,19 @@ def family_of(model: nn.Module) -> str | None:
 
 
 def layer_stacks(model: nn.Module) -> dict[str, list[nn.Module]]:
-    """Return the path of each stack of layers -> its layers, as they are in the model without adapters."""
+    """Return the path of each stack of layers -> its layers, as they are in the model without adapters.
+
+    Of a family in `ADAPTED_PART` only those of that part.
+    """
     stacks: dict[str, list[nn.Module]] = {}
+    part = ADAPTED_PART.get(str(family_of(model)))
     for path, module in _modules(model):
         if not isinstance(module, nn.ModuleList) or not len(module) or any(path.startswith(f"{s}.") for s in stacks):
             continue
         kinds = {type(_unwrapped(layer)) for layer in module}
         attention = next(filter(None, map(_attention, module)), "")
+        if part and part not in path.split("."):
+            continue
         if len(kinds) == 1 and attention and not re.search(r"\.\d+\..*\.\d+\.", f".0.{attention}."):
             stacks[path] = [_unwrapped(layer) for layer in module]
     return stacks

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedpeft.backbones.checkpoint import load_model, read_config, reading, unusable
-from fedpeft.backbones.features import pooled, token_of
+from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
+from fedpeft.backbones.features import LAST, pooled, token_of
 from fedpeft.backbones.images import Images
 from fedpeft.backbones.model_inputs import ModelInputs
 from fedpeft.backbones.structure import layer_stacks, model_roles
+from fedpeft.backbones.writing import Writer, writer
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -33,12 +34,14 @@ class TransformersModel(nn.Module):
     Args:
         model: adapters may be injected into it in place.
         inputs: images and questions -> batch; None in a skeleton.
+        source: folder or hub name of its weights.
     """
 
-    def __init__(self, model: nn.Module, inputs: ModelInputs | None) -> None:
+    def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
         super().__init__()
         self.model = model
         self.inputs = inputs
+        self.source = source
         self.family: str = model.config.model_type
         self.num_layers: int = max(map(len, layer_stacks(model).values()), default=0)
         self.image_size: int = inputs.image_size if inputs else 0
@@ -55,9 +58,31 @@ class TransformersModel(nn.Module):
         output = self.model(**batch, **self._options)
         return pooled(output, batch.get("attention_mask"), self._token)
 
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees only those before it, so that the model can write."""
+        return self._token == LAST
 
-def build(settings: BackboneSettings) -> TransformersModel:
+    def hidden(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the last layer (B, T, d) at the T tokens of a batch."""
+        return self.model(**batch, **self._options).last_hidden_state
+
+    def writer(self) -> Writer:
+        """Return this model with its output layer over words.
+
+        Raises:
+            FedpeftError: it does not write.
+        """
+        with reading(self.source, NAME):
+            return writer(self, self.source)
+
+
+def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = ()) -> TransformersModel:
     """Load a model of transformers from a folder or the hub.
+
+    Args:
+        settings: of the job.
+        kinds: transformers' `model_type`, one of these; empty: any.
 
     Raises:
         FedpeftError: the source is missing, unreachable or damaged, is of a kind that transformers does not have, or
@@ -67,14 +92,13 @@ def build(settings: BackboneSettings) -> TransformersModel:
 
     source = settings.source
     with reading(source, NAME):
-        config = _config(source)
+        config = _config(source, kinds)
         model, lacking = load_model(AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER)
         if lacking:  # its values would be random, and others at each site
             model.pooler = None
-        inputs = ModelInputs(model, source, text_length=settings.text_length, image_size=settings.image_size)
-        backbone = TransformersModel(model, inputs)
+        backbone = TransformersModel(model, ModelInputs.from_settings(model, settings), source)
         model_roles(model)
-        backbone.hidden_size = _tried(backbone)
+        check_features(backbone)
     return backbone
 
 
@@ -88,16 +112,18 @@ def skeleton(source: str | None) -> TransformersModel:
         return TransformersModel(_empty(_config(source)), None)
 
 
-def _config(source: str) -> Any:
+def _config(source: str, kinds: tuple[str, ...] = ()) -> Any:
     """Return a source's configuration.
 
     Raises:
-        FedpeftError: transformers does not have its kind, or it needs a text to write to.
+        FedpeftError: transformers does not have its kind, it is of another one, or it needs a text to write to.
     """
     from transformers import AutoConfig
 
     stored = read_config(source)
     kind = stored.get("model_type")
+    if kinds:
+        check_kind(stored, kinds, source, kinds[0])
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     except ValueError as error:
@@ -127,8 +153,8 @@ def _options(names: set[str]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
 
 
-def _tried(backbone: TransformersModel) -> int:
-    """Return the width of the features of two blank images with short questions of different lengths.
+def check_features(backbone: TransformersModel) -> None:
+    """Set the width of the features, those of two blank images with short questions of different lengths.
 
     Raises:
         ValueError: they are not one vector for each sample.
@@ -141,4 +167,4 @@ def _tried(backbone: TransformersModel) -> int:
     backbone.train(training)
     if features.dim() != 2 or len(features) != 2:
         raise ValueError(f"its features of two samples are of shape {tuple(features.shape)}")
-    return features.shape[1]
+    backbone.hidden_size = features.shape[1]

@@ -247,8 +247,8 @@ class Learner:
 
     @property
     def unanswerable(self) -> int:
-        """Number of test questions whose answer is not in the training data; they always count as wrong."""
-        return self.vocabulary.unseen(self.data.test)
+        """Number of test questions that the site cannot answer, whatever it learns; they always count as wrong."""
+        return self.answering.unanswerable(self.data.test)
 
     @property
     def questions(self) -> dict[str, int]:

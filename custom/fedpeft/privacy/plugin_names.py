@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fedpeft.backbones import BACKBONES
+from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 from fedpeft.importance.registry import SCORES
@@ -32,6 +33,7 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
         ("data.dataset", DATASETS, policy.datasets),
         ("schedule.score", SCORES, policy.score_methods),
         ("schedule.solver", SOLVERS, policy.solvers),
+        ("training.answering", ANSWERING, policy.answering),
     )
     for setting, registry, allowed in listed:
         for name in _named(sections, setting):

@@ -93,6 +93,9 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if name not in policy.methods:
         yield "method.name", f"is {name!r}, methods has {', '.join(policy.methods) or 'none'}"
         return
+    if job.training.answering not in policy.answering:
+        allowed = ", ".join(policy.answering) or "none"
+        yield "training.answering", f"is {job.training.answering!r:.60}, answering has {allowed}"
     measured = job.method.aligns and (job.method.pia.accept or job.method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
         yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.backbones import BACKBONES
+from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import SPLITS
 from fedpeft.errors import FedpeftError, LocalError
@@ -36,6 +37,7 @@ LISTS = (
     "backbones",
     "score_methods",
     "solvers",
+    "answering",
     "sources",
     "sum_with",
 )
@@ -85,8 +87,8 @@ class SitePolicy:
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
-        score_methods, solvers: what a job may name as `schedule.score` and `schedule.solver`; a plugin has to be
-            listed.
+        score_methods, solvers, answering: what a job may name as `schedule.score`, `schedule.solver` and
+            `training.answering`; a plugin has to be listed.
         most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
             differentiates every logit; memory grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
@@ -141,6 +143,7 @@ class SitePolicy:
     sources: tuple[str, ...] = ()
     score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
     solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
+    answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
     most_score_rows: int = 4096
     scores: bool = True
     metrics: bool = True

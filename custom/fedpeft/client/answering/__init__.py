@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 ANSWERING: Registry[Build] = Registry("answering", "fedpeft.answering")
 ANSWERING.register("classification", "fedpeft.client.answering.classification:build")
+ANSWERING.register("generation", "fedpeft.client.answering.generation:build")
 
 register, names = ANSWERING.register, ANSWERING.names
 

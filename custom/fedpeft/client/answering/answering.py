@@ -44,6 +44,10 @@ class Answering(nn.Module):
         """
         raise NotImplementedError
 
+    def unanswerable(self, examples: Sequence[Example]) -> int:
+        """Return how many examples can never be answered right; they count as wrong."""
+        raise NotImplementedError
+
     def right(self, batch: Batch) -> Tensor:
         """Return whether the model answers each sample with an accepted answer, booleans (B,) on the CPU."""
         raise NotImplementedError

@@ -56,6 +56,10 @@ class Classification(Answering):
         predicted = self(batch.inputs).argmax(-1).cpu()
         return (predicted[:, None] == batch.accepted).any(-1)
 
+    def unanswerable(self, examples: Sequence[Example]) -> int:
+        """Return how many examples have no accepted answer among the classes."""
+        return self.vocabulary.unseen(examples)
+
 
 def build(
     backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""BLIP-2 (Li et al. 2023, arXiv:2301.12597) with a causal language model: OPT.
+
+An image tower, a Q-Former that makes 32 tokens of an image, and a language model that reads them before the question.
+Adapters stand in the language model's layers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
+from fedpeft.backbones.features import LAST, pooled
+from fedpeft.backbones.model_inputs import ModelInputs
+from fedpeft.backbones.registry import BACKBONES
+from fedpeft.backbones.transformers_model import TransformersModel, check_features
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.settings import BackboneSettings
+
+NAME = "BLIP-2"
+PROMPT = "{image}Question: {question} Answer:"  # of the paper's question answering
+OPT_2_7B = {"hidden_size": 2560, "ffn_dim": 10240, "num_hidden_layers": 32, "num_attention_heads": 32}
+
+
+class Blip2(TransformersModel):
+    """A BLIP-2 with its inputs.
+
+    Args:
+        model: transformers' Blip2ForConditionalGeneration.
+        inputs: images and questions -> batch; None in a skeleton.
+        source: folder or hub name of its weights.
+    """
+
+    def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
+        super().__init__(model, inputs, source)
+        self._token = LAST
+
+    def forward(self, **batch: Tensor) -> Tensor:
+        """Return the language model's last layer at the last token of the question (B, d)."""
+        return pooled({"last_hidden_state": self.hidden(batch)}, batch["attention_mask"], LAST)
+
+    def hidden(self, batch: dict[str, Tensor]) -> Tensor:
+        """Return the language model's last layer (B, T, d), without its output layer over words."""
+        pixels, ids = batch["pixel_values"], batch["input_ids"]
+        image = self.model.get_image_features(pixels, interpolate_pos_encoding=True, return_dict=True).pooler_output
+        tokens = self.model.get_input_embeddings()(ids)
+        tokens = tokens.masked_scatter(self.model.get_placeholder_mask(ids, tokens), image.to(tokens.dtype))
+        reads = self.model.language_model.base_model
+        return reads(inputs_embeds=tokens, attention_mask=batch["attention_mask"], use_cache=False).last_hidden_state
+
+
+def build(settings: BackboneSettings) -> Blip2:
+    """Load a BLIP-2 from a folder or the hub.
+
+    Raises:
+        FedpeftError: the source is missing, unreachable, damaged, no BLIP-2, or one with an encoder-decoder.
+    """
+    from transformers import Blip2ForConditionalGeneration
+
+    source = settings.source or BACKBONES.get("blip2").usual
+    settings = replace(settings, source=source, prompt=settings.prompt or PROMPT)
+    with reading(source, NAME):
+        config = _config(source)
+        model, _ = load_model(Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config))
+        backbone = Blip2(model, ModelInputs.from_settings(model, settings), source)
+        check_features(backbone)
+    return backbone
+
+
+def skeleton(source: str | None = None) -> Blip2:
+    """Return a BLIP-2 without weights and inputs, on torch's meta device.
+
+    Args:
+        source: whose configuration is read; None: that of BLIP-2 with OPT-2.7B.
+    """
+    with reading(source or "", NAME):
+        return Blip2(_empty(_config(source) if source else _usual()), None)
+
+
+def _usual() -> Any:
+    from transformers import Blip2Config, OPTConfig
+
+    text = OPTConfig(**OPT_2_7B, vocab_size=50_304, word_embed_proj_dim=OPT_2_7B["hidden_size"])
+    return Blip2Config(text_config=text)
+
+
+def _config(source: str) -> Any:
+    """Return a source's configuration.
+
+    Raises:
+        FedpeftError: it is of another kind, or its language model is an encoder with a decoder.
+    """
+    from transformers import Blip2Config
+
+    check_kind(read_config(source), ("blip-2",), source, NAME)
+    config = Blip2Config.from_pretrained(source)
+    if not config.use_decoder_only_language_model:
+        raise unusable(
+            f"{source!r} is a BLIP-2 with {config.text_config.model_type!r:.80}, an encoder with a decoder: give one "
+            f"with OPT, for instance 'Salesforce/blip2-opt-2.7b'."
+        )
+    return config
+
+
+def _empty(config: Any) -> nn.Module:
+    from transformers import Blip2ForConditionalGeneration
+
+    with torch.device("meta"):
+        return Blip2ForConditionalGeneration(config)

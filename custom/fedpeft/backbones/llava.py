@@ -1,0 +1,48 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""LLaVA-1.5 (Liu et al. 2024, arXiv:2310.03744): CLIP's image tower and a Llama that reads its patches as tokens.
+
+Adapters stand in the language model's layers, 32 of the 7B model, as FedPIA and F3OCUS have them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import torch
+
+from fedpeft.backbones import transformers_model
+from fedpeft.backbones.checkpoint import reading
+from fedpeft.backbones.registry import BACKBONES
+from fedpeft.backbones.transformers_model import TransformersModel
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.settings import BackboneSettings
+
+PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"  # of its training
+
+
+def build(settings: BackboneSettings) -> TransformersModel:
+    """Load a LLaVA from a folder or the hub.
+
+    Raises:
+        FedpeftError: the source is missing, unreachable, damaged or no LLaVA.
+    """
+    source, prompt = settings.source or BACKBONES.get("llava").usual, settings.prompt or PROMPT
+    return transformers_model.build(replace(settings, source=source, prompt=prompt), kinds=("llava",))
+
+
+def skeleton(source: str | None = None) -> TransformersModel:
+    """Return a LLaVA without weights and inputs, on torch's meta device.
+
+    Args:
+        source: whose configuration is read; None: that of LLaVA-1.5-7B.
+    """
+    if source:
+        return transformers_model.skeleton(source)
+    from transformers import LlavaConfig, LlavaModel
+
+    config = LlavaConfig()
+    config.text_config.vocab_size = 32_064  # Llama's 32,000, the image's token, and room
+    with reading("", "LLaVA"), torch.device("meta"):
+        return TransformersModel(LlavaModel(config), None)

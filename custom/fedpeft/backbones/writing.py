@@ -1,0 +1,178 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A model of transformers that writes its answer: causal language models, with or without images in their text.
+
+Prompts are padded on the left, so that all answers of a batch begin in one column; the logits of an answer's tokens are
+then one slice, and only they go through the output layer, which is frozen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from fedpeft.backbones.checkpoint import unusable
+from fedpeft.backbones.images import Images
+
+if TYPE_CHECKING:
+    from fedpeft.backbones.transformers_model import TransformersModel
+
+ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
+NO_TOKEN = -1  # in targets, behind the end of a shorter answer
+CAUSAL_SUFFIX = "token_type_ids"  # PaliGemma: 1 where a token sees only those before it
+
+
+class Writer(nn.Module):
+    """A backbone with the output layer over the words of its tokenizer.
+
+    Args:
+        backbone: whose last layer predicts the next token.
+        whole: transformers' model for generation; its layers are those of the backbone, adapters included.
+    """
+
+    def __init__(self, backbone: TransformersModel, whole: nn.Module) -> None:
+        super().__init__()
+        self._shared = backbone, whole  # in a tuple: their modules are the backbone's, and are listed there
+        self.output = whole.get_output_embeddings().requires_grad_(False)
+        self.tokenizer = backbone.inputs.tokenizer
+
+    def collate(self, images: Images, questions: Sequence[str], answers: Sequence[str]) -> dict[str, Tensor]:
+        """Return a batch of B prompts with the tokens of their answers (B, T), on the CPU."""
+        backbone, _ = self._shared
+        prompts = backbone.inputs(images, questions, padding_side="left")
+        ids = prompts["input_ids"]
+        if bool((ids[:, -1] == self.tokenizer.eos_token_id).all()):  # some tokenizers end every text
+            length = ids.shape[1]
+            prompts = {name: _without_last(tensor, length) for name, tensor in prompts.items()}
+        rows = [torch.tensor(self.tokens(answer)) for answer in answers]
+        target = pad_sequence(rows, batch_first=True, padding_value=NO_TOKEN)
+        return {**prompts, ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
+
+    def tokens(self, answer: str) -> list[int]:
+        """Return the tokens of an answer, with the one that ends it."""
+        ids = self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
+        return [*ids, self.tokenizer.eos_token_id]
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, T, V) of each token of the answers, those before it given; 0 behind an answer's end."""
+        backbone, _ = self._shared
+        answer, mask = inputs[ANSWER], inputs[ANSWER_MASK]
+        prompt = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
+        length = prompt["input_ids"].shape[1]
+        joined = {name: _extended(name, tensor, answer, mask, length) for name, tensor in prompt.items()}
+        hidden = backbone.hidden(joined)[:, length - 1 :]
+        return self.output(hidden) * mask[..., None]
+
+    @torch.no_grad()
+    def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
+        """Return the B answers that the model writes, each token the most probable one.
+
+        Args:
+            inputs: of `collate`; the answers in them are not read.
+            most: tokens.
+        """
+        _, whole = self._shared
+        prompt = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
+        length = prompt["input_ids"].shape[1]
+        written = whole.generate(
+            **prompt,
+            do_sample=False,
+            num_beams=1,
+            max_new_tokens=most,
+            pad_token_id=self.tokenizer.pad_token_id,
+            eos_token_id=self.tokenizer.eos_token_id,
+        )
+        return self.tokenizer.batch_decode(written[:, length:], skip_special_tokens=True)
+
+
+def writer(backbone: TransformersModel, source: str) -> Writer:
+    """Return a backbone with its output layer.
+
+    Args:
+        backbone: of transformers.
+        source: its folder or hub name.
+
+    Raises:
+        FedpeftError: the model does not write.
+    """
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+    )
+
+    config = backbone.model.config
+    kind = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING.get(type(config), None)
+    if kind is None and backbone.causal:
+        kind = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    if kind is None or not backbone.inputs.tokenizer:
+        raise unusable(
+            f"{source!r} does not write text (model_type {config.model_type!r:.80}): set training.answering to "
+            f"'classification', or give a causal language model."
+        )
+    if isinstance(backbone.model, kind):
+        return Writer(backbone, backbone.model)
+    with torch.device("meta"):
+        whole = kind(config)
+    setattr(whole, whole.base_model_prefix, backbone.model)
+    words = backbone.model.get_input_embeddings().weight
+    weight = _output_weight(source, tuple(words.shape))
+    if weight is None and not _is_tied(config):
+        raise unusable(
+            f"{source!r} has no output layer (lm_head.weight of shape {tuple(words.shape)}): set training.answering to "
+            f"'classification', or give the folder of the model that was trained to write."
+        )
+    output = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")
+    output.weight = nn.Parameter(words.detach() if weight is None else weight, requires_grad=False)
+    whole.set_output_embeddings(output)
+    return Writer(backbone, whole)
+
+
+def _is_tied(config: Any) -> bool:
+    """Return whether the output layer has the weights of the embeddings."""
+    return any(getattr(part, "tie_word_embeddings", False) for part in (config, config.get_text_config()))
+
+
+def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
+    """Return the weight of a source's output layer in float32; None: it has none of this shape."""
+    from safetensors import safe_open
+
+    for file in weight_files(source):
+        with safe_open(file, "pt") as stored:
+            for key in stored.keys():  # noqa: SIM118 - not a dict
+                if key.endswith("lm_head.weight") and tuple(stored.get_slice(key).get_shape()) == shape:
+                    return stored.get_tensor(key).float()
+    return None
+
+
+def weight_files(source: str) -> list[Path]:
+    """Return the safetensors files of a folder or of a hub name that was downloaded."""
+    from transformers.utils import cached_file
+    from transformers.utils.hub import get_checkpoint_shard_files
+
+    if single := cached_file(source, "model.safetensors", _raise_exceptions_for_missing_entries=False):
+        return [Path(single)]
+    index = cached_file(source, "model.safetensors.index.json")
+    return [Path(file) for file in get_checkpoint_shard_files(source, index)[0]]
+
+
+def _without_last(tensor: Tensor, length: int) -> Tensor:
+    return (
+        tensor[:, :-1] if tensor.dim() == 2 and tensor.shape[1] == length and not tensor.is_floating_point() else tensor
+    )
+
+
+def _extended(name: str, tensor: Tensor, answer: Tensor, mask: Tensor, length: int) -> Tensor:
+    """Return a tensor of the prompt (B, P) with the columns of the answers' tokens but the last; others as they are."""
+    if tensor.dim() != 2 or tensor.shape[1] != length or tensor.is_floating_point():
+        return tensor
+    if name == "input_ids":
+        columns = answer
+    elif name == "attention_mask":
+        columns = mask
+    else:
+        columns = torch.full_like(answer, int(name == CAUSAL_SUFFIX))
+    return torch.cat([tensor, columns[:, :-1].to(tensor.dtype)], dim=1)
