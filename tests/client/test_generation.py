@@ -103,7 +103,8 @@ def test_a_model_that_does_not_write_is_refused(folder, tmp_path):
         )
 
 
-def test_a_federation_of_models_that_write(sections, tmp_path):
+@pytest.mark.parametrize("computing", [(), ("training.precision=bfloat16", "training.frozen_precision=bfloat16")])
+def test_a_federation_of_models_that_write(computing, sections, tmp_path):
     chosen = sections(
         "federation.sites=[slake, vqa-rad]",
         "backbone.name=llava",
@@ -111,6 +112,7 @@ def test_a_federation_of_models_that_write(sections, tmp_path):
         "training.answering=generation",
         "training.rounds=2",
         "method.aggregation=pia",
+        *computing,
     )
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in ("slake", "vqa-rad")}
     results = list(federate(learners))

@@ -67,6 +67,15 @@ class TransformersModel(nn.Module):
         """Return the last layer (B, T, d) at the T tokens of a batch."""
         return self.model(**batch, **self._options).last_hidden_state
 
+    def generate(self, whole: nn.Module, **options: Any) -> Tensor:
+        """Return the tokens of prompts and of what a model writes behind them (B, T).
+
+        Args:
+            whole: transformers' model for generation that has this model's layers.
+            options: of its `generate`.
+        """
+        return whole.generate(**options)
+
     def writer(self) -> Writer:
         """Return this model with its output layer over words.
 

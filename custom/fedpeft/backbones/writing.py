@@ -75,10 +75,11 @@ class Writer(nn.Module):
             inputs: of `collate`; the answers in them are not read.
             most: tokens.
         """
-        _, whole = self._shared
+        backbone, whole = self._shared
         prompt = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
         length = prompt["input_ids"].shape[1]
-        written = whole.generate(
+        written = backbone.generate(
+            whole,
             **prompt,
             do_sample=False,
             num_beams=1,

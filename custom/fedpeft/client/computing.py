@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-import functools
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -102,20 +102,22 @@ def _checkpoint_layers(backbone: Backbone) -> None:
         )
     for layer in layers:
         layer.gradient_checkpointing = True
-        vars(layer)["_gradient_checkpointing_func"] = functools.partial(checkpoint, use_reentrant=False)
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
 
 
 def _autocast(backbone: Backbone) -> None:
     device = next(iter(backbone.parameters())).device
     if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
         raise FedpeftError(f"precision is {BFLOAT16!r}, which this GPU does not compute: use float32.")
-    vars(backbone)["forward"] = types.MethodType(_in_bfloat16, backbone)
+    for name in ("forward", *filter(partial(hasattr, backbone), ("hidden", "generate"))):
+        vars(backbone)[name] = types.MethodType(partial(_in_bfloat16, name), backbone)
 
 
-def _in_bfloat16(self: nn.Module, **batch: Any) -> Tensor:
-    """Compute the features with products of matrices in bfloat16; head and loss get them in float32."""
+def _in_bfloat16(name: str, self: nn.Module, *arguments: Any, **batch: Any) -> Tensor:
+    """Compute with products of matrices in bfloat16; head, output layer and loss get features in float32."""
     with torch.autocast(next(self.parameters()).device.type, dtype=torch.bfloat16):
-        return type(self).forward(self, **batch).float()
+        result = getattr(type(self), name)(self, *arguments, **batch)
+    return result.float() if result.is_floating_point() else result
 
 
 def _round_frozen(weights: Sequence[Tensor]) -> None:
