@@ -41,6 +41,11 @@ class TrainingSettings:
             token in its last layer. The results differ by rounding.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
+        reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
+            way back needs is then held longer. Bit for bit the same.
+        features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
+            nothing below changes: with a schedule that leaves the first layers out, or a method that trains none of
+            them. 0: compute it every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
         device: a torch device, or `auto` (CUDA where there is one).
@@ -65,6 +70,8 @@ class TrainingSettings:
     last_layer: str = "whole"
     checkpointing: bool = False
     micro_batch: int = 0
+    reuse_passes: bool = False
+    features_mib: float = 0
     threads: int = 1
     workers: int = 0
     device: str = "auto"
@@ -73,7 +80,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
             at_least(name, getattr(self, name), 1)
-        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed", "micro_batch"):
+        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed", "micro_batch", "features_mib"):
             at_least(name, getattr(self, name), 0)
         at_least("learning_rate", self.learning_rate, 0, exclusive=True)
         if self.head_learning_rate is not None:

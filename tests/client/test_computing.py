@@ -91,6 +91,23 @@ def test_micro_batches_add_up_to_the_batch_and_keep_less(learner, method, size):
     torch.testing.assert_close(first, second, rtol=1e-3, atol=1e-6)
 
 
+@pytest.mark.parametrize("also", [[], ["training.checkpointing=true"], ["training.micro_batch=5"]], ids=str)
+@pytest.mark.parametrize("method", ["feddat_houlsby", "feddat_adapterfusion"])
+def test_feddat_computes_equal_features_once_without_changing_a_bit(learner, method, also):
+    passes, ends = [], []
+    for again in ("false", "true"):
+        made, batch = learner(
+            f"method.name={method}", "method.aggregation=fedavg", f"training.reuse_passes={again}", *also
+        )
+        counted = made.backbone.model.pooler.register_forward_hook(lambda *_, way=again: passes.append(way))
+        ends.append(stepped(made, batch, steps=2))
+        counted.remove()
+    assert passes.count("true") * 3 == passes.count("false") * 2
+    (usual, losses), (reused, same) = ends
+    assert losses == same
+    assert all(torch.equal(a, b) for a, b in zip(usual, reused, strict=True))
+
+
 def test_a_micro_batch_weighs_as_many_samples_as_it_has_targets(learner):
     made, batch = learner("training.micro_batch=3")
     batch.target[[0, 1, 7]] = -1
@@ -164,6 +181,7 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
         (["training.attention=flash"], "allowed are usual, fused"),
         (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
         (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
+        (["training.reuse_passes=true"], "no two passes"),
         (["method.name=lora", "method.aggregation=stack", *BFLOAT16], "products to the frozen matrices"),
     ],
     ids=str,
@@ -172,3 +190,88 @@ def test_what_would_do_nothing_or_harm_is_refused(learner, overrides, sentence):
     with pytest.raises(FedpeftError, match=sentence) as refused:
         learner(*overrides)
     assert refused.value.setting.startswith("training.")
+
+
+def epochs(learner, *overrides, layers=(1,), sizes=("data.train_size=32",)):
+    """A site after a round of three epochs over some layers: its upload, and how often the first layer was computed."""
+    made, _ = learner(
+        *overrides,
+        *sizes,
+        "training.local_epochs=3",
+        "schedule.solver=own",
+        "schedule.score=last_k",
+        "schedule.budget=1",
+    )
+    calls = []
+    path = {"vilt": "model.encoder.layer.0", "vit": "model.layers.0"}[made.backbone.family]
+    layer = made.backbone.get_submodule(path)
+    first = layer.register_forward_hook(lambda module, inputs, output: calls.append(len(inputs[0])))
+    update = made.train_round(1, {}, list(layers))
+    first.remove()
+    return made, update, sum(calls)
+
+
+@pytest.mark.parametrize("method", ["houlsby", "lora", "vpt", "attention"])
+def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, method):
+    job = [f"method.name={method}", "method.aggregation=fedavg", "backbone.name=tiny-vit"]
+    _, usual, every = epochs(learner, *job)
+    made, kept, once = epochs(learner, *job, "training.features_mib=64")
+    assert every == 3 * 32 + 8
+    assert once <= 32 + 8  # three questions of an image have the same features
+    assert 0 < made._features.held_mib < 64
+    assert kept.metrics == usual.metrics
+    assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
+
+
+@pytest.mark.parametrize("also", [[], FIRST_TOKEN, ["training.micro_batch=6"], BFLOAT16, FUSED], ids=str)
+def test_kept_features_of_questions_of_several_lengths_are_close(learner, also):
+    _, usual, every = epochs(learner, *also)
+    _, kept, once = epochs(learner, *also, "training.features_mib=64")
+    assert (every, once) == (3 * 32 + 8, 32 + 8)
+    assert kept.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=0.02 if also == BFLOAT16 else 1e-4)
+
+
+def test_kept_features_are_computed_anew_when_something_below_has_changed(learner):
+    job = ["training.features_mib=64", "backbone.name=tiny-vit", "data.train_size=32"]
+    (made, *_), (usual, *_) = epochs(learner, *job), epochs(learner, "backbone.name=tiny-vit")
+    moved = {key: tensor + 0.1 for key, tensor in made.first_state().items()}
+    for site in (made, usual):
+        site.trainable.load(moved)
+    assert made.evaluate() == usual.evaluate()
+    batch = next(iter(made._batches(made.data.train, 16)))
+    with made._features.used():
+        assert torch.equal(made.answering(batch.inputs), usual.answering(batch.inputs))
+
+
+def test_a_budget_of_features_holds_and_the_rest_is_computed_every_time(learner):
+    made, update, computed = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=0.002")
+    _, usual, every = epochs(learner, "backbone.name=tiny-vit")
+    _, _, once = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=64")
+    assert 0 < made._features.held_mib <= 0.002
+    assert once < computed < every
+    assert update.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        ([], "trains in the first layer"),
+        (["method.name=compacter", *SETTINGS["compacter"]], "trains in the first layer"),
+        (["method.name=feddat_houlsby", "method.aggregation=fedavg", "schedule.solver=own"], "several adapters"),
+    ],
+    ids=str,
+)
+def test_features_that_nothing_could_use_are_refused(learner, overrides, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        learner(*overrides, "training.features_mib=64")
+
+
+def test_a_classifier_alone_computes_each_sample_once(learner):
+    job = ["method.name=classifier", "method.aggregation=none", "training.local_epochs=3", "training.features_mib=64"]
+    made, _ = learner(*job)
+    calls = []
+    made.backbone.model.encoder.layer[0].register_forward_hook(
+        lambda module, inputs, output: calls.append(len(inputs[0]))
+    )
+    made.train_round(1, {})
+    assert sum(calls) == 16 + 8

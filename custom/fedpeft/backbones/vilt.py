@@ -119,6 +119,22 @@ class Vilt(nn.Module):
 
         return first_token_only(self.model, only)
 
+    def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
+        """Return each sample's tokens as a layer reads them, (T_i, d); None of images of several sizes."""
+        from fedpeft.backbones import vilt_layers
+
+        ordered = self.with_ordered_patches(batch)
+        if "image_embeds" not in ordered:
+            return None
+        return vilt_layers.without_padding(vilt_layers.entering(self.model, ordered, layer), batch["attention_mask"])
+
+    def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
+        """Return the pooled output (B, d) of tokens as `entering` returns them."""
+        from fedpeft.backbones import vilt_layers
+
+        mask = batch["attention_mask"]
+        return vilt_layers.leaving(self.model, vilt_layers.with_padding(samples, mask), mask, layer)
+
     def with_ordered_patches(self, batch: dict[str, Tensor]) -> dict[str, Tensor]:
         """Embed the patches in raster order where all images have one size; leave padded batches to transformers.
 

@@ -6,9 +6,13 @@ A module gets another class and keeps its parts, adapters among them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils.rnn import pad_sequence
+from transformers.masking_utils import create_bidirectional_mask
 from transformers.models.vilt.modeling_vilt import ViltAttention, ViltLayer, ViltSelfAttention
 
 
@@ -72,3 +76,53 @@ def first_token_only(model: nn.Module, only: bool) -> bool:
     if known:
         last.__class__ = FirstTokenLayer if only else ViltLayer
     return known
+
+
+def entering(model: nn.Module, batch: dict[str, Tensor], layer: int) -> Tensor:
+    """Return what a layer of a ViltModel reads, (B, T, d): text tokens, then image tokens.
+
+    Args:
+        model: the ViltModel.
+        batch: as `Vilt.with_ordered_patches` returns it for images of one size.
+        layer: counted from 0.
+    """
+    hidden, seen = model.embeddings(
+        batch["input_ids"], batch["attention_mask"], None, None, batch["pixel_mask"], None, batch["image_embeds"]
+    )
+    mask = create_bidirectional_mask(config=model.config, inputs_embeds=hidden, attention_mask=seen)
+    for module in model.encoder.layer[:layer]:
+        hidden = module(hidden, mask)[0]
+    return hidden
+
+
+def leaving(model: nn.Module, hidden: Tensor, text_mask: Tensor, layer: int) -> Tensor:
+    """Return the pooled output (B, d) of what a layer reads.
+
+    Args:
+        model: the ViltModel.
+        hidden: as `entering` returns it.
+        text_mask: which text tokens are seen (B, T_text); all image tokens are.
+        layer: counted from 0.
+    """
+    images = text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])
+    mask = create_bidirectional_mask(
+        config=model.config, inputs_embeds=hidden, attention_mask=torch.cat((text_mask, images), dim=1)
+    )
+    for module in model.encoder.layer[layer:]:
+        hidden = module(hidden, mask)[0]
+    return model.pooler(model.layernorm(hidden))
+
+
+def without_padding(hidden: Tensor, text_mask: Tensor) -> list[Tensor]:
+    """Return each sample's tokens, (T_i, d), without those that pad its question."""
+    seen = torch.cat((text_mask, text_mask.new_ones(len(hidden), hidden.shape[1] - text_mask.shape[1])), dim=1).bool()
+    return [tokens[kept].clone() for tokens, kept in zip(hidden, seen, strict=True)]
+
+
+def with_padding(samples: Sequence[Tensor], text_mask: Tensor) -> Tensor:
+    """Return samples as `without_padding` made them as one tensor, their questions padded with zeros."""
+    lengths = text_mask.sum(1).tolist()
+    texts = pad_sequence([tokens[:length] for tokens, length in zip(samples, lengths, strict=True)], batch_first=True)
+    texts = F.pad(texts, (0, 0, 0, text_mask.shape[1] - texts.shape[1]))
+    images = torch.stack([tokens[length:] for tokens, length in zip(samples, lengths, strict=True)])
+    return torch.cat((texts, images), dim=1)

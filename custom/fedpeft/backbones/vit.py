@@ -63,6 +63,20 @@ class Vit(nn.Module):
         """Return the first token after the last norm (B, d) for a batch of `collate`."""
         return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]
 
+    def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
+        """Return each image's tokens as a layer reads them, (T, d)."""
+        hidden = self.model.embeddings(batch["pixel_values"], interpolate_pos_encoding=self._resized)
+        for module in self.model.layers[:layer]:
+            hidden = module(hidden, None)
+        return list(hidden)
+
+    def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
+        """Return the first token after the last norm (B, d) of tokens as `entering` returns them."""
+        hidden = torch.stack(list(samples))
+        for module in self.model.layers[layer:]:
+            hidden = module(hidden, None)
+        return self.model.layernorm(hidden)[:, 0]
+
     def first_token_only(self, only: bool) -> bool:
         """Compute the last layer for the first token alone, or for all again; see `vit_layers.first_token_only`."""
         from fedpeft.backbones.vit_layers import first_token_only

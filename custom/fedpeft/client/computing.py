@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.kept_features import KeptFeatures
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.trainable import Trainable
 from fedpeft.training_settings import BFLOAT16, FIRST_TOKEN, FUSED, TrainingSettings
 
 _MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
@@ -57,16 +59,33 @@ def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Ten
 
 
 @contextmanager
-def as_trained(backbone: Backbone, settings: TrainingSettings) -> Iterator[None]:
-    """Compute as little of the last layer as `training.last_layer` says in this block; without it, all tokens."""
+def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
+    """Compute no more than training and evaluation need in this block: elsewhere all tokens and layers are looked at.
+
+    Args:
+        backbone: as `set_up` left it.
+        settings: the section `training`.
+        features: that are kept of the layers below; None: none are.
+    """
     only = settings.last_layer == FIRST_TOKEN
     if only:
         _switch(backbone, only=True)
     try:
-        yield
+        with features.used() if features else nullcontext():
+            yield
     finally:
         if only:
             _switch(backbone, only=False)
+
+
+def kept_features(
+    backbone: Backbone, trainable: Trainable, settings: TrainingSettings, *, some_layers: bool
+) -> KeptFeatures | None:
+    """Return where features are kept, or None without a budget for them; see `KeptFeatures`."""
+    if not settings.features_mib:
+        return None
+    half = settings.precision == BFLOAT16
+    return KeptFeatures(backbone, trainable, settings.features_mib, some_layers=some_layers, half=half)
 
 
 def _fuse_attention(backbone: Backbone) -> None:

@@ -113,6 +113,11 @@ class Learner:
         with about("training"):
             self.answering = ways.build(self.backbone, self.vocabulary, training, generator).to(self.device)
             computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
+            if training.reuse_passes:
+                self.trainable.reuse_passes()
+            self._features = computing.kept_features(
+                self.backbone, self.trainable, training, some_layers=self.schedule.active
+            )
         self.head = self.answering.head
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
@@ -259,7 +264,7 @@ class Learner:
     def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
         """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
         rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
-        with computing.as_trained(self.backbone, self.training):
+        with computing.as_trained(self.backbone, self.training, self._features):
             return evaluate(self.answering.eval(), rows, device=self.device)
 
     def _compared(self, received: State) -> dict[str, State]:
@@ -321,7 +326,7 @@ class Learner:
         rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        with computing.as_trained(self.backbone, settings):
+        with computing.as_trained(self.backbone, settings, self._features):
             return train_epochs(
                 self.answering.train(),
                 rows,
@@ -373,7 +378,7 @@ class Learner:
     def _loss(self, batches: Sequence[Batch], state: State) -> float:
         """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
         self.trainable.load(state)
-        with computing.as_trained(self.backbone, self.training):
+        with computing.as_trained(self.backbone, self.training, self._features):
             return mean_loss(self.answering.eval(), batches)
 
     def _sample(self, count: int, seed: int) -> list[Batch]:

@@ -15,6 +15,10 @@ KL has temperature 3, times its square, and is the mean over the batch. The head
 authors' code. A site's model, which is evaluated and whose loss is reported, is (a0 + a2) / 2: the authors' dual
 adapter teacher. The learning rate follows batches, not steps.
 
+z_T and z_0 have the same features, because a0 and a2 change in neither of their passes nor in what lies between; only
+the head has changed. They can be computed once (`training.reuse_passes`) if memory holds what the way back to a0 needs
+while a1 trains.
+
 Over AdapterFusion, a0 and a2 are fused by attention instead of averaged; the fusion is private and trains with a0.
 
 Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in the mean, as in the authors' code.
@@ -22,14 +26,15 @@ Source: Chen et al. 2024, FedDAT, sections 3.2 and 3.3. All sites count alike in
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.trainable import Part, Trainable, Tuning, descend
@@ -55,10 +60,14 @@ class DualAdapters(Trainable):
 
     Args:
         branches: the adapters `SHARED`, `LOCAL` and `RECEIVED`.
+        backbone: in which they are.
     """
 
-    def __init__(self, branches: Branches) -> None:
-        self._branches = branches
+    one_model = False
+
+    def __init__(self, branches: Branches, backbone: Backbone) -> None:
+        self._branches, self._backbone = branches, backbone
+        self._reuses = False
         branches.use(LOCAL, RECEIVED)
         self.train_only(None)
 
@@ -86,10 +95,19 @@ class DualAdapters(Trainable):
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
+    def reuse_passes(self) -> None:
+        """Compute the features of (a0 + a2) / 2 once in a step."""
+        self._reuses = True
+
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> Tensor:
         """Step a1, then a0; return the loss of (a0 + a2) / 2 between the two."""
-        with torch.no_grad():
-            teachers = [part.forward() for part in parts]
+        teachers: Sequence[Tensor]
+        features: Sequence[Tensor | None] = [None] * len(parts)
+        if self._reuses:
+            teachers, features = zip(*(features_of(self._backbone, part.forward) for part in parts), strict=True)
+        else:
+            with torch.no_grad():
+                teachers = [part.forward() for part in parts]
         shared, values = [], []
 
         def of_shared() -> Iterator[Tensor]:
@@ -99,8 +117,8 @@ class DualAdapters(Trainable):
                 yield (part.loss(logits) + part.share * divergence(logits, teacher)) / 2
 
         def of_local() -> Iterator[Tensor]:
-            for part, teacher in zip(parts, shared, strict=True):
-                logits = part.forward()
+            for part, teacher, kept in zip(parts, shared, features, strict=True):
+                logits = with_features(self._backbone, part.forward, kept)
                 value = part.loss(logits)
                 values.append(value.detach())
                 yield (value + part.share * divergence(logits, teacher)) / 2
@@ -129,7 +147,39 @@ class FedDATTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""
         seeds = {SHARED: seed, LOCAL: derive(seed, LOCAL), RECEIVED: seed}
-        return DualAdapters(self._base.branches(backbone, settings, seeds))
+        return DualAdapters(self._base.branches(backbone, settings, seeds), backbone)
+
+
+def features_of(backbone: Backbone, forward: Callable[[], Tensor]) -> tuple[Tensor, Tensor]:
+    """Return logits without gradient, and the backbone's features with their way back.
+
+    Raises:
+        FedpeftError: the logits are made without the features.
+    """
+    kept: list[Tensor] = []
+    hook = cast(nn.Module, backbone).register_forward_hook(lambda module, inputs, output: kept.append(output))
+    try:
+        logits = forward().detach()
+    finally:
+        hook.remove()
+    if len(kept) != 1:
+        raise FedpeftError(
+            "reuse_passes is true, and answers are not made of one pass of features here: leave it out.",
+            setting="training.reuse_passes",
+        )
+    return logits, kept[0]
+
+
+def with_features(backbone: Backbone, forward: Callable[[], Tensor], features: Tensor | None) -> Tensor:
+    """Return the logits of given features, without a pass through the backbone; of None, those of a pass."""
+    if features is None:
+        return forward()
+    own = vars(backbone).get("forward")
+    vars(backbone)["forward"] = lambda **batch: features
+    try:
+        return forward()
+    finally:
+        vars(backbone).pop("forward") if own is None else vars(backbone).update(forward=own)
 
 
 def divergence(logits: Tensor, target: Tensor) -> Tensor:

@@ -63,6 +63,8 @@ class Trainable:
     Tensors whose key begins with `private.` stay at the site, on its disk between rounds; all others are exchanged.
     """
 
+    one_model = True  # whether all passes of a step have the same active parts
+
     def state(self) -> State:
         """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.keys`)."""
         return self._copies(private=False)
@@ -116,6 +118,17 @@ class Trainable:
 
         descend(losses(), optimizer)
         return torch.stack(values).sum()
+
+    def reuse_passes(self) -> None:
+        """Compute passes of a step only once that have the same parameters of the backbone.
+
+        Raises:
+            FedpeftError: the method has no such passes.
+        """
+        raise FedpeftError(
+            "reuse_passes is true, and no two passes of this method's step are equal: leave it out.",
+            setting="training.reuse_passes",
+        )
 
     def slots(self) -> dict[str, str]:
         """Return slot -> module path with `{layer}`, where the server must know it to write a PEFT folder."""
