@@ -2,7 +2,6 @@
 import importlib.util
 import json
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -62,9 +61,9 @@ def test_answers_and_patches_of_the_stream_lie_in_their_heads(script, tokenizer)
 
 
 @pytest.mark.slow
-def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path):
+def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path, warm_python):
     def run(steps):
-        command = [sys.executable, SCRIPT, "--out", tmp_path, "--steps", str(steps), "--batch", "8"]
+        command = [warm_python, SCRIPT, "--out", tmp_path, "--steps", str(steps), "--batch", "8"]
         subprocess.run(command, check=True, capture_output=True)
         return torch.load(tmp_path / "checkpoint.pt", weights_only=True)
 

@@ -22,9 +22,9 @@ def attacks(benchmark):
     return benchmark("attacks")
 
 
-def test_the_command_starts_outside_the_tests():
+def test_the_command_starts_outside_the_tests(warm_python):
     script = Path(__file__).parents[2] / "benchmarks" / "attacks.py"
-    subprocess.run([sys.executable, "-W", "ignore", script, "--help"], check=True, capture_output=True)
+    subprocess.run([warm_python, script, "--help"], check=True, capture_output=True)
 
 
 def only(monkeypatch, table, *names):

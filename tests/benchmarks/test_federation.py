@@ -60,6 +60,7 @@ def test_process_starts_are_counted_in_turns(benchmark):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 @pytest.mark.parametrize("line", ["torch with an optimizer", "  + model, adapters and data: ready to train"])
 def test_the_lines_that_stand_on_the_others_run(benchmark, line):
     measured = benchmark("measured")
@@ -69,6 +70,7 @@ def test_the_lines_that_stand_on_the_others_run(benchmark, line):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("warm_python")
 def test_wire_counts_at_least_the_adapter_in_both_directions(benchmark):
     size, sent = benchmark("wire").measure(
         {"adapter": "houlsby", "settings": {"reduction_factor": 2}, "hidden_size": 16}

@@ -27,15 +27,14 @@ def small_job(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory, small_policy, fork_server_name):
+def federation(tmp_path_factory, small_policy):
     """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`.
 
-    The first site's training processes are forked, which is quicker; those of the other are as in production.
+    The processes of the second site are as in production; those of the others have their imports already.
     """
     port = free_port()
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
-    forking = {SITES[0]: fork_server_name}
-    with started(*(kits / name for name in ("server", *SITES)), forking=forking):
+    with started(*(kits / name for name in ("server", *SITES)), true=[SITES[1]]):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)
         wait_until(lambda: connected(federation) == set(SITES))

@@ -64,7 +64,7 @@ def test_a_job_ends_though_a_site_stays_away(federation, submitted, tmp_path):
         assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
         assert time.monotonic() - since < 60  # the promise of docs/consortium.md; FLARE's own patience is 900
     finally:
-        start(federation.kits / GONE)
+        start(federation.kits / GONE, true=True)
         wait_until(lambda: "Successfully registered" in (federation.kits / GONE / "console.txt").read_text())
     verify(run_folder(Path(federation.lead.download_job_result(job, str(tmp_path)))))
 

@@ -16,7 +16,7 @@ def five_sites(tmp_path_factory, sections):
     frames = folder / "frames"
     frames.mkdir()
     job = write(folder / "job", sections(), frames=frames)
-    run = simulate(job, workspace_for_tests(folder / "ws"), threads=5, own_fork_server=True)
+    run = simulate(job, workspace_for_tests(folder / "ws"), threads=5)
     run.frames = frames
     return run
 
@@ -27,7 +27,7 @@ def one_at_a_time(tmp_path_factory, sections):
     folder = tmp_path_factory.mktemp("one")
     workspace = workspace_for_tests(folder / "ws")
     (workspace / "local" / "privacy.json").write_text(json.dumps(default_scope()))
-    return simulate(write(folder / "job", sections()), workspace, threads=1, own_fork_server=True)
+    return simulate(write(folder / "job", sections()), workspace, threads=1)
 
 
 @pytest.fixture

@@ -18,9 +18,9 @@ import matplotlib
 import psutil
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from warm_python import COMMAND
 
 from fedpeft.processes import end
-from fedpeft.worker.fork_server import ADDRESS
 
 ROOT = Path(__file__).parents[2]
 SITES = ("slake", "vqa-rad")
@@ -28,7 +28,7 @@ ABSENT = "vqa-med-2019"
 LEAD, ADMIN, MEMBER = "lead@coordinator.org", "project-admin@coordinator.org", "member@hospital-a.org"
 SECRET = "hospital-database-password"
 SCRATCH = tempfile.TemporaryDirectory(prefix="consortium-")
-ENVIRONMENT = {
+TRUE_ENVIRONMENT = {  # where each process is a Python of its own
     **os.environ,
     "TMPDIR": SCRATCH.name,  # of these tests alone, which look at what a server leaves there
     "DB_PASSWORD": SECRET,  # of server and sites alike; nothing of it may reach anybody
@@ -37,6 +37,9 @@ ENVIRONMENT = {
     # with a home of its own matplotlib would look for the machine's fonts first
     "MPLCONFIGDIR": matplotlib.get_cachedir(),
 }
+# where python3, nvflare and fedpeft have their imports already
+WARM = Path(os.environ[COMMAND]).parent
+ENVIRONMENT = {**TRUE_ENVIRONMENT, "PATH": os.pathsep.join([str(WARM), TRUE_ENVIRONMENT["PATH"]])}
 
 
 def free_port() -> int:
@@ -61,7 +64,7 @@ def provision(
     folder: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapping[str, Any] | None = None
 ) -> Path:
     """The folder with one start-up kit per participant; a certificate authority of its own for every call."""
-    command = [sys.executable, "-m", "nvflare.cli", "provision", "-w", str(folder)]
+    command = [WARM / "nvflare", "provision", "-w", str(folder)]
     command += ["-p", str(project(folder / "project.yml", port=port, sites=sites, policy=policy))]
     environment = {**ENVIRONMENT, "HOME": str(folder)}
     subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
@@ -69,24 +72,24 @@ def provision(
 
 
 @contextmanager
-def started(*kits: Path, forking: Mapping[str, str] | None = None) -> Iterator[None]:
+def started(*kits: Path, true: Sequence[str] = ()) -> Iterator[None]:
     """The participants of these kits, started as their readme says, and ended whatever happens.
 
     Args:
         kits: their folders.
-        forking: by site, the fork server of its training processes; of others each is a Python of its own.
+        true: those of them whose processes are Pythons of their own.
     """
     try:
         for kit in kits:
-            start(kit, fork_server=(forking or {}).get(kit.name, ""))
+            start(kit, true=kit.name in true)
         yield
     finally:
         end(int(file.read_text()) for kit in kits for file in kit.glob("*pid.fl"))
 
 
-def start(kit: Path, *, fork_server: str = "") -> None:
+def start(kit: Path, *, true: bool = False) -> None:
     """Start a participant as its readme says."""
-    environment = {**ENVIRONMENT, ADDRESS: fork_server}
+    environment = TRUE_ENVIRONMENT if true else ENVIRONMENT
     with (kit / "console.txt").open("w") as console:
         script = kit / "startup" / "start.sh"
         subprocess.run([script], check=True, stdout=console, stderr=console, env=environment)

@@ -1,37 +1,29 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Small jobs in FLARE's simulator, with components of the tests where a test needs them."""
 
-import atexit
-import functools
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+from warm_python import COMMAND
+
 from fedpeft.jobs import write_job
-from fedpeft.worker import fork_server
 from fedpeft.workspace import resources
 
 ROOT = Path(__file__).parents[2]
 COMPONENTS = ROOT / "tests" / "simulator", ROOT / "benchmarks"
 
 
-@functools.cache
-def shared_fork_server():
-    """Name of a fork server that runs of several tests share: its imports take longer than a small job."""
-    server = fork_server.start()
-    atexit.register(server.stdin.close)
-    return os.environ.pop(fork_server.ADDRESS)
+def simulate(job, workspace, *, threads, environment=()):
+    """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder.
 
-
-def simulate(job, workspace, *, threads, environment=(), own_fork_server=False):
-    """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder."""
-    command = [sys.executable, "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
+    Its processes have their imports already; `test_plugin.py` and `test_workspace_in_use.py` start them as users do.
+    """
+    command = [os.environ[COMMAND], "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
     path = os.pathsep.join(filter(None, (*map(str, COMPONENTS), os.environ.get("PYTHONPATH"))))
-    forks = {} if own_fork_server else {fork_server.ADDRESS: shared_fork_server()}
-    variables = {**os.environ, "PYTHONPATH": path, **forks, **dict(environment)}
+    variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     return SimpleNamespace(
         code=done.returncode,

@@ -1,0 +1,76 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A command that starts like `python`, but from a process that has all imports: most of a start saved.
+
+FLARE starts several Pythons for a job, and each takes seconds to import what a small job then uses for one. What it
+starts from such a process is started alike, because `sys.executable` is this command there. Some runs of each kind stay
+as they are for users: that imports of one process do not lean on those of another is tested there.
+"""
+
+import secrets
+import socket
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+MODULES = {"fedpeft": ["-m", "fedpeft.cli"], "nvflare": ["-m", "nvflare.cli"]}  # of the other commands
+COMMAND, TRUE_PYTHON = "FEDPEFT_WARM_PYTHON", "FEDPEFT_TRUE_PYTHON"  # environment variables: the command, and `python`
+LAUNCHER = """#!{python} -IS
+import json, os, signal, socket, sys
+folder, name = os.path.split(sys.argv[0])
+arguments = [*{modules}.get(name, []), *sys.argv[1:]]
+first = next((one for one in arguments if one not in ("-u", "-P", "-B") and not one.startswith("-W")), "-")
+if not "{address}" or first.startswith("-") and first not in ("-m", "-c"):
+    os.execv("{python}", ["{python}", *arguments])
+fds = [fd for fd in map(int, os.listdir("/proc/self/fd")) if fd < 3 or os.path.exists(f"/proc/self/fd/{{fd}}")
+       and os.get_inheritable(fd)]
+server = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+server.connect("\\0{address}")
+passed = signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2
+ignored = [number for number in passed if signal.getsignal(number) == signal.SIG_IGN]
+request = dict(arguments=arguments, environment=dict(os.environ), folder=os.getcwd(), fds=fds, ignored=ignored,
+               executable=f"{{folder}}/python3", parents=[os.getppid()])
+signal.pthread_sigmask(signal.SIG_BLOCK, passed)
+socket.send_fds(server, [json.dumps(request).encode()], fds)
+child = int(server.recv(100))
+for number in set(passed) - set(ignored):
+    signal.signal(number, lambda number, _: os.kill(child, number))
+signal.pthread_sigmask(signal.SIG_UNBLOCK, passed)
+for fd in fds:
+    os.close(fd)
+code = int(server.recv(100) or 1)
+if code < 0:
+    if -code in passed:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+def _start(name: str) -> subprocess.Popen:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(f"\0{name}")
+        listener.listen(128)
+        command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(listener.fileno())]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True)
+
+
+class WarmPython:
+    """The server, and `command`, which is started instead of `python`; beside it lie `fedpeft` and `nvflare`."""
+
+    def __init__(self) -> None:
+        name = f"fedpeft-tests-{secrets.token_hex(16)}" if sys.platform == "linux" else ""  # without: true starts
+        self._folder = tempfile.TemporaryDirectory(prefix="warm-")
+        self.command = Path(self._folder.name) / "python3"
+        text = LAUNCHER.format(python=sys.executable, address=name, modules=MODULES)
+        for command in (self.command, *map(self.command.with_name, MODULES)):
+            command.write_text(text)
+            command.chmod(0o700)
+        self._server = _start(name) if name else None
+
+    def close(self) -> None:
+        """End the server and what it has forked."""
+        if self._server:
+            self._server.stdin.close()
+            self._server.wait(60)
+        self._folder.cleanup()

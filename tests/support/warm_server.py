@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Fork Pythons that have imported fedpeft, FLARE and PEFT: `python warm_server.py FD`, started by warm_python.py.
+
+It imports with the first request and ends, with all that it forked, when its standard input closes.
+"""
+
+import atexit
+import contextlib
+import fcntl
+import gc
+import importlib
+import itertools
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import sys
+import threading
+import traceback
+import types
+import warnings
+
+IMPORTED = (
+    "fedpeft.worker.fork_server",
+    "fedpeft.worker.site_tasks",
+    "fedpeft.client.learner",
+    "fedpeft.alignment.client_pia",
+    "fedpeft.methods.adapter_placing",
+    "fedpeft.methods.adapter_folder",
+    "fedpeft.data.phantom",
+    "fedpeft.scheduling.nsga2",
+    "fedpeft.server.export",
+    "fedpeft.report.page",
+    "fedpeft.report.terminal",
+    "fedpeft.report.schedule_plot",
+    "fedpeft.simulate",
+    "fedpeft.verify",
+    "fedpeft.status",
+    "fedpeft.flare.admission_components",
+    "fedpeft.flare.aggregator",
+    "fedpeft.flare.controller",
+    "fedpeft.flare.executor",
+    "fedpeft.flare.filters",
+    "fedpeft.flare.persistor",
+    "transformers.models.vilt.modeling_vilt",
+    "transformers.models.bert.tokenization_bert",
+    "nvflare.tool.job.job_cli",
+    "nvflare.private.fed.app.simulator.simulator",
+    "nvflare.private.fed.app.simulator.simulator_worker",
+    "nvflare.private.fed.app.client.client_train",
+    "nvflare.private.fed.app.client.worker_process",
+    "nvflare.private.fed.app.server.server_train",
+    "nvflare.private.fed.app.server.runner_process",
+    "peft",
+    "matplotlib.pyplot",
+    "multiprocessing.spawn",
+    "multiprocessing.managers",
+    "psutil",
+)
+LARGEST_REQUEST, MOST_FDS = 2**20, 250
+ANCESTORS = "FEDPEFT_WARM_ANCESTORS"  # environment variable: processes that a true start would have as parents
+FREE_FD = 400  # above those that a process is started with
+
+
+def main() -> None:
+    """Serve until standard input closes; go on as the requested program in a forked process."""
+    listener = socket.socket(fileno=int(sys.argv[1]))
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    places = [place for place in sys.path[1:] if place not in inherited]
+    request, fds = _serve(listener)
+    if request:
+        _become(request, fds, places)
+
+
+def _imports() -> None:
+    with warnings.catch_warnings(action="ignore"):
+        for name in IMPORTED:
+            importlib.import_module(name)
+    gc.collect()
+    gc.freeze()
+    assert len(os.listdir("/proc/self/task")) == 1, "a thread would not survive the fork"
+
+
+def _serve(listener):
+    children = {}  # by process id: file descriptor of its end, and the connection of who requested it
+    ready = False
+    with selectors.PollSelector() as selector:
+        selector.register(sys.stdin, selectors.EVENT_READ)
+        selector.register(listener, selectors.EVENT_READ)
+        while True:
+            events = [(key.fileobj, key.data) for key, _ in selector.select()]
+            for source, pid in events:
+                if source is sys.stdin:
+                    for child in children:
+                        _kill(child)
+                    return None, ()
+                if source is listener:
+                    if not ready:
+                        _imports()
+                        ready = True
+                    control, _ = listener.accept()
+                    message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
+                    if not message:
+                        control.close()
+                        continue
+                    if (child := os.fork()) == 0:
+                        for ended, other in children.values():
+                            os.close(ended)
+                            other.close()
+                        control.close()
+                        listener.close()
+                        return json.loads(message), fds
+                    for fd in fds:
+                        os.close(fd)
+                    children[child] = os.pidfd_open(child), control
+                    for file in children[child]:
+                        selector.register(file, selectors.EVENT_READ, child)
+                    with contextlib.suppress(OSError):
+                        control.send(str(child).encode())
+                elif pid in children:
+                    ended, control = children[pid]
+                    if source is control:
+                        selector.unregister(control)
+                        _kill(pid)
+                    else:
+                        selector.unregister(ended)
+                        with contextlib.suppress(KeyError):
+                            selector.unregister(control)
+                        _, status = os.waitpid(pid, 0)
+                        with contextlib.suppress(OSError):
+                            control.send(str(os.waitstatus_to_exitcode(status)).encode())
+                        os.close(ended)
+                        control.close()
+                        del children[pid]
+
+
+def _kill(child: int) -> None:
+    """End a forked process and what it has forked, which has no environment of its own to be found by."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGKILL)
+        os.killpg(child, signal.SIGKILL)
+
+
+def _become(request, fds, places) -> None:
+    """Go on as `python ARGUMENTS` would have begun, and end without taking the imports apart."""
+    os.setsid()
+    _take_over(request, fds)
+    code = 0
+    try:
+        _run(request["arguments"], places)
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if code and not isinstance(end.code, int):
+            print(end.code, file=sys.stderr)
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code & 255)
+
+
+def _take_over(request, fds) -> None:
+    """Files, folder, environment, ignored signals and parents of the process that sent the request."""
+    moved = [fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, FREE_FD) for fd in fds]
+    for fd in fds:
+        os.close(fd)
+    for fd, number in zip(moved, request["fds"], strict=True):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.chdir(request["folder"])
+    os.environ.clear()
+    os.environ.update(request["environment"])
+    for number in request["ignored"]:
+        signal.signal(number, signal.SIG_IGN)
+    sys.executable = request["executable"]
+    sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
+
+    import psutil
+
+    ancestors = [*map(int, os.environ.get(ANCESTORS, "").split()), *request["parents"]]
+    os.environ[ANCESTORS] = " ".join(map(str, ancestors))
+    parents = psutil.Process.parents
+
+    def with_requesters(process):
+        return [*parents(process), *(psutil.Process(pid) for pid in ancestors if psutil.pid_exists(pid))]
+
+    psutil.Process.parents = with_requesters
+
+
+def _run(arguments, places) -> None:
+    options = list(itertools.takewhile(lambda one: one in ("-u", "-P", "-B") or one.startswith("-W"), arguments))
+    arguments = arguments[len(options) :]
+    sys.stdin = sys.__stdin__ = open(0, closefd=False)  # noqa: SIM115
+    buffering = 1 if "-u" in options or os.isatty(1) else -1
+    sys.stdout = sys.__stdout__ = open(1, "w", buffering, closefd=False)  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(2, "w", 1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+    search = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
+    kind, *rest = arguments
+    beside = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(kind)))
+    first = [] if "-P" in options else [beside]
+    sys.path[:] = [*first, *search, *places]
+    importlib.invalidate_caches()
+    if kind == "-m":
+        what, *rest = rest
+        sys.argv = [kind, *rest]
+        sys.modules.pop(what, None)
+        runpy.run_module(what, run_name="__main__", alter_sys=True)
+        return
+    module = sys.modules["__main__"] = types.ModuleType("__main__")
+    if kind == "-c":
+        code, *rest = rest
+    else:
+        module.__file__ = kind
+        with open(kind) as file:
+            code = compile(file.read(), kind, "exec")
+    sys.argv = [kind, *rest]
+    exec(code, module.__dict__)
+
+
+if __name__ == "__main__":
+    main()
