@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What several test folders share: a random two-layer ViLT on disk, and learners on a few phantom samples."""
 
-import multiprocessing
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from warm_python import COMMAND, start_or_find, use_python
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,36 +20,15 @@ OWN_PROCESSES = ("test_page.py", "test_scripts.py", "test_secure_sum_kits.py")
 # those that kill processes of a running federation, which is another one where several processes run tests
 KILLING = ("test_kills.py", "test_returning.py")
 
+start_or_find()
+
 METHODS = ("houlsby", "pfeiffer", "parallel", "lora", "compacter")
 TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz?'-0123456789"]
 
 
 def pytest_configure(config):
-    """All processes of pytest-xdist share what starts a Python quickly, and are started by it."""
-    from warm_python import COMMAND, TRUE_PYTHON, WarmPython
-
-    if COMMAND in os.environ:  # in one of those processes
-        _use_python(os.environ[TRUE_PYTHON])
-        return
-    config.warm_python = WarmPython()
-    os.environ[COMMAND], os.environ[TRUE_PYTHON] = str(config.warm_python.command), sys.executable
-    if config.option.tx:
-        config.option.tx = [f"{how}//python={os.environ[COMMAND]}" for how in config.option.tx]
-
-
-def _use_python(executable: str) -> None:
-    """Start further processes with it."""
-    sys.executable = executable
-    multiprocessing.set_executable(executable)
-
-
-def pytest_unconfigure(config):
-    """It ends with pytest."""
-    if hasattr(config, "warm_python"):
-        from warm_python import COMMAND, TRUE_PYTHON
-
-        del os.environ[COMMAND], os.environ[TRUE_PYTHON]
-        config.warm_python.close()
+    """The processes of pytest-xdist have their imports already."""
+    config.option.tx = [f"{how}//python={os.environ[COMMAND]}" for how in config.option.tx]
 
 
 def pytest_collection_modifyitems(items):
@@ -116,12 +95,10 @@ def fresh_processes():
 @pytest.fixture
 def warm_python() -> str:
     """The command whose processes have their imports already; processes are started with it."""
-    from warm_python import COMMAND
-
     true = sys.executable
-    _use_python(os.environ[COMMAND])
+    use_python(os.environ[COMMAND])
     yield sys.executable
-    _use_python(true)
+    use_python(true)
 
 
 @pytest.fixture(scope="session")

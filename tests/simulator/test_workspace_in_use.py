@@ -3,6 +3,7 @@
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import psutil
 import pytest
 from simulator_runs import simulate, write
+from warm_python import COMMAND
 
 from fedpeft.workspace import seed
 
@@ -110,7 +112,7 @@ def test_a_completed_run_that_is_resumed_keeps_its_results(used):
 def test_flares_own_command_ends_where_another_run_uses_the_workspace(tmp_path, sections):
     """It has wiped the workspace before anything of a job is loaded; it does not compute there."""
     job = write(tmp_path / "job", sections("federation.sites=[slake, vqa-rad]"))
-    simulator = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(tmp_path / "ws"), "-t", "2"]
+    simulator = [os.environ[COMMAND], "-m", "nvflare.cli", "simulator", str(job), "-w", str(tmp_path / "ws"), "-t", "2"]
     seed(tmp_path / "ws")
     hold = [sys.executable, "-c", HOLD, str(tmp_path / "ws")]
     with subprocess.Popen(hold, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:

@@ -6,6 +6,9 @@ starts from such a process is started alike, because `sys.executable` is this co
 as they are for users: that imports of one process do not lean on those of another is tested there.
 """
 
+import atexit
+import multiprocessing
+import os
 import secrets
 import socket
 import subprocess
@@ -47,6 +50,20 @@ os._exit(code)
 """
 
 
+def use_python(executable: str) -> None:
+    """Start further processes with it."""
+    sys.executable = executable
+    multiprocessing.set_executable(executable)
+
+
+def start_or_find() -> None:
+    """Start the server of this run; in a process of pytest-xdist there is one, and it has forked this process."""
+    if COMMAND in os.environ:
+        use_python(os.environ[TRUE_PYTHON])
+    else:
+        WarmPython()
+
+
 def _start(name: str) -> subprocess.Popen:
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(f"\0{name}")
@@ -56,7 +73,10 @@ def _start(name: str) -> subprocess.Popen:
 
 
 class WarmPython:
-    """The server, and `command`, which is started instead of `python`; beside it lie `fedpeft` and `nvflare`."""
+    """The server, and `command`, which is started instead of `python`; beside it lie `fedpeft` and `nvflare`.
+
+    Both are there until this process ends, and in the environment of the processes that it starts.
+    """
 
     def __init__(self) -> None:
         name = f"fedpeft-tests-{secrets.token_hex(16)}" if sys.platform == "linux" else ""  # without: true starts
@@ -67,6 +87,9 @@ class WarmPython:
             command.write_text(text)
             command.chmod(0o700)
         self._server = _start(name) if name else None
+
+        os.environ[COMMAND], os.environ[TRUE_PYTHON] = str(self.command), sys.executable
+        atexit.register(self.close)
 
     def close(self) -> None:
         """End the server and what it has forked."""
