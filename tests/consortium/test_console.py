@@ -8,7 +8,7 @@ from pathlib import Path
 import pexpect
 import psutil
 import pytest
-from kits import ADMIN, ENVIRONMENT, LEAD, MEMBER, SITES, connected, wait_until
+from kits import ADMIN, LEAD, MEMBER, SITES, TRUE_ENVIRONMENT, connected, wait_until
 
 from fedpeft.jobs import write_job
 from fedpeft.status import run_folder
@@ -24,7 +24,7 @@ class Console:
 
     def __init__(self, kit):
         self.name = kit.name
-        environment = {**ENVIRONMENT, "TERM": "dumb"}
+        environment = {**TRUE_ENVIRONMENT, "TERM": "dumb"}
         script = str(kit / "startup" / "fl_admin.sh")
         self._screen = pexpect.spawn("bash", [script], env=environment, encoding="utf-8", timeout=120)
         self._screen.expect("User Name: ")

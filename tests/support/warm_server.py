@@ -188,6 +188,8 @@ def _take_over(request, fds) -> None:
 
     ancestors = [*map(int, os.environ.get(ANCESTORS, "").split()), *request["parents"]]
     os.environ[ANCESTORS] = " ".join(map(str, ancestors))
+    # FLARE's processes of a job end with the process that started them
+    os.getppid = lambda: request["parents"][0]
     parents = psutil.Process.parents
 
     def with_requesters(process):

@@ -8,6 +8,7 @@ images and questions have no field here, so they have no way out.
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple, TypeVar, get_type_hints
@@ -226,6 +227,7 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
     return kind(**values)
 
 
+@functools.cache  # the types are written as strings, which take longer to read than a message
 def _declared(kind: type[_Message]) -> dict[str, Any]:
     """The type of every field but the tensors."""
     hints = get_type_hints(kind)
