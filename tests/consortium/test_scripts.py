@@ -8,7 +8,7 @@ import subprocess
 from types import SimpleNamespace
 
 import pytest
-from kits import ENVIRONMENT, ROOT, TRUE_ENVIRONMENT, free_port, processes_below, project
+from kits import ROOT, TRUE_ENVIRONMENT, free_port, processes_below, project
 
 pytestmark = pytest.mark.consortium
 
@@ -19,7 +19,7 @@ def script(tmp_path, small_job, small_policy):
     scratch = tmp_path / "scratch"
     scratch.mkdir()
 
-    def run(name, *, port=None, interrupt_at=None, environment=ENVIRONMENT):
+    def run(name, *, port=None, interrupt_at=None):
         port = port or free_port()
         settings = {
             "PROJECT": str(project(tmp_path / "project.yml", port=port, policy=small_policy)),
@@ -30,7 +30,7 @@ def script(tmp_path, small_job, small_policy):
         }
         process = subprocess.Popen(
             [ROOT / "provisioning" / f"{name}.sh", small_job],
-            env={**environment, **settings},
+            env={**TRUE_ENVIRONMENT, **settings},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -54,7 +54,7 @@ def assert_nothing_is_left(run):
 
 
 def test_poc_ends_with_the_table_and_nothing_is_left(script):
-    run = script("poc", environment=TRUE_ENVIRONMENT)
+    run = script("poc")
     assert run.code == 0, run.text
     assert "Accuracy (%) after round 2" in run.text
     assert list(run.results.glob("*/workspace/fedpeft/manifest.json"))
