@@ -214,7 +214,7 @@ def message_from(kind: type[M], values: Any, tensors: Any, *, sender: str) -> M:
     Raises:
         FedpeftError: naming the sender, if the fields are not the declared ones, of their types.
     """
-    check_fields(values, _declared(kind), message=kind.__name__, sender=sender)
+    check_fields(values, _declared(kind), message=kind.__name__, sender=sender)  # type: ignore[arg-type]  # a class can be hashed
     tensors = {} if tensors is None else tensors
     if not isinstance(tensors, Mapping):
         raise FedpeftError(f"{sender} sent {shown(tensors)} in place of tensors by name.", code=REFUSED)
