@@ -146,7 +146,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
                 rate = linear_warmup_decay(step, total_steps=total, warmup=settings.warmup)
                 for group in optimizer.param_groups:
                     group["lr"] = settings.learning_rate * rate  # body and heads have one rate here
-                learner.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)
+                first.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)
                 step += 1
         rounds.append({s: learner.evaluate() for s, learner in learners.items()})
     return rounds

@@ -29,7 +29,7 @@ class TrainingSettings:
         warmup: fraction of all steps over which the learning rate rises linearly.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
         answering: how a site answers a question (`fedpeft.client.answering.names()`): `classification` over the answers
-            of its training data.
+            of its training data, or `generation`, where the model writes the answer.
         head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
         evaluation_batch_size: samples per step of evaluation.
         precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,

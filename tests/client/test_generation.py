@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from small_models import bert, blip2, llava, paligemma, qwen_vl
+from small_models import bert, blip2, gpt2, granite, llava, paligemma, qwen_vl
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
@@ -19,7 +19,7 @@ from fedpeft.methods.trainable import parameter_count
 from fedpeft.training_settings import TrainingSettings
 
 SAMPLES = {"where is the nodule ?": "in the image", "is there an effusion in the image ?": "why", "why ?": "nodule"}
-FOLDERS = {"llava": llava, "blip2": blip2, "qwen_vl": qwen_vl, "paligemma": paligemma}
+FOLDERS = {"llava": llava, "blip2": blip2, "qwen_vl": qwen_vl, "paligemma": paligemma, "gpt2": gpt2}
 OWN_NAMES = ("llava", "blip2")
 
 
@@ -54,7 +54,9 @@ def test_it_writes_what_it_was_trained_to_write(source):
     frozen = {name: p.clone() for name, p in generation.named_parameters() if not p.requires_grad}
     optimizer = torch.optim.Adam(trainable.parameters().values(), lr=2e-2)
     torch.manual_seed(0)
-    for _ in range(60):
+    for step in range(200):
+        if step % 40 == 39 and generation.eval().right(batch).all():
+            break
         optimizer.zero_grad()
         generation.train().loss(generation(batch.inputs), batch.target).backward()
         optimizer.step()
@@ -94,30 +96,46 @@ def test_the_end_of_an_answer_is_learned_and_a_prompt_does_not_end(source):
     assert not list(generation.head.parameters())
 
 
-@pytest.mark.parametrize("folder", [None, bert], ids=["tiny-vilt", "bert"])
-def test_a_model_that_does_not_write_is_refused(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("folder", "message"),
+    [(None, "does not write text"), (bert, "does not write text"), (granite, "changes its logits")],
+    ids=["tiny-vilt", "bert", "granite"],
+)
+def test_a_model_that_does_not_write_is_refused(folder, message, tmp_path):
     settings = BackboneSettings(name="transformers", source=str(folder(tmp_path))) if folder else BackboneSettings()
-    with pytest.raises(FedpeftError, match=r"does not write text.*set training.answering to 'classification'"):
-        answering.build(
-            build(settings), AnswerVocabulary(["a"]), TrainingSettings(rounds=1, answering="generation"), None
-        )
+    backbone = build(settings)
+    with pytest.raises(FedpeftError, match=rf"{message}.*set training.answering to 'classification'"):
+        answering.build(backbone, AnswerVocabulary(["a"]), TrainingSettings(rounds=1, answering="generation"), None)
 
 
-@pytest.mark.parametrize("computing", [(), ("training.precision=bfloat16", "training.frozen_precision=bfloat16")])
-def test_a_federation_of_models_that_write(computing, sections, tmp_path):
+BFLOAT16 = ("training.precision=bfloat16", "training.frozen_precision=bfloat16")
+RUNS = [
+    ("llava", ("method.aggregation=pia",)),
+    ("llava", BFLOAT16),
+    ("blip2", (*BFLOAT16, "method.aggregation=pia")),
+    ("blip2", ("backbone.image_size=32",)),
+    ("llava", ("schedule.solver=exact", "schedule.budget=1")),
+]
+
+
+def learners(sections, tmp_path, name, *overrides, sites=("slake", "vqa-rad")):
     chosen = sections(
-        "federation.sites=[slake, vqa-rad]",
-        "backbone.name=llava",
-        f"backbone.source={llava(tmp_path / 'model')}",
+        f"federation.sites=[{', '.join(sites)}]",
+        f"backbone.name={name}",
+        f"backbone.source={FOLDERS[name](tmp_path / 'model')}",
         "training.answering=generation",
         "training.rounds=2",
-        "method.aggregation=pia",
-        *computing,
+        *overrides,
     )
-    learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in ("slake", "vqa-rad")}
-    results = list(federate(learners))
-    assert {learner.unanswerable for learner in learners.values()} == {0}
-    for site in learners:
+    return {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}
+
+
+@pytest.mark.parametrize(("name", "overrides"), RUNS, ids=["pia", "bf16", "blip2 bf16", "image size", "scheduled"])
+def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
+    made = learners(sections, tmp_path, name, *overrides)
+    results = list(federate(made))
+    assert {learner.unanswerable for learner in made.values()} == {0}
+    for site in made:
         losses = [result.updates[site].metrics["loss"] for result in results]
         assert losses[1] < losses[0]
         assert 0 <= results[-1].updates[site].metrics["overall"] <= 1
@@ -125,11 +143,24 @@ def test_a_federation_of_models_that_write(computing, sections, tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (("method.name=classifier", "method.aggregation=none"), "trains the head alone"),
+        (("method.head=federated",), "head is 'federated'"),
+        (("method.name=feddat_houlsby", "method.aggregation=fedavg"), "FedDAT distills one distribution"),
+    ],
+)
+def test_what_needs_a_classifier_is_refused(overrides, message, sections, tmp_path):
+    with pytest.raises(FedpeftError, match=message):
+        learners(sections, tmp_path, "llava", *overrides, sites=("slake",))["slake"].train_round(1, {})
+
+
+@pytest.mark.parametrize(
     ("prompt", "message"),
     [
         ("{question}", "once each"),
         ("{image}{question}{question}", "once each"),
-        ("{image}{question}" + 1000 * "x", "at most 1000 characters"),
+        ("{image}{question}" + 400 * "x", "at most 400 characters"),
     ],
 )
 def test_a_prompt_needs_image_and_question(prompt, message):
@@ -149,6 +180,12 @@ def test_a_prompt_is_what_stands_around_the_question(tmp_path):
     assert long["input_ids"].shape[1] == short["input_ids"].shape[1] + 3
     with pytest.raises(FedpeftError, match="does not read images as tokens of its text: leave it out"):
         build(BackboneSettings(name="transformers", source=str(bert(tmp_path / "bert")), prompt="{image}{question}"))
+    with pytest.raises(FedpeftError, match="reads image and question apart: leave it out"):
+        BackboneSettings(prompt="{image}{question}")
+    with pytest.raises(FedpeftError, match="parts of it are special tokens"):
+        build(BackboneSettings(name="llava", source=folder, prompt="{image} <bos> {question}"))
+    with pytest.raises(FedpeftError, match=r"begin it with '\{image\}'"):
+        build(BackboneSettings(name="blip2", source=str(blip2(tmp_path / "blip2")), prompt="where {image}{question}"))
 
 
 @pytest.mark.slow

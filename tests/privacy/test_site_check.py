@@ -102,6 +102,12 @@ REFUSED = [
         "schedule.score",
     ),
     (
+        "a long prompt",
+        {"backbone": {"name": "llava", "prompt": "{image}{question}" + 380 * "x"}},
+        {"most_text_length": 400},
+        "backbone.prompt",
+    ),
+    (
         "a way of answering that is not listed",
         {"training": {"answering": "generation"}},
         {"answering": ("classification",)},

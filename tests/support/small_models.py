@@ -137,6 +137,23 @@ def blip2(folder: Path) -> Path:
     return saved(hf.Blip2ForConditionalGeneration(config), folder)
 
 
+def gpt2(folder: Path) -> Path:
+    """GPT-2, which has a position for every place in the text."""
+    tokenizer().save_pretrained(folder)
+    return saved(
+        hf.GPT2LMHeadModel(hf.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=64, resid_pdrop=0.0, **IDS)),
+        folder,
+    )
+
+
+def granite(folder: Path) -> Path:
+    """Granite, which scales its logits."""
+    tokenizer().save_pretrained(folder)
+    return saved(
+        hf.GraniteForCausalLM(hf.GraniteConfig(**SIZE, **IDS, num_key_value_heads=2, logits_scaling=8)), folder
+    )
+
+
 def bert(folder: Path) -> Path:
     """BERT, without pooler, and with the head of its pre-training."""
     tokenizer(classifying=True).save_pretrained(folder)

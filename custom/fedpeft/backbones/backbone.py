@@ -79,6 +79,7 @@ class Pretrained:
         sized: its skeleton needs no source, although a job has to name one.
         pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
             plain values alone are read.
+        prompts: it reads the image within a text, which `backbone.prompt` may change.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
@@ -88,6 +89,7 @@ class Pretrained:
     tokenizer: bool = True
     sized: bool = False
     pickle: str = ""
+    prompts: bool = False
     tiny: bool = False
 
     def loaded(self, settings: BackboneSettings) -> Backbone:

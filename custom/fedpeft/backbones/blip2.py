@@ -18,6 +18,7 @@ from fedpeft.backbones.features import LAST, pooled
 from fedpeft.backbones.model_inputs import ModelInputs
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.backbones.transformers_model import TransformersModel, check_features
+from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -39,6 +40,7 @@ class Blip2(TransformersModel):
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
         super().__init__(model, inputs, source)
         self._token = LAST
+        self._options = {"interpolate_pos_encoding": True}  # as in `hidden`
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the language model's last layer at the last token of the question (B, d)."""
@@ -64,6 +66,11 @@ def build(settings: BackboneSettings) -> Blip2:
 
     source = settings.source or BACKBONES.get("blip2").usual
     settings = replace(settings, source=source, prompt=settings.prompt or PROMPT)
+    if not settings.prompt.startswith("{image}"):
+        raise FedpeftError(
+            f"prompt is {settings.prompt!r}, and BLIP-2 reads the image before all text: begin it with '{{image}}'.",
+            setting="backbone.prompt",
+        )
     with reading(source, NAME):
         config = _config(source)
         model, _ = load_model(Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config))

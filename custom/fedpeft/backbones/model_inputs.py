@@ -2,7 +2,7 @@
 """Images and questions as the inputs of any transformers model, by the tokenizer and image processor of its folder.
 
 What a model reads is what its forward function takes: `input_ids`, `pixel_values` or both. Where the image stands in
-the text as tokens (PaliGemma, Qwen-VL, LLaVA), the text is the image's token and the question, without a template.
+the text as tokens (PaliGemma, Qwen-VL, LLaVA), `backbone.prompt` says what is around them; no chat template is applied.
 Image processors are transformers' PIL ones: torchvision is not needed.
 """
 
@@ -64,7 +64,14 @@ class ModelInputs:
         if self.tokenizer:
             text = config.get_text_config()
             check_vocabulary(self.tokenizer, text.vocab_size, source)
-            check_text_length(text_length, getattr(text, "max_position_embeddings", None) or text_length, source)
+            around = self.tokenizer(prompt or "", add_special_tokens=False)["input_ids"]
+            if set(around) & set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}:
+                raise FedpeftError(
+                    f"prompt is {prompt!r}, and parts of it are special tokens of {source!r}: leave them out.",
+                    setting="backbone.prompt",
+                )
+            longest = getattr(text, "max_position_embeddings", None)
+            check_text_length(text_length, longest - len(around) if longest else text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
         self.prompt = prompt or "{image}{question}"

@@ -61,6 +61,7 @@ BACKBONES.register(
         build="fedpeft.backbones.llava:build",
         skeleton="fedpeft.backbones.llava:skeleton",
         usual="llava-hf/llava-1.5-7b-hf",
+        prompts=True,
     ),
 )
 BACKBONES.register(
@@ -69,6 +70,7 @@ BACKBONES.register(
         build="fedpeft.backbones.blip2:build",
         skeleton="fedpeft.backbones.blip2:skeleton",
         usual="Salesforce/blip2-opt-2.7b",
+        prompts=True,
     ),
 )
 BACKBONES.register(
@@ -76,6 +78,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.transformers_model:build",
         skeleton="fedpeft.backbones.transformers_model:skeleton",
+        prompts=True,
         tokenizer=False,  # a model of images has none; building it says what is missing
     ),
 )

@@ -9,7 +9,7 @@ from fedpeft.backbones.registry import BACKBONES
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
-LONGEST_PROMPT = 1000
+LONGEST_PROMPT = 400
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,12 @@ class BackboneSettings:
             raise FedpeftError(
                 f"image_size is {self.image_size!r}, it must be a whole number of pixels, 1 or more.",
                 setting="image_size",
+            )
+        if self.prompt is not None and not BACKBONES.get(self.name).prompts:
+            raise FedpeftError(
+                f"prompt is {self.prompt!r:.200}, and backbone {self.name!r} reads image and question apart: leave it "
+                f"out.",
+                setting="prompt",
             )
         places = ("{image}", "{question}")
         if self.prompt is not None and (

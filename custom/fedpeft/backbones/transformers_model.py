@@ -64,8 +64,11 @@ class TransformersModel(nn.Module):
         return self._token == LAST
 
     def hidden(self, batch: dict[str, Tensor]) -> Tensor:
-        """Return the last layer (B, T, d) at the T tokens of a batch."""
-        return self.model(**batch, **self._options).last_hidden_state
+        """Return the last layer (B, T, d) at the T tokens of a batch, whose texts may be padded on the left."""
+        places = {}
+        if self.inputs.joint is None and "position_ids" in self.inputs.names:
+            places["position_ids"] = (batch["attention_mask"].cumsum(-1) - 1).clamp_min(0)
+        return self.model(**batch, **places, **self._options).last_hidden_state
 
     def generate(self, whole: nn.Module, **options: Any) -> Tensor:
         """Return the tokens of prompts and of what a model writes behind them (B, T).
@@ -74,7 +77,12 @@ class TransformersModel(nn.Module):
             whole: transformers' model for generation that has this model's layers.
             options: of its `generate`.
         """
-        return whole.generate(**options)
+        return whole.generate(**self.resized, **options)
+
+    @property
+    def resized(self) -> dict[str, bool]:
+        """The option, where the model has it, by which positions fit images of another size."""
+        return {name: value for name, value in self._options.items() if name == "interpolate_pos_encoding"}
 
     def writer(self) -> Writer:
         """Return this model with its output layer over words.
@@ -163,7 +171,7 @@ def _options(names: set[str]) -> dict[str, Any]:
 
 
 def check_features(backbone: TransformersModel) -> None:
-    """Set the width of the features, those of two blank images with short questions of different lengths.
+    """Set the width of the features, those of two blank images with a short question and the longest one.
 
     Raises:
         ValueError: they are not one vector for each sample.
@@ -171,7 +179,8 @@ def check_features(backbone: TransformersModel) -> None:
     size = backbone.image_size or 16
     training = backbone.training
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", "another one ?"])
+        longest = "word " * backbone.inputs.text_length  # whose positions the model must have
+        batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", longest])
         features = backbone.eval()(**batch)
     backbone.train(training)
     if features.dim() != 2 or len(features) != 2:

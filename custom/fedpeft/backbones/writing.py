@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
@@ -37,7 +38,7 @@ class Writer(nn.Module):
     def __init__(self, backbone: TransformersModel, whole: nn.Module) -> None:
         super().__init__()
         self._shared = backbone, whole  # in a tuple: their modules are the backbone's, and are listed there
-        self.output = whole.get_output_embeddings().requires_grad_(False)
+        self.output = whole.get_output_embeddings()
         self.tokenizer = backbone.inputs.tokenizer
 
     def collate(self, images: Images, questions: Sequence[str], answers: Sequence[str]) -> dict[str, Tensor]:
@@ -65,7 +66,7 @@ class Writer(nn.Module):
         length = prompt["input_ids"].shape[1]
         joined = {name: _extended(name, tensor, answer, mask, length) for name, tensor in prompt.items()}
         hidden = backbone.hidden(joined)[:, length - 1 :]
-        return self.output(hidden) * mask[..., None]
+        return self.output(hidden.to(self.output.weight.dtype)).float() * mask[..., None]
 
     @torch.no_grad()
     def write(self, inputs: dict[str, Tensor], most: int) -> list[str]:
@@ -114,22 +115,55 @@ def writer(backbone: TransformersModel, source: str) -> Writer:
             f"{source!r} does not write text (model_type {config.model_type!r:.80}): set training.answering to "
             f"'classification', or give a causal language model."
         )
-    if isinstance(backbone.model, kind):
-        return Writer(backbone, backbone.model)
+    whole = backbone.model if isinstance(backbone.model, kind) else _with_output(backbone.model, kind, source)
+    made = Writer(backbone, whole)
+    _check_logits(made, backbone, whole, source)
+    return made
+
+
+def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Module:
+    """Return transformers' model for generation around a model, with the output layer of its source.
+
+    Raises:
+        FedpeftError: the source has none.
+    """
     with torch.device("meta"):
-        whole = kind(config)
-    setattr(whole, whole.base_model_prefix, backbone.model)
-    words = backbone.model.get_input_embeddings().weight
+        whole = kind(model.config)
+    setattr(whole, whole.base_model_prefix, model)
+    words = model.get_input_embeddings().weight
     weight = _output_weight(source, tuple(words.shape))
-    if weight is None and not _is_tied(config):
+    output = whole.get_output_embeddings()
+    if (weight is None and not _is_tied(model.config)) or getattr(output, "bias", None) is not None:
         raise unusable(
-            f"{source!r} has no output layer (lm_head.weight of shape {tuple(words.shape)}): set training.answering to "
-            f"'classification', or give the folder of the model that was trained to write."
+            f"{source!r} has no output layer that can be read (lm_head.weight of shape {tuple(words.shape)}, no bias): "
+            f"set training.answering to 'classification', or give the folder of a model that was trained to write."
         )
     output = nn.Linear(words.shape[1], words.shape[0], bias=False, device="meta")
-    output.weight = nn.Parameter(words.detach() if weight is None else weight, requires_grad=False)
+    output.weight = words if weight is None else nn.Parameter(weight, requires_grad=False)
     whole.set_output_embeddings(output)
-    return Writer(backbone, whole)
+    return whole
+
+
+@torch.no_grad()
+def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, source: str) -> None:
+    """Compare the logits that are trained with those that transformers writes from, on one blank image.
+
+    Raises:
+        FedpeftError: they differ: the model scales or caps its logits.
+    """
+    size = backbone.image_size or 16
+    training = backbone.training
+    backbone.eval()
+    batch = made.collate([np.zeros((size, size, 3), dtype=np.uint8)], ["a question"], ["yes"])
+    prompt = {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}
+    written = whole(**prompt, **backbone.resized).logits[:, -1].float()
+    trained = made(batch)[:, 0]
+    backbone.train(training)
+    if not torch.allclose(written, trained, rtol=1e-3, atol=1e-3):
+        raise unusable(
+            f"{source!r} changes its logits after its output layer, so that training would not see what it writes: set "
+            f"training.answering to 'classification', or give another model."
+        )
 
 
 def _is_tied(config: Any) -> bool:

@@ -119,9 +119,27 @@ class Learner:
                 self.backbone, self.trainable, training, some_layers=self.schedule.active
             )
         self.head = self.answering.head
+        self._check_trained()
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
+
+    def _check_trained(self) -> None:
+        """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
+        if any(True for _ in self.head.parameters()):
+            return
+        name = self.training.answering
+        if self.method.federates_head:
+            raise FedpeftError(
+                f"head is 'federated', and with training.answering={name!r} there is none: leave it out.",
+                setting="method.head",
+            )
+        if not self.trainable.parameters():
+            raise FedpeftError(
+                f"name is {self.method.name!r}, which trains the head alone, and training.answering={name!r} has none: "
+                f"choose another method.",
+                setting="method.name",
+            )
 
     @classmethod
     def from_sections(

@@ -60,13 +60,23 @@ class ScoringTask:
         """Return the model's outputs (B, C).
 
         Raises:
-            FedpeftError: they have another shape, or dropout is on.
+            FedpeftError: they have another shape, as written answers have, or dropout is on.
         """
-        with _WithoutDropout():
-            logits = self.model_fn(batch)
-        if not isinstance(logits, Tensor) or logits.ndim != 2 or not len(logits):
-            raise FedpeftError(f"model_fn returned {_described(logits)}: it must return logits of shape (B, C).")
+        logits = self._outputs(batch)
+        if logits.ndim != 2:
+            raise FedpeftError(
+                f"model_fn returned {_described(logits)}: this score needs logits of shape (B, C), where answers are "
+                f"written choose one of the loss (for lntk target='loss')."
+            )
         return logits
+
+    def _outputs(self, batch: Any) -> Tensor:
+        """Return the model's outputs (B, ...)."""
+        with _WithoutDropout():
+            outputs = self.model_fn(batch)
+        if not isinstance(outputs, Tensor) or outputs.ndim < 2 or not len(outputs):
+            raise FedpeftError(f"model_fn returned {_described(outputs)}: it must return logits of shape (B, C).")
+        return outputs
 
     def losses(self, batch: Any) -> Tensor:
         """Return one loss for each sample, (B,).
@@ -74,7 +84,7 @@ class ScoringTask:
         Raises:
             FedpeftError: the loss is not such a vector, or not finite.
         """
-        logits = self.logits(batch)
+        logits = self._outputs(batch)
         losses = self.loss(logits, batch)
         if not isinstance(losses, Tensor) or losses.shape != (len(logits),):
             raise FedpeftError(

@@ -188,6 +188,15 @@ def divergence(logits: Tensor, target: Tensor) -> Tensor:
     Args:
         logits: of what learns, (B, C).
         target: logits of what teaches, (B, C).
+
+    Raises:
+        FedpeftError: a sample has more than one distribution, as written answers have.
     """
+    if logits.dim() != 2:
+        raise FedpeftError(
+            f"FedDAT distills one distribution for each sample, and the logits are of shape {tuple(logits.shape)}: set "
+            f"training.answering to 'classification', or choose another method.name.",
+            setting="training.answering",
+        )
     learner, teacher = (F.log_softmax(values / TEMPERATURE, dim=-1) for values in (logits, target))
     return F.kl_div(learner, teacher, reduction="batchmean", log_target=True) * TEMPERATURE**2

@@ -58,6 +58,9 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     source = job.backbone.source
     if source is not None and source not in (usual_source(job.backbone.name), *policy.sources):
         yield "backbone.source", f"is {source!r:.120}, which sources does not list"
+    tokens = job.backbone.text_length + len(job.backbone.prompt or "")  # a character is at most one token
+    if job.backbone.prompt and tokens > policy.most_text_length:
+        yield "backbone.prompt", f"makes {tokens} tokens at most, most_text_length is {policy.most_text_length}"
     for setting, limit in MOST.items():
         value, most = _value(job, setting), getattr(policy, limit)
         if value is not None and value > most:

@@ -53,6 +53,7 @@ def hidden_activations(
     probes = [_probes(state, layers, adapter_name) for state in states]
     means: list[dict[str, list[torch.Tensor]]] = [{place: [] for place in probe} for probe in probes]
     weights: torch.Tensor | None = None
+    samples = 0
 
     def record(layer: BottleneckLayer, args: tuple, result: torch.Tensor | tuple) -> None:
         h = layer.branch_input(args, result[0] if isinstance(result, tuple) else result)
@@ -60,6 +61,8 @@ def hidden_activations(
             if layer.place in probe:
                 bottleneck = probe[layer.place]
                 hidden = bottleneck.hidden(h.to(bottleneck.down.bias.dtype))
+                if hidden.dim() == 2:  # OPT's feed-forward block reads the tokens of all samples in one row
+                    hidden = hidden.unflatten(0, (samples, -1))
                 collected[layer.place].append(_token_mean(hidden, weights, layer.place).float().cpu())
 
     hooks = [
@@ -71,7 +74,7 @@ def hidden_activations(
     try:
         with torch.no_grad():
             for batch, mask in _pairs(batches, masks):
-                weights = None if mask is None else _normalized(mask)
+                weights, samples = None if mask is None else _normalized(mask), _samples(batch)
                 model(**batch)
     finally:
         for hook in hooks:
@@ -113,6 +116,11 @@ def _pairs(
         if batch is missing or mask is missing:
             raise FedpeftError("there are not as many masks as batches: give one mask, or None, for each batch.")
         yield batch, mask
+
+
+def _samples(batch: Mapping[str, torch.Tensor]) -> int:
+    """Return the number of samples of a batch: of its texts, or of its first tensor."""
+    return len(batch["input_ids"] if "input_ids" in batch else next(iter(batch.values())))
 
 
 def _normalized(mask: torch.Tensor) -> torch.Tensor:
