@@ -85,7 +85,15 @@ class ScoringTask:
             FedpeftError: the loss is not such a vector, or not finite.
         """
         logits = self._outputs(batch)
-        losses = self.loss(logits, batch)
+        try:
+            losses = self.loss(logits, batch)
+        except (RuntimeError, ValueError) as error:
+            if logits.ndim == 2:  # out of memory, or a mistake of the loss
+                raise
+            raise FedpeftError(
+                f"model_fn returned {_described(logits)}, of which there is no loss ({error}): it must return logits of "
+                f"shape (B, C), or what the loss takes."
+            ) from error
         if not isinstance(losses, Tensor) or losses.shape != (len(logits),):
             raise FedpeftError(
                 f"the loss returned {_described(losses)} for {len(logits)} samples: it must return one value for each "
