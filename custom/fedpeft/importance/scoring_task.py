@@ -91,8 +91,8 @@ class ScoringTask:
             if logits.ndim == 2:  # out of memory, or a mistake of the loss
                 raise
             raise FedpeftError(
-                f"model_fn returned {_described(logits)}, of which there is no loss ({error}): it must return logits of "
-                f"shape (B, C), or what the loss takes."
+                f"model_fn returned {_described(logits)}, of which there is no loss ({error}): it must return logits "
+                f"of shape (B, C), or what the loss takes."
             ) from error
         if not isinstance(losses, Tensor) or losses.shape != (len(logits),):
             raise FedpeftError(
