@@ -204,12 +204,13 @@ def _vit() -> str:
 
 
 def _albef() -> str:
+    encoder, decoder = (entries(backbones.skeleton(name)) for name in ("albef", "albef-decoder"))
     rows = [
-        (f"`{entry.name}`", f"{entry.trained:,}", f"{entry.exchanged:,}")
-        for entry in entries(backbones.skeleton("albef"))
+        (f"`{entry.name}`", f"{entry.exchanged:,}", f"{other.exchanged:,}")
+        for entry, other in zip(encoder, decoder, strict=True)
         if entry.trained is not None and not METHODS.is_plugin(entry.name)
     ]
-    return markdown(("method", "trained on ALBEF", "exchanged"), rows)
+    return markdown(("method", "exchanged on `albef`", "on `albef-decoder`"), rows)
 
 
 def _roles() -> str:

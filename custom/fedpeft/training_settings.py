@@ -29,7 +29,9 @@ class TrainingSettings:
         warmup: fraction of all steps over which the learning rate rises linearly.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
         answering: how a site answers a question (`fedpeft.client.answering.names()`): `classification` over the answers
-            of its training data, or `generation`, where the model writes the answer.
+            of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
+            where the model writes the answer.
+        candidates: of ranking: how many answers are ranked, those with the most probable first token; 0: all.
         head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
         evaluation_batch_size: samples per step of evaluation.
         precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,
@@ -62,6 +64,7 @@ class TrainingSettings:
     warmup: float = 0.1
     optimizer_state: str = "keep"
     answering: str = "classification"
+    candidates: int = 128
     head: str = "linear"
     evaluation_batch_size: int = 64
     precision: str = FLOAT32
@@ -80,7 +83,9 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
             at_least(name, getattr(self, name), 1)
-        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed", "micro_batch", "features_mib"):
+        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed"):
+            at_least(name, getattr(self, name), 0)
+        for name in ("micro_batch", "features_mib", "candidates"):
             at_least(name, getattr(self, name), 0)
         at_least("learning_rate", self.learning_rate, 0, exclusive=True)
         if self.head_learning_rate is not None:

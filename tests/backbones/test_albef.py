@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_albef import CONFIG, VISION_LAYERS, albef_folder, albef_tensors, reference_states
+from small_albef import CONFIG, VISION_LAYERS, Reference, albef_folder, albef_tensors
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
@@ -23,6 +23,7 @@ from fedpeft.methods.catalog import entries
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.export import export_adapter
 
+INPUTS = ("input_ids", "attention_mask", "pixel_values")
 QUESTIONS = ["Where is the nodule?", "is there an effusion in the image ?", "why?"]
 PFEIFFER = 2 * 768 * 48 + 48 + 768  # parameters of one with 48 neurons
 COUNTS = {  # of both towers of 12 layers
@@ -55,7 +56,7 @@ def states(backbone, batch):
 
 
 def expected_states(batch, places=None):
-    return reference_states(albef_tensors(), batch["input_ids"], batch["attention_mask"], batch["pixel_values"], places)
+    return Reference(albef_tensors(), places).states(*(batch[name] for name in INPUTS))
 
 
 def test_the_official_checkpoint_gives_what_albef_computes(folder):

@@ -13,6 +13,7 @@ from small_models import MODELS, SIZE, saved, tokenizer
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.features import pooled
 from fedpeft.backbones.slots import INNER, SLOTS
@@ -146,13 +147,15 @@ CONFIGS = {
     "clip_text_model": hf.CLIPTextConfig(**SIZE),
     "clip_vision_model": hf.CLIPVisionConfig(**SIZE),
     "albef": AlbefConfig(**SIZE, fusion_layer=1, vision_layers=2),
+    "albef_decoder": AlbefDecoderConfig(**SIZE, fusion_layer=0, vision_layers=2),
 }
+OWN = {"albef": AlbefModel, "albef_decoder": AlbefDecoderModel}
 
 
 @pytest.mark.parametrize("family", SLOTS)
 def test_what_is_read_off_the_structure_is_what_the_table_has(family, monkeypatch):
     with torch.device("meta"):
-        model = AlbefModel(CONFIGS[family]) if family == "albef" else hf.AutoModel.from_config(CONFIGS[family])
+        model = OWN.get(family, hf.AutoModel.from_config)(CONFIGS[family])
     table = SLOTS[family] | INNER.get(family, {})
     monkeypatch.setattr("fedpeft.backbones.structure.SLOTS", {})
     found = model_roles(model)

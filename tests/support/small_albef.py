@@ -103,69 +103,89 @@ def albef_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None, **co
     return folder
 
 
-def reference_states(
-    tensors: Mapping[str, Tensor], ids: Tensor, mask: Tensor, pixels: Tensor, adapters: Adapters | None = None
-) -> Tensor:
-    """The states of the question's tokens by ALBEF's equations, from the tensors of its checkpoint.
+class Reference:
+    """ALBEF's equations, on the tensors of its checkpoint.
 
     Args:
         tensors: by their official names.
-        ids, mask: (B, T).
-        pixels: (B, 3, H, W).
         adapters: place, for instance "layer.1.text_output" -> what an adapter there adds, of what it reads.
     """
-    adapters = adapters or {}
 
-    def linear(x: Tensor, name: str) -> Tensor:
-        return F.linear(x, tensors[f"{name}.weight"], tensors[f"{name}.bias"])
+    def __init__(self, tensors: Mapping[str, Tensor], adapters: Adapters | None = None) -> None:
+        self.tensors, self.adapters = tensors, adapters or {}
 
-    def norm(x: Tensor, name: str, eps: float) -> Tensor:
-        return F.layer_norm(x, (WIDTH,), tensors[f"{name}.weight"], tensors[f"{name}.bias"], eps)
+    def states(self, ids: Tensor, mask: Tensor, pixels: Tensor) -> Tensor:
+        """The states (B, T, d) of questions (B, T) about images (B, 3, H, W)."""
+        image, h = self._image(pixels), self._embedded(ids)
+        for number in range(TEXT_LAYERS):
+            h = self._layer(h, number, f"layer.{number}.text", mask[:, None, None], image if number >= FUSION else None)
+        return h
 
-    def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
-        q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (query, key, value))
-        scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH / HEADS)
-        if seen is not None:
-            scores = scores.masked_fill(seen[:, None, None] == 0, float("-inf"))
-        return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)
+    def words(self, ids: Tensor, states: Tensor, mask: Tensor) -> Tensor:
+        """The logits (B, T, V) of the token after each of an answer, by the decoder as ALBEF initializes it."""
+        causal = torch.ones(ids.shape[1], ids.shape[1]).tril()[None, None]
+        h = self._embedded(ids)
+        for number in range(FUSION, TEXT_LAYERS):
+            h = self._layer(h, number, f"layer.{number - FUSION}.decoder", causal, states, mask[:, None, None])
+        head = "text_encoder.cls.predictions"
+        h = self._norm(F.gelu(self._linear(h, f"{head}.transform.dense")), f"{head}.transform.LayerNorm", 1e-12)
+        table = self.tensors["text_encoder.bert.embeddings.word_embeddings.weight"]
+        return h @ table.T + self.tensors[f"{head}.bias"]
 
-    def block(h: Tensor, stream: Tensor, name: str, place: str = "") -> Tensor:
-        f, normed = linear(h, f"{name}.dense"), f"{name}.LayerNorm"
-        if place in adapters:
-            f = f + adapters[place](norm(f + stream, normed, 1e-12))
-        return norm(f + stream, normed, 1e-12)
+    def _image(self, pixels: Tensor) -> Tensor:
+        vision = "visual_encoder"
+        weight, bias = (self.tensors[f"{vision}.patch_embed.proj.{kind}"] for kind in ("weight", "bias"))
+        patches = F.conv2d(pixels, weight, bias, stride=IMAGE["patch_size"])
+        first = self.tensors[f"{vision}.cls_token"].expand(len(pixels), -1, -1)
+        x = torch.cat((first, patches.flatten(2).transpose(1, 2)), dim=1) + self.tensors[f"{vision}.pos_embed"]
+        for layer in range(VISION_LAYERS):
+            name = f"{vision}.blocks.{layer}"
+            heads = _attend(*self._linear(self._norm(x, f"{name}.norm1", 1e-6), f"{name}.attn.qkv").chunk(3, dim=-1))
+            x = x + self._linear(heads, f"{name}.attn.proj")
+            inner = F.gelu(self._linear(self._norm(x, f"{name}.norm2", 1e-6), f"{name}.mlp.fc1"))
+            x = x + self._linear(inner, f"{name}.mlp.fc2")
+            x = x + self._added(f"layer.{layer}.vision_output", x)
+        return self._norm(x, f"{vision}.norm", 1e-6)
 
-    def bert(x: Tensor, other: Tensor, name: str, seen: Tensor | None, place: str = "") -> Tensor:
-        query, key, value = (
-            linear(y, f"{name}.self.{part}") for y, part in ((x, "query"), (other, "key"), (other, "value"))
-        )
-        return block(attend(query, key, value, seen), x, f"{name}.output", place)
+    def _embedded(self, ids: Tensor) -> Tensor:
+        words = "text_encoder.bert.embeddings"
+        word, kind, place = (self.tensors[f"{words}.{n}_embeddings.weight"] for n in ("word", "token_type", "position"))
+        return self._norm(word[ids] + kind[0] + place[: ids.shape[1]], f"{words}.LayerNorm", 1e-12)
 
-    vision, patch = "visual_encoder", IMAGE["patch_size"]
-    patches = F.conv2d(
-        pixels,
-        tensors[f"{vision}.patch_embed.proj.weight"],
-        tensors[f"{vision}.patch_embed.proj.bias"],
-        stride=patch,
-    )
-    first = tensors[f"{vision}.cls_token"].expand(len(pixels), -1, -1)
-    x = torch.cat((first, patches.flatten(2).transpose(1, 2)), dim=1) + tensors[f"{vision}.pos_embed"]
-    for layer in range(VISION_LAYERS):
-        name = f"{vision}.blocks.{layer}"
-        heads = attend(*linear(norm(x, f"{name}.norm1", 1e-6), f"{name}.attn.qkv").chunk(3, dim=-1))
-        x = x + linear(heads, f"{name}.attn.proj")
-        x = x + linear(F.gelu(linear(norm(x, f"{name}.norm2", 1e-6), f"{name}.mlp.fc1")), f"{name}.mlp.fc2")
-        if (place := f"layer.{layer}.vision_output") in adapters:
-            x = x + adapters[place](x)
-    image = norm(x, f"{vision}.norm", 1e-6)
-    words = "text_encoder.bert.embeddings"
-    h = tensors[f"{words}.word_embeddings.weight"][ids] + tensors[f"{words}.token_type_embeddings.weight"][0]
-    h = norm(h + tensors[f"{words}.position_embeddings.weight"][: ids.shape[1]], f"{words}.LayerNorm", 1e-12)
-    for number in range(TEXT_LAYERS):
+    def _layer(
+        self, h: Tensor, number: int, place: str, seen: Tensor, other: Tensor | None, others_seen: Tensor | None = None
+    ) -> Tensor:
         name = f"text_encoder.bert.encoder.layer.{number}"
-        h = bert(h, h, f"{name}.attention", mask, f"layer.{number}.text_attention")
-        if number >= FUSION:
-            h = bert(h, image, f"{name}.crossattention", None)
-        inner = F.gelu(linear(h, f"{name}.intermediate.dense"))
-        h = block(inner, h, f"{name}.output", f"layer.{number}.text_output")
-    return h
+        h = self._attention(h, h, f"{name}.attention", seen, f"{place}_attention")
+        if other is not None:
+            h = self._attention(h, other, f"{name}.crossattention", others_seen)
+        inner = F.gelu(self._linear(h, f"{name}.intermediate.dense"))
+        return self._block(inner, h, f"{name}.output", f"{place}_output")
+
+    def _attention(self, x: Tensor, other: Tensor, name: str, seen: Tensor | None, place: str = "") -> Tensor:
+        query, key, value = (
+            self._linear(y, f"{name}.self.{part}") for y, part in ((x, "query"), (other, "key"), (other, "value"))
+        )
+        return self._block(_attend(query, key, value, seen), x, f"{name}.output", place)
+
+    def _block(self, h: Tensor, stream: Tensor, name: str, place: str) -> Tensor:
+        f, normed = self._linear(h, f"{name}.dense"), f"{name}.LayerNorm"
+        f = f + self._added(place, self._norm(f + stream, normed, 1e-12))
+        return self._norm(f + stream, normed, 1e-12)
+
+    def _added(self, place: str, x: Tensor) -> Tensor | int:
+        return self.adapters[place](x) if place in self.adapters else 0
+
+    def _linear(self, x: Tensor, name: str) -> Tensor:
+        return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
+
+    def _norm(self, x: Tensor, name: str, eps: float) -> Tensor:
+        return F.layer_norm(x, (WIDTH,), self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"], eps)
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor | None = None) -> Tensor:
+    q, k, v = (part.unflatten(2, (HEADS, -1)).transpose(1, 2) for part in (query, key, value))
+    scores = q @ k.transpose(-1, -2) / math.sqrt(WIDTH / HEADS)
+    if seen is not None:
+        scores = scores.masked_fill(seen == 0, float("-inf"))
+    return (scores.softmax(-1) @ v).transpose(1, 2).flatten(2)

@@ -53,7 +53,7 @@ class Albef(nn.Module):
 
     def __init__(self, model: AlbefModel, tokenizer: Any, text_length: int) -> None:
         super().__init__()
-        self.model = model
+        self.model: nn.Module = model
         self.tokenizer = tokenizer
         self.text_length = text_length
         self.image_size: int = model.config.image_size
@@ -74,9 +74,13 @@ class Albef(nn.Module):
             max_length=self.text_length,
             return_tensors="pt",
         )
-        pixels = (self.prepare(images)["pixel_values"] + 1) / 2
-        scaled = (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
-        return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], "pixel_values": scaled}
+        pixels = self.scaled((self.prepare(images)["pixel_values"] + 1) / 2)
+        return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], "pixel_values": pixels}
+
+    @staticmethod
+    def scaled(pixels: Tensor) -> Tensor:
+        """Return pixels of 0 to 1, (B, 3, H, W), by ALBEF's mean and deviation of each color."""
+        return (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the first token after the last fusion layer (B, d) for a batch of `collate`."""
@@ -89,16 +93,8 @@ def plain(question: str) -> str:
 
 
 def build(settings: BackboneSettings) -> Albef:
-    """Load ALBEF from a folder.
-
-    Raises:
-        FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
-    """
-    source = settings.source
-    with reading(source, NAME):
-        model, tokenizer = _load(source, settings.image_size)
-    check_text_length(settings.text_length, model.config.max_position_embeddings, source)
-    return Albef(model, tokenizer, settings.text_length)
+    """Load ALBEF from a folder; see `load`."""
+    return Albef(*load(settings, AlbefModel), settings.text_length)
 
 
 def skeleton(source: str | None = None) -> Albef:
@@ -107,15 +103,42 @@ def skeleton(source: str | None = None) -> Albef:
     Args:
         source: whose configuration is read; None: the official one.
     """
+    model = empty(AlbefModel, source)
+    return Albef(model, None, model.config.max_position_embeddings)
+
+
+def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
+    """Return a model on the meta device.
+
+    Args:
+        kind: of model.
+        source: whose configuration is read; None: the official one.
+    """
     with reading(source or "", NAME):
-        config = _config(source) if source else AlbefConfig()
-        return Albef(_empty(config), None, config.max_position_embeddings)
+        return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
 
-def _load(source: str, image_size: int | None) -> tuple[AlbefModel, Any]:
+def load(settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False) -> tuple[AlbefModel, Any]:
+    """Return a model with its weights, and its tokenizer.
+
+    Args:
+        settings: of the job.
+        kind: of model.
+        decodes: whether it has an answer decoder.
+
+    Raises:
+        FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
+    """
+    with reading(settings.source, NAME):
+        model, tokenizer = _load(settings.source, settings.image_size, kind, decodes=decodes)
+    check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
+    return model, tokenizer
+
+
+def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> tuple[AlbefModel, Any]:
     from transformers import BertTokenizerFast
 
-    config = _config(source)
+    config = _config(source, kind.config_class)
     tokenizer = BertTokenizerFast.from_pretrained(source)
     check_vocabulary(tokenizer, config.vocab_size, source)
     tensors = albef_checkpoint.read_tensors(Path(source))
@@ -127,13 +150,13 @@ def _load(source: str, image_size: int | None) -> tuple[AlbefModel, Any]:
     grid = config.image_size // config.patch_size
     positions = albef_checkpoint.POSITIONS
     tensors[positions] = albef_checkpoint.resized(tensors[positions], grid)
-    kept, unknown = albef_checkpoint.renamed(tensors)
+    kept, unknown = albef_checkpoint.renamed(tensors, config.fusion_layer if decodes else None)
     if unknown:
         raise unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "
             f"the folder of the pre-trained checkpoint."
         )
-    model = _empty(config)
+    model = _empty(kind, config)
     weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})
     expected = dict(model.named_parameters())
     check_complete(misfits(kept, expected), source, NAME)
@@ -147,13 +170,13 @@ def _load(source: str, image_size: int | None) -> tuple[AlbefModel, Any]:
     return model, tokenizer
 
 
-def _empty(config: AlbefConfig) -> AlbefModel:
+def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:
     """Return the model on the meta device."""
     with torch.device("meta"):
-        return AlbefModel(config)
+        return kind(config)
 
 
-def _config(source: str) -> AlbefConfig:
+def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
     """Return the sizes in a folder's config.json, which may be ALBEF's own config_bert.json.
 
     Raises:
@@ -170,6 +193,6 @@ def _config(source: str) -> AlbefConfig:
         raise ValueError(
             f"its config.json has encoder_width {stored['encoder_width']!r:.40} beside hidden_size {width}"
         )
-    known = {field.name for field in dataclasses.fields(AlbefConfig)}
+    known = {field.name for field in dataclasses.fields(kind)}
     unread = {"model_type", "architectures", "is_decoder", "add_cross_attention"}
-    return AlbefConfig(**{name: value for name, value in stored.items() if name in known - unread})
+    return kind(**{name: value for name, value in stored.items() if name in known - unread})

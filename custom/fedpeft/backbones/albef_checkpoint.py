@@ -3,7 +3,8 @@
 
 visual_encoder.*                     as timm names a ViT              ->  visual_encoder.*, as transformers does
 text_encoder.bert.*                  BERT with cross-attention        ->  text_encoder.*
-text_encoder.cls.*, text_proj.* ...  heads of pre-training, momentum copies (`*_m`), queues: left out
+text_encoder.cls.predictions.*       the head of masked words          ->  that of the answer decoder, if there is one
+text_proj.*, itm_head.* ...          heads of pre-training, momentum copies (`*_m`), queues: left out
 """
 
 from __future__ import annotations
@@ -22,17 +23,24 @@ from fedpeft.backbones import weights
 from fedpeft.backbones.registry import ALBEF_PICKLE
 from fedpeft.backbones.vit_layouts import from_timm
 
-VISION, TEXT = "visual_encoder.", "text_encoder.bert."
+VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
 POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
 NOT_READ = re.compile(
-    r"((visual_encoder_m|text_encoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head|text_encoder\.cls)\..*"
-    r"|temp|image_queue|text_queue|queue_ptr|text_encoder\.bert\.embeddings\.position_ids)"
+    r"((visual_encoder_m|text_encoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_encoder\.bert\.embeddings\.position_ids"
+    r"|text_encoder\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
 )
+HEAD = {"bias": "word_bias"} | {
+    f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
+    for module in ("dense", "LayerNorm")
+    for kind in ("weight", "bias")
+}
+LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.(.*)")
 OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
 
 
 def read_tensors(folder: Path) -> dict[str, Tensor]:
-    """Return the tensors of a checkpoint that an ALBEF without its heads of pre-training has, by their own names.
+    """Return the tensors of a checkpoint that an ALBEF can have, by their own names.
 
     Args:
         folder: has model.safetensors, or ALBEF.pth as it is downloaded.
@@ -87,8 +95,13 @@ def resized(positions: Tensor, grid: int) -> Tensor:
     return torch.cat((positions[:, :1], square.flatten(2).transpose(1, 2)), dim=1)
 
 
-def renamed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]]:
-    """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there."""
+def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tuple[dict[str, Tensor], list[str]]:
+    """Return the tensors by their names in `AlbefModel`, and the names of those that have no place there.
+
+    Args:
+        tensors: by their own names.
+        decoder_of: the fusion layer of which the first layer of an answer decoder is a copy; None: there is no decoder.
+    """
     vision = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     placed, unknown = from_timm(vision)
     found = {f"{VISION}{name}": tensor for name, tensor in placed.items()}
@@ -97,9 +110,25 @@ def renamed(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], list[str]
         if name.startswith(TEXT):
             inner = OUTPUT.sub(r"\1.inner.dense.", name.removeprefix(TEXT))  # `DenseHalf` of the block
             found[f"text_encoder.{inner}"] = tensor
+        elif name.removeprefix(WORDS) in HEAD:
+            if decoder_of is not None:
+                found[HEAD[name.removeprefix(WORDS)]] = tensor
         elif not name.startswith(VISION):
             unknown.append(name)
+    if decoder_of is not None:
+        found |= _decoder(found, decoder_of)
     return found, unknown
+
+
+def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:
+    """Return copies of the embeddings and of the layers from the first one on, as the decoder has them."""
+    copies = {}
+    for name, tensor in tensors.items():
+        if name.startswith("text_encoder.embeddings."):
+            copies[name.replace("text_encoder", "decoder")] = tensor.clone()
+        elif (match := LAYER.fullmatch(name)) and int(match[1]) >= first:
+            copies[f"decoder.encoder.layer.{int(match[1]) - first}.{match[2]}"] = tensor.clone()
+    return copies
 
 
 def _unpickled(file: Path) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import BertConfig, ViTConfig
 from transformers.modeling_utils import PreTrainedModel
-from transformers.models.bert.modeling_bert import BertLayer, BertModel, BertOutput, BertSelfOutput
+from transformers.models.bert.modeling_bert import BertEmbeddings, BertLayer, BertModel, BertOutput, BertSelfOutput
 from transformers.models.vit.modeling_vit import ViTLayer, ViTMLP, ViTModel
 
 VISION_EPS = 1e-6
@@ -139,9 +139,24 @@ class OutputBlock(nn.Module):
 
 def reset_positions(model: AlbefModel) -> None:
     """Fill the buffers that no checkpoint has, of a model that was made on the meta device."""
-    embeddings = model.text_encoder.embeddings
-    positions = torch.arange(embeddings.position_ids.shape[1]).expand(1, -1)
-    embeddings.position_ids, embeddings.token_type_ids = positions, torch.zeros_like(positions)
+    for module in model.modules():
+        if isinstance(module, BertEmbeddings):
+            positions = torch.arange(module.position_ids.shape[1]).expand(1, -1)
+            module.position_ids, module.token_type_ids = positions, torch.zeros_like(positions)
+
+
+def put_slots(encoder: BertModel) -> BertModel:
+    """Give both output blocks of every layer a slot, and return the encoder."""
+    for layer in encoder.encoder.layer:
+        layer.attention.output = OutputBlock(layer.attention.output)
+        layer.output = OutputBlock(layer.output)
+    return encoder
+
+
+def bert_config(config: AlbefConfig, **changes: Any) -> BertConfig:
+    """Return the sizes of the text layers as transformers' BERT has them."""
+    plain = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
+    return BertConfig(**(plain | changes))
 
 
 def _vision(config: AlbefConfig) -> ViTModel:
@@ -161,8 +176,7 @@ def _vision(config: AlbefConfig) -> ViTModel:
 
 
 def _text(config: AlbefConfig) -> BertModel:
-    plain = {name: value for name, value in config.to_dict().items() if name not in ("model_type", "architectures")}
-    encoder = BertModel(BertConfig(**plain), add_pooling_layer=False)
+    encoder = BertModel(bert_config(config), add_pooling_layer=False)
     # transformers has cross-attention in decoders only, whose self-attention sees no later token
     fused = copy.deepcopy(encoder.config)
     fused.is_decoder = fused.add_cross_attention = True
@@ -171,7 +185,4 @@ def _text(config: AlbefConfig) -> BertModel:
         layers[number] = BertLayer(fused, layer_idx=number)
         layers[number].attention.self.is_causal = False
     encoder.init_weights()
-    for layer in layers:
-        layer.attention.output = OutputBlock(layer.attention.output)
-        layer.output = OutputBlock(layer.output)
-    return encoder
+    return put_slots(encoder)

@@ -56,6 +56,15 @@ BACKBONES.register(
     ),
 )
 BACKBONES.register(
+    "albef-decoder",
+    Pretrained(
+        build="fedpeft.backbones.albef_decoder:build",
+        skeleton="fedpeft.backbones.albef_decoder:skeleton",
+        sized=True,
+        pickle=ALBEF_PICKLE,
+    ),
+)
+BACKBONES.register(
     "llava",
     Pretrained(
         build="fedpeft.backbones.llava:build",

@@ -31,13 +31,14 @@ _ALBEF_VISION = _paths(
     query="attention.q_proj",
     value="attention.v_proj",
 )
-_ALBEF_TEXT = _paths(  # the self-attention: there is no slot in the cross-attention of the fusion layers
-    "text_encoder.encoder.layer.{layer}",
-    attention="attention.output.inner",
-    output="output.inner",
-    query="attention.self.query",
-    value="attention.self.value",
-)
+_ALBEF_SLOTS = {  # of the self-attention: there is no slot in the cross-attention
+    "attention": "attention.output.inner",
+    "output": "output.inner",
+    "query": "attention.self.query",
+    "value": "attention.self.value",
+}
+_ALBEF_TEXT = _paths("text_encoder.encoder.layer.{layer}", **_ALBEF_SLOTS)
+_ALBEF_DECODER = _paths("decoder.encoder.layer.{layer}", **_ALBEF_SLOTS)
 _CLIP_TOWER = _paths(
     "encoder.layers.{layer}",
     attention="self_attn",
@@ -77,6 +78,7 @@ SLOTS: dict[str, dict[str, str]] = {
     "clip_text_model": _CLIP_TOWER,
     "clip_vision_model": _CLIP_TOWER,
     "albef": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT),
+    "albef_decoder": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT, decoder=_ALBEF_DECODER),
 }
 
 _BERT_INNER = _paths(
@@ -99,14 +101,15 @@ _CLIP_INNER = _paths(
 _ALBEF_VISION_INNER = _paths(
     "visual_encoder.layers.{layer}", **_VIT_INNER, attention_norm="layernorm_before", output_norm="layernorm_after"
 )
-_ALBEF_TEXT_INNER = _paths(
-    "text_encoder.encoder.layer.{layer}",
-    key="attention.self.key",
-    attention_linear="attention.output.inner.dense",
-    second_linear="output.inner.dense",
-    attention_norm="attention.output.LayerNorm",
-    output_norm="output.LayerNorm",
-)
+_ALBEF_INNER = {
+    "key": "attention.self.key",
+    "attention_linear": "attention.output.inner.dense",
+    "second_linear": "output.inner.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "output_norm": "output.LayerNorm",
+}
+_ALBEF_TEXT_INNER = _paths("text_encoder.encoder.layer.{layer}", **_ALBEF_INNER)
+_ALBEF_DECODER_INNER = _paths("decoder.encoder.layer.{layer}", **_ALBEF_INNER)
 
 # modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, the linear layers at the
 # end of the attention and of the feed-forward block, the norms of both
@@ -138,6 +141,7 @@ INNER: dict[str, dict[str, str]] = {
     "clip_text_model": _CLIP_INNER,
     "clip_vision_model": _CLIP_INNER,
     "albef": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER),
+    "albef_decoder": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER, decoder=_ALBEF_DECODER_INNER),
 }
 
 

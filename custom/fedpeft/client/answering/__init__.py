@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 ANSWERING: Registry[Build] = Registry("answering", "fedpeft.answering")
 ANSWERING.register("classification", "fedpeft.client.answering.classification:build")
 ANSWERING.register("generation", "fedpeft.client.answering.generation:build")
+ANSWERING.register("ranking", "fedpeft.client.answering.ranking:build")
 
 register, names = ANSWERING.register, ANSWERING.names
 
@@ -43,4 +45,11 @@ def build(
     Raises:
         FedpeftError: the backbone cannot answer in this way.
     """
+    only = getattr(backbone, "answering", settings.answering)
+    if only != settings.answering:
+        raise FedpeftError(
+            f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "
+            f"to {only!r}.",
+            setting="training.answering",
+        )
     return ANSWERING.get(settings.answering)(backbone, vocabulary, settings, generator)

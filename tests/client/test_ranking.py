@@ -1,0 +1,206 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Answering by ranking: ALBEF's decoder, its loss, and which answer of the pool is the most probable."""
+
+import numpy as np
+import pytest
+import torch
+from small_albef import Reference, albef_folder, albef_tensors
+from torch.nn import functional as F
+
+from fedpeft import adapters, methods
+from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones.albef_decoder import ANSWER, ANSWER_MASK
+from fedpeft.client import answering
+from fedpeft.client.loop import evaluate, mean_loss
+from fedpeft.client.optimizer import build_optimizer
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.errors import FedpeftError
+from fedpeft.importance import score
+from fedpeft.methods.catalog import entries
+from fedpeft.training_settings import TrainingSettings
+
+POOL = AnswerVocabulary(["effusion in image", "nodule", "nodule in the image", "why", "where"])
+INPUTS = ("input_ids", "attention_mask", "pixel_values")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return albef_folder(tmp_path_factory.mktemp("albef"))
+
+
+def load(folder, name="albef-decoder"):
+    return build(BackboneSettings(name=name, source=str(folder), text_length=20)).eval()
+
+
+def ranking(backbone, candidates=0):
+    settings = TrainingSettings(rounds=1, answering="ranking", candidates=candidates)
+    return answering.build(backbone, POOL, settings, torch.Generator()).eval()
+
+
+def examples():
+    rng = np.random.default_rng(0)
+    asked = [("where is the nodule ?", "nodule in the image"), ("why ?", "why"), ("is there an effusion ?", "unseen")]
+    return [
+        Example(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8), question, answer, closed=False, image_id="")
+        for question, answer in asked
+    ]
+
+
+def batch_of(way):
+    return way.collate([example.image for example in examples()], examples())
+
+
+def by_hand(way, batch, places=None):
+    """Log-probability of each answer of the pool for each question (B, N), one pair at a time."""
+    reference = Reference(albef_tensors(), places)
+    states = reference.states(*(batch.inputs[name] for name in INPUTS))
+    rows = []
+    for number in range(len(states)):
+        row = []
+        for answer in POOL.answers:
+            ids = torch.tensor([way.backbone.tokenizer(answer)["input_ids"]])
+            logits = reference.words(ids[:, :-1], states[[number]], batch.inputs["attention_mask"][[number]])
+            row.append(logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).sum())
+        rows.append(torch.stack(row))
+    return torch.stack(rows)
+
+
+def test_ranking_is_the_decoders_log_probability_of_each_answer(folder):
+    way = ranking(load(folder))
+    batch = batch_of(way)
+    expected = by_hand(way, batch)
+    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-4)
+    best = [POOL.answers[number] for number in expected.argmax(1)]
+    assert way.right(batch).tolist() == [a == example.answer for a, example in zip(best, examples(), strict=True)]
+    assert way.unanswerable(examples()) == 1
+
+
+def test_the_loss_is_the_negative_log_probability_of_the_answer(folder):
+    way = ranking(load(folder))
+    batch = batch_of(way)
+    losses = way.loss(way(batch.inputs), batch.target, reduction="none").detach()
+    expected = -by_hand(way, batch)[[0, 1], [2, 3]]
+    assert torch.allclose(losses[:2], expected, atol=1e-4)
+    assert torch.allclose(losses.mean(), way.loss(way(batch.inputs), batch.target))
+    assert mean_loss(way, [batch]) == pytest.approx(losses.mean().item(), rel=1e-5)
+
+
+def test_only_the_answers_with_the_most_probable_first_tokens_are_ranked(folder):
+    way = ranking(load(folder), candidates=2)
+    inputs = batch_of(way).inputs
+    few, full = way.log_probabilities(inputs), ranking(load(folder)).log_probabilities(inputs)
+    ranked = few > -torch.inf
+    assert ranked.sum(1).tolist() == [2, 2, 2]
+    assert torch.allclose(few[ranked], full[ranked], atol=1e-5)
+    begin = {ANSWER: way.ids[:1, :2].expand(3, -1), ANSWER_MASK: torch.ones(3, 2, dtype=torch.long)}
+    first = way.backbone(**{name: inputs[name] for name in INPUTS}, **begin)[:, 0, way.ids[:, 1]]
+    assert bool((first[ranked].reshape(3, 2).amin(1) >= first.masked_fill(ranked, -torch.inf).amax(1)).all())
+
+
+def test_sizes_and_counts_are_the_papers():
+    full = skeleton("albef-decoder")
+    counts = {entry.name: entry.exchanged for entry in entries(full)}
+    assert counts["pfeiffer"] == 2_236_320  # 30 places of 48 neurons
+    assert counts["houlsby"] == 2 * counts["pfeiffer"]
+    assert len(full.model.decoder.encoder.layer) == 6
+    assert {parameter.device.type for parameter in full.parameters()} == {"meta"}
+
+
+def test_decoder_and_fusion_layers_begin_alike_and_share_nothing(folder):
+    model = load(folder).model
+    fusion, decoder = (dict(part.named_parameters()) for part in (model.text_encoder, model.decoder))
+    for name, tensor in decoder.items():
+        source = name.replace("layer.0.", "layer.2.").replace("layer.1.", "layer.3.")
+        assert torch.equal(fusion[source], tensor)
+    pointers = [parameter.data_ptr() for parameter in model.parameters()]
+    assert len(pointers) == len(set(pointers))
+
+
+@pytest.mark.parametrize("name", ["pfeiffer", "houlsby", "lora", "full", "feddat_houlsby", "adapterfusion"])
+def test_methods_learn_the_answers(name, folder):
+    backbone = load(folder)
+    settings = {} if name in ("lora", "full") else {"reduction_factor": 4}
+    trainable = methods.get(name).tuning().prepare(backbone, settings, seed=0)
+    way = ranking(backbone)
+    batch = batch_of(way)
+    parameters = trainable.parameters()
+    optimizer = torch.optim.Adam([p for p in parameters.values() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = way.loss(way(batch.inputs), batch.target)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
+    if name in ("pfeiffer", "lora"):
+        assert {key.split(".")[2].split("_")[0] for key in parameters} == {"vision", "text", "decoder"}
+        assert all(p.grad.abs().sum() > 0 for key, p in parameters.items() if key.endswith(("up.weight", ".B")))
+
+
+def test_neurons_of_the_decoder_have_activations_and_layers_have_scores(folder):
+    backbone = load(folder)
+    trainable = methods.get("pfeiffer").tuning().prepare(backbone, {"reduction_factor": 4}, seed=0)
+    way = ranking(backbone)
+    batch = batch_of(way)
+    state = trainable.state()
+    (means,) = trainable.activations([state], [batch.inputs])
+    assert means.keys() == {key.removesuffix(".up.bias") for key in state if key.endswith(".up.bias")}
+    layers = {
+        number: [p for key, p in trainable.parameters().items() if key.startswith(f"layer.{number}.")]
+        for number in (0, 1)
+    }
+    scores = score(
+        lambda rows: way(rows.inputs),
+        layers,
+        [batch],
+        lambda logits, rows: way.loss(logits, rows.target, reduction="none"),
+        method="lntk",
+        model=way,
+    )
+    assert len(scores) == 2
+    assert all(float(value) > 0 for value in scores)
+
+
+def test_the_accuracy_does_not_depend_on_the_batch(folder):
+    way, device = ranking(load(folder)), torch.device("cpu")
+    alone = [way.collate([example.image], [example]) for example in examples()]
+    assert evaluate(way, alone, device=device) == evaluate(way, [batch_of(way)], device=device)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "way", "message"),
+    [
+        ("albef", "ranking", "this backbone has no decoder to rank answers with: set training.answering to"),
+        ("albef-decoder", "classification", "this backbone answers by ranking alone: set training.answering to 'ran"),
+    ],
+)
+def test_what_does_not_fit_is_refused(backbone, way, message, folder):
+    with pytest.raises(FedpeftError, match=message):
+        answering.build(load(folder, backbone), POOL, TrainingSettings(rounds=1, answering=way), torch.Generator())
+
+
+def test_a_method_that_trains_the_head_alone_has_nothing_to_train_here(folder):
+    way = ranking(load(folder))
+    rates = {"learning_rate": 1e-3, "head_learning_rate": 1e-3, "weight_decay": 0.0}
+    with pytest.raises(FedpeftError, match=r"trains nothing in the backbone, .* has no head to train"):
+        build_optimizer([], way.head.named_parameters(), **rates)
+
+
+def test_decoder_adapters_stand_where_those_of_the_text_stand(folder):
+    backbone = load(folder)
+    model = adapters.attach(backbone.model, adapters.config("pfeiffer", reduction_factor=4, init_seed=1))
+    state = {key: tensor * 10 for key, tensor in adapters.adapter_state(model).items()}
+    adapters.load_adapter_state(model, state)
+
+    def added(place):
+        down, up = ((state[f"{place}.{half}.weight"], state[f"{place}.{half}.bias"]) for half in ("down", "up"))
+        return lambda x: F.linear(F.linear(x, *down).relu(), *up)
+
+    places = {key.removesuffix(".up.bias") for key in state if key.endswith(".up.bias")}
+    way = ranking(backbone)
+    batch = batch_of(way)
+    expected = by_hand(way, batch, {place: added(place) for place in places})
+    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-3)
+    assert not torch.allclose(by_hand(way, batch), expected, atol=1e-2)
