@@ -201,6 +201,7 @@ def compressed(file):
         (lambda file: file.write_bytes(file.read_bytes()[:5000]), "is not a file of torch.save"),
         (lambda file: torch.save({"state_dict": {}}, file), "has no tensors under 'model'"),
         (lambda file: torch.save({"model": {"temp": 1.0}}, file), "has no tensors under 'model'"),
+        (lambda file: torch.save({"model": {"temp": torch.zeros(1).expand(9, 9)}}, file), "stores fewer numbers than"),
         (lambda file: file.rename(file.parent / "other.pth"), "its weights are a pickle, other.pth"),
         (lambda file: file.unlink(), "it has neither model.safetensors nor ALBEF.pth"),
     ],

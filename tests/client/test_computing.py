@@ -15,6 +15,8 @@ from fedpeft.errors import FedpeftError
 
 BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
 FIRST_TOKEN = ["training.last_layer=first_token"]
+INNER = "{attention: 'encoder.layer.{layer}.attention.attention'}"
+INNER_ATTENTION = f"method.settings={{houlsby: {{reduction_factor: 4, target_modules: {INNER}}}}}"
 FUSED = ["training.attention=fused"]
 SETTINGS = {
     "compacter": ["method.settings.compacter.reduction_factor=4"],
@@ -182,6 +184,7 @@ def test_a_round_in_bfloat16_ends_near_one_in_float32(learner, overrides):
         (["backbone.name=tiny-vit", *FUSED], "fused where it can be"),
         (["method.name=full", "method.aggregation=fedavg", *BFLOAT16], "trains the whole backbone"),
         (["training.reuse_passes=true"], "no two passes"),
+        ([INNER_ATTENTION, *FIRST_TOKEN], "an adapter stands around"),
         (["method.name=lora", "method.aggregation=stack", *BFLOAT16], "products to the frozen matrices"),
     ],
     ids=str,

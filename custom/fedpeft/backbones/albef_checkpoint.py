@@ -154,4 +154,7 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         raise ValueError(
             f"its {ALBEF_PICKLE} has no tensors under 'model', as ALBEF's checkpoints have; download it again"
         )
+    for name, tensor in model.items():
+        if tensor.is_sparse or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
+            raise ValueError(f"its {ALBEF_PICKLE} stores fewer numbers than {name!s:.120} has; download it again")
     return dict(model)

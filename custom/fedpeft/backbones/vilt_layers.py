@@ -73,6 +73,7 @@ def first_token_only(model: nn.Module, only: bool) -> bool:
     """
     last = model.encoder.layer[-1]
     known = isinstance(last, ViltLayer) and type(last.attention) is ViltAttention
+    known = known and isinstance(last.attention.attention, ViltSelfAttention)
     if known:
         last.__class__ = FirstTokenLayer if only else ViltLayer
     return known
