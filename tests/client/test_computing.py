@@ -15,8 +15,8 @@ from fedpeft.errors import FedpeftError
 
 BFLOAT16 = ["training.precision=bfloat16", "training.frozen_precision=bfloat16"]
 FIRST_TOKEN = ["training.last_layer=first_token"]
-INNER = "{attention: 'encoder.layer.{layer}.attention.attention'}"
-INNER_ATTENTION = f"method.settings={{houlsby: {{reduction_factor: 4, target_modules: {INNER}}}}}"
+PATTERN = r"encoder\.layer\.\d+\.attention\.attention"
+INNER_ATTENTION = f"method.settings={{houlsby: {{reduction_factor: 4, target_modules: '{PATTERN}'}}}}"
 FUSED = ["training.attention=fused"]
 SETTINGS = {
     "compacter": ["method.settings.compacter.reduction_factor=4"],
