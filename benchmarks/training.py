@@ -51,10 +51,13 @@ ROWS = {
     "houlsby": Row(LORA, "houlsby"),
     "houlsby, less": Row(LORA, "houlsby", LESS),
     LORA_HALF: Row(LORA_HALF, "", HALF),
+    "lora, less, autocast": Row(LORA_HALF, "lora", LESS | HALF),
     "lora, less, bf16": Row(LORA_HALF, "lora", LESS | HALF | {"frozen_precision": "bfloat16"}),
     FEDDAT: Row(FEDDAT),
     "feddat": Row(FEDDAT, "feddat_houlsby"),
     "feddat, less": Row(FEDDAT, "feddat_houlsby", LESS),
+    "feddat, less, reuse": Row(FEDDAT, "feddat_houlsby", LESS | {"reuse_passes": True}),
+    "feddat, less, reuse, micro": Row(FEDDAT, "feddat_houlsby", LESS | {"reuse_passes": True, "micro_batch": 4}),
     FEDDAT_HALF: Row(FEDDAT_HALF, "", HALF),
     "feddat, less, bf16": Row(FEDDAT_HALF, "feddat_houlsby", LESS | HALF | {"frozen_precision": "bfloat16"}),
 }
@@ -86,6 +89,8 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     vocabulary = AnswerVocabulary([f"answer {number}" for number in range(config.num_labels)])
     answering = Classification(backbone, head, vocabulary).to(device).train()
     computing.set_up(backbone, settings, weights)
+    if settings.reuse_passes:
+        trainable.reuse_passes()
     optimizer = build_optimizer(
         trainable.parameters().items(),
         head.named_parameters(),
@@ -191,7 +196,8 @@ def main() -> None:
         rows,
         f"Medians of {options.runs} processes in turns (least to greatest). Faster, and growth of memory in the step: "
         "against the row of others (PEFT LoRA, FedDAT) above. less: attention=fused, last_layer=first_token; bf16: "
-        "theirs in autocast, ours with precision and frozen_precision.",
+        "theirs in autocast, ours with precision (autocast) and frozen_precision; reuse: reuse_passes; micro: "
+        "micro_batch=4.",
     )
 
 

@@ -10,6 +10,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, one_of
 
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+IMAGES_MIB = 64
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -50,6 +51,8 @@ class TrainingSettings:
             them. 0: compute it every time.
         threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
         workers: processes that decode images, 0 for none.
+        images_mib: main memory for decoded images of files, which then are read once and not in every epoch; None: 64
+            without workers, whose processes end with an epoch, and 0 with them.
         device: a torch device, or `auto` (CUDA where there is one).
         seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
     """
@@ -77,6 +80,7 @@ class TrainingSettings:
     features_mib: float = 0
     threads: int = 1
     workers: int = 0
+    images_mib: float | None = None
     device: str = "auto"
     seed: int = 0
 
@@ -104,12 +108,27 @@ class TrainingSettings:
                 "frozen_precision is 'bfloat16', which products in float32 cannot use: set precision to 'bfloat16'.",
                 setting="frozen_precision",
             )
+        if self.images_mib is not None:
+            at_least("images_mib", self.images_mib, 0)
+        if self.images_mib and self.workers:
+            raise FedpeftError(
+                f"images_mib is {self.images_mib:g}, and the images of {self.workers} workers end with their "
+                f"processes, after every epoch: leave it out, or set workers to 0.",
+                setting="images_mib",
+            )
         if self.micro_batch >= self.batch_size:
             raise FedpeftError(
                 f"micro_batch is {self.micro_batch}, a batch has {self.batch_size} samples: choose fewer, or leave it "
                 f"out.",
                 setting="micro_batch",
             )
+
+    @property
+    def kept_images_mib(self) -> float:
+        """Main memory for decoded images."""
+        if self.images_mib is None:
+            return 0 if self.workers else IMAGES_MIB
+        return self.images_mib
 
     def epochs_in(self, round: int, *, first: int = 1) -> int:
         """Return the passes over the training split in a round, counted from 1.

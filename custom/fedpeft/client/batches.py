@@ -40,12 +40,13 @@ class Batch:
         return Batch(inputs, self.target.to(device), self.accepted, self.closed)
 
 
+OpenImage = Callable[[Any], Any]
 Collate = Callable[[Sequence[Any], Sequence[Example]], Batch]
 
 
 class _Examples(Dataset):
-    def __init__(self, examples: Sequence[Example]) -> None:
-        self.examples = examples
+    def __init__(self, examples: Sequence[Example], open_image: OpenImage) -> None:
+        self.examples, self._open = examples, open_image
 
     def __len__(self) -> int:
         return len(self.examples)
@@ -53,7 +54,7 @@ class _Examples(Dataset):
     def __getitem__(self, index: int) -> Row | FedpeftError:
         example = self.examples[index]
         try:
-            return open_image(example.image), example
+            return self._open(example.image), example
         except FedpeftError as error:
             return error  # raised by the reader: from a worker it would arrive as the text of a traceback
 
@@ -85,6 +86,7 @@ class Batches:
         smallest: a last batch of fewer samples joins the one before it, so that no step has only one or two samples.
         generator: for the random order; None keeps the order of `examples`.
         workers: number of processes that decode images.
+        open_image: from an example's image to what `collate` reads.
     """
 
     def __init__(
@@ -96,9 +98,10 @@ class Batches:
         smallest: int = 1,
         generator: torch.Generator | None = None,
         workers: int = 0,
+        open_image: OpenImage = open_image,
     ) -> None:
         self._collate = collate
-        rows = _Examples(examples)
+        rows = _Examples(examples, open_image)
         order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)
         self._loader = DataLoader(
             rows,

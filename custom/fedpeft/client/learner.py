@@ -21,6 +21,7 @@ from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.federated_head import head_state, only_head, without_head
+from fedpeft.client.kept_images import KeptImages
 from fedpeft.client.loop import evaluate, mean_loss, train_epochs
 from fedpeft.client.lr_schedule import linear_warmup_decay
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
@@ -120,6 +121,7 @@ class Learner:
             )
         self.head = self.answering.head
         self._check_trained()
+        self._images = KeptImages(training.kept_images_mib)
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
@@ -259,9 +261,11 @@ class Learner:
         budget = self.schedule.budget_of(self.site, seed=self.training.seed)
         if budget is not None:
             return budget
-        batch = self._sample(self.training.batch_size, derive(self.training.seed, "budget", self.site))[0]
+        at_once = self.training.micro_batch or self.training.batch_size
+        batch = self._sample(at_once, derive(self.training.seed, "budget", self.site))[0]
         self.trainable.train_only(None)
-        return measure_budget(self.answering.train(), self.trainable.parameters(), batch)
+        with computing.as_trained(self.backbone, self.training):
+            return measure_budget(self.answering.train(), self.trainable.parameters(), batch)
 
     def finished(self, most: int) -> int:
         """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
@@ -372,6 +376,7 @@ class Learner:
             smallest=smallest,
             generator=generator,
             workers=self.training.workers,
+            open_image=self._images.open,
         )
 
     def _probe(self, round: int) -> list[Batch]:

@@ -19,6 +19,7 @@ import torch
 
 from fedpeft import backbones
 from fedpeft.client import answering as ways
+from fedpeft.client import computing
 from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
@@ -78,8 +79,10 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         if policy:
             check_parameters(policy, method, parameter_count(backbone, tuning, own).trained)
+        weights = computing.matrices(backbone)
         body = tuning.prepare(backbone, own, seed=0)
     answering = ways.build(backbone, ANSWERS, training, torch.Generator().manual_seed(0)).to(device).train()
+    computing.set_up(backbone, training, weights, stacks=method.rule.stacks)
     trained = [*body.parameters().values(), *answering.head.parameters()]
     size = backbone.image_size
 
@@ -98,13 +101,17 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         )
         return fixed + float(costs.sum())
 
+    at_once = training.micro_batch or training.batch_size
+    if training.reuse_passes:
+        at_once += training.batch_size
     try:
-        if device.type == "cuda":
-            needed, how = step(training.batch_size), f"measured with a batch of {training.batch_size}"
-        else:
-            one, two = step(1), step(2)
-            needed = (one + (training.batch_size - 1) * (two - one)) * BUFFERS
-            how = f"extrapolated from batches of 1 and 2 to {training.batch_size}"
+        with computing.as_trained(backbone, training):
+            if device.type == "cuda":
+                needed, how = step(at_once), f"measured with a batch of {at_once}"
+            else:
+                one, two = step(1), step(2)
+                needed = (one + (at_once - 1) * (two - one)) * BUFFERS
+                how = f"extrapolated from batches of 1 and 2 to {at_once}"
     except torch.OutOfMemoryError as error:
         raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
     kept = sum(p.numel() * p.element_size() for p in trained)
