@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Which answers can be read off the tiny ViLT's pooled output by a linear head, per type of question?
+"""Which answers can be read off a tiny backbone's features by a linear head, per type of question?
 
-    python benchmarks/probe_tiny_vilt.py [--seed 1] [--train 600] [--test 300]
+    python benchmarks/probe_tiny_vilt.py [--backbone tiny-vilt] [--seed 1] [--train 600] [--test 300]
 
 Asked once in the plain words of pre-training (are the features there?) and once in the clinical words of the sites
 (what does the shift take away?), on fresh images of all modalities. A type whose plain column is low tells nothing
@@ -71,12 +71,13 @@ def accuracy(
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--backbone", default="tiny-vilt", help="registered name")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--train", type=int, default=600, help="questions per type to fit the probe on")
     parser.add_argument("--test", type=int, default=300, help="questions per type to test it on")
     args = parser.parse_args()
-    backbone = build(BackboneSettings()).eval()
-    print("Procedural phantom questions, tiny ViLT as shipped, linear probe on the pooled output")
+    backbone = build(BackboneSettings(name=args.backbone)).eval()
+    print(f"Procedural phantom questions, {args.backbone} as shipped, linear probe on its features")
     print(f"{'question type':14} {'plain':>8} {'clinical':>9} {'majority':>9}")
     for question_type in QUESTION_TYPES:
         plain, majority = accuracy(backbone, question_type, PLAIN, args)

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from transformers import BertTokenizerFast
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.registry import TINY_FOLDER
+from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER
 from fedpeft.data.phantom_words import CLINICAL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"
@@ -74,3 +75,59 @@ def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path, warm_python):
     backbone = build(BackboneSettings(source=str(tmp_path))).eval()
     kept = resumed["modules"]["backbone.model.pooler.dense.weight"]
     assert torch.allclose(backbone.model.pooler.dense.weight, kept, atol=1e-3)  # stored as float16
+
+
+ALBEF = SCRIPT.with_name("pretrain_tiny_albef.py")
+
+
+@pytest.fixture(scope="module")
+def albef_script():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        spec = importlib.util.spec_from_file_location("pretrain_tiny_albef", ALBEF)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+
+
+def test_the_tiny_albef_is_small_and_its_files_are_those_that_its_script_writes(albef_script, tmp_path):
+    albef_script.write_configuration(tmp_path)
+    for name in ("vocab.txt", "config.json", "tokenizer.json"):
+        assert (tmp_path / name).read_text() == (TINY_ALBEF_FOLDER / name).read_text()
+    assert (TINY_ALBEF_FOLDER / "model.safetensors").stat().st_size <= 8_000_000
+
+
+def test_what_the_script_writes_under_official_names_is_what_it_trained(albef_script, tmp_path):
+    albef_script.write_configuration(tmp_path)
+    torch.manual_seed(0)
+    trained = albef_script.load_untrained(tmp_path).eval()
+    heads = albef_script.Heads(96, trained.model.config.vocab_size)
+    save_file(albef_script.official(trained.model, heads), tmp_path / "model.safetensors")
+    read = build(BackboneSettings(name="tiny-albef-decoder", source=str(tmp_path))).model
+    for name, parameter in trained.model.named_parameters():
+        assert torch.allclose(read.get_parameter(name), parameter, atol=1e-3)  # stored as float16
+    assert torch.allclose(read.word_transform.dense.weight, heads.word.weight, atol=1e-3)
+
+
+def test_masked_answers_stand_behind_every_third_question_without_punctuation(albef_script, script, tokenizer):
+    batch = albef_script.with_answers(script.make_batch(0, 9, tokenizer), tokenizer)
+    masked = batch["words"] != -100
+    assert masked.any(1).tolist() == [True, False, False] * 3
+    assert bool((batch["input_ids"][masked] == tokenizer.mask_token_id).all())
+    for row, answer in zip(range(0, 9, 3), batch["answer"][::3].tolist(), strict=True):
+        text = tokenizer.decode(batch["words"][row][masked[row]])
+        assert text == script.ANSWERS[answer]
+    assert not set(batch["input_ids"].unique().tolist()) & set(tokenizer.convert_tokens_to_ids(list("?.,-/")))
+
+
+def test_the_tiny_albef_answers_plain_questions_of_the_stream(albef_script, script, tokenizer):
+    """The nearest other sample by its features has mostly the same answer."""
+    tiny = build(BackboneSettings(name="tiny-albef")).eval()
+    batch = script.make_batch(10_000, 256, tokenizer)
+    texts = [tokenizer.decode([token for token in row if token]) for row in batch["input_ids"][:, 1:].tolist()]
+    images = list(batch["image"].numpy())
+    with torch.no_grad():
+        features = tiny(**tiny.collate(images, [text.replace("[SEP]", "") for text in texts]))
+    distance = torch.cdist(features, features).fill_diagonal_(torch.inf)
+    nearest = batch["answer"][distance.argmin(1)]
+    assert (nearest == batch["answer"]).float().mean() > 0.8

@@ -28,7 +28,7 @@ from fedpeft.backbones.checkpoint import (
     unusable,
 )
 from fedpeft.backbones.images import Images, SquareImages
-from fedpeft.backbones.registry import ALBEF_PICKLE
+from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
 from fedpeft.backbones.vit_layouts import misfits
 
 if TYPE_CHECKING:
@@ -97,6 +97,11 @@ def build(settings: BackboneSettings) -> Albef:
     return Albef(*load(settings, AlbefModel), settings.text_length)
 
 
+def build_tiny(settings: BackboneSettings) -> Albef:
+    """Load the tiny ALBEF, or another folder."""
+    return build(dataclasses.replace(settings, source=settings.source or str(TINY_ALBEF_FOLDER)))
+
+
 def skeleton(source: str | None = None) -> Albef:
     """Return an ALBEF without weights and tokenizer on torch's meta device.
 
@@ -105,6 +110,11 @@ def skeleton(source: str | None = None) -> Albef:
     """
     model = empty(AlbefModel, source)
     return Albef(model, None, model.config.max_position_embeddings)
+
+
+def tiny_skeleton(source: str | None = None) -> Albef:
+    """Return the tiny ALBEF, or another one, as `skeleton` does."""
+    return skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from fedpeft.backbones.albef import Albef, empty, load, plain
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderModel
+from fedpeft.backbones.registry import TINY_ALBEF_FOLDER
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -59,6 +61,16 @@ class AlbefDecoder(Albef):
 def build(settings: BackboneSettings) -> AlbefDecoder:
     """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
     return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True), settings.text_length)
+
+
+def build_tiny(settings: BackboneSettings) -> AlbefDecoder:
+    """Load the tiny ALBEF with its decoder, or another folder."""
+    return build(dataclasses.replace(settings, source=settings.source or str(TINY_ALBEF_FOLDER)))
+
+
+def tiny_skeleton(source: str | None = None) -> AlbefDecoder:
+    """Return the tiny ALBEF with its decoder, or another one, as `skeleton` does."""
+    return skeleton(source or str(TINY_ALBEF_FOLDER))
 
 
 def skeleton(source: str | None = None) -> AlbefDecoder:

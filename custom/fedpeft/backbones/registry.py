@@ -7,6 +7,7 @@ from fedpeft.backbones.backbone import Pretrained
 from fedpeft.registry import Registry
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
+TINY_ALBEF_FOLDER = Path(__file__).parent / "tiny_albef"
 ALBEF_PICKLE = "ALBEF.pth"
 
 BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
@@ -44,6 +45,26 @@ BACKBONES.register(
         skeleton="fedpeft.backbones.vit:skeleton",
         usual="google/vit-base-patch16-224-in21k",
         tokenizer=False,
+    ),
+)
+BACKBONES.register(
+    "tiny-albef",
+    Pretrained(
+        build="fedpeft.backbones.albef:build_tiny",
+        skeleton="fedpeft.backbones.albef:tiny_skeleton",
+        usual=str(TINY_ALBEF_FOLDER),
+        pickle=ALBEF_PICKLE,
+        tiny=True,
+    ),
+)
+BACKBONES.register(
+    "tiny-albef-decoder",
+    Pretrained(
+        build="fedpeft.backbones.albef_decoder:build_tiny",
+        skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
+        usual=str(TINY_ALBEF_FOLDER),
+        pickle=ALBEF_PICKLE,
+        tiny=True,
     ),
 )
 BACKBONES.register(
