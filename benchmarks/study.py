@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ METHODS = (
     "ditto",
     "fedala",
 )
+FIRST = ("fedavg", "ours", "fedpia, server only", "fedala", "fedavg, keeping by agreement", "local", "ditto")
 FEW = ("fedavg", "fedpia, server only", "ours")
 LAYERS = (
     "f3ocus, exact",
@@ -70,8 +71,10 @@ class Run:
 
 def runs(seeds: Sequence[int]) -> Iterator[Run]:
     """All runs, those that answer the first question first."""
-    for seed in seeds:
-        yield from (Run(world, method, seed) for world in WORLDS for method in METHODS)
+    others = [method for method in METHODS if method not in FIRST]
+    for methods in (FIRST, others):
+        for seed in seeds:
+            yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in methods)
     for seed in seeds:
         yield from (Run(BETWEEN, method, seed) for method in FEW)
         yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
@@ -129,20 +132,50 @@ class Group:
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
+def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Group:
+    """The worlds of the first question side by side, with the methods that ran with all of the seeds in both."""
+    worlds = [
+        by_method
+        for (dialects, rounds), by_method in _figures(results).items()
+        if rounds == SHORT and dialects in WORLDS
+    ]
+    shared = [method for method in METHODS if all(len(w.get(method, ())) == len(w[baseline]) for w in worlds)]
+    heads = (
+        "method",
+        *(f"{name}, {n} swapped" for n in WORLDS for name in ("accuracy %", f"minus {baseline}")),
+        "seeds",
+    )
+    rows = [
+        (method, *(cell for w in worlds for cell in _cells(w, method, baseline)), str(len(worlds[0][method])))
+        for method in shared
+    ]
+    return Group(
+        f"{SHORT} rounds of one epoch, words of {' or '.join(map(str, WORLDS))} of 7 pairs swapped", heads, rows
+    )
+
+
 def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Group]:
     """Accuracy, and the paired difference to the baseline, for each world and number of rounds."""
+    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
+    for (dialects, rounds), methods in _figures(results).items():
+        chosen = [name for name in (*METHODS, *LAYERS) if name in methods]
+        rows = [(name, *_cells(methods, name, baseline), str(len(methods[name]))) for name in chosen]
+        yield Group(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
+
+
+def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[str, dict[int, float]]]:
+    """Swapped pairs and number of rounds -> method -> seed -> figure."""
     figures: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
     for result in results:
         group = figures.setdefault((result["dialects"], len(result["rounds"])), {})
         group.setdefault(result["method"], {})[result["seed"]] = figure(result)
-    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
-    for (dialects, rounds), methods in sorted(figures.items()):
-        rows = []
-        for method in (name for name in (*METHODS, *LAYERS) if name in methods):
-            mine, theirs = methods[method], methods.get(baseline, {})
-            paired = [mine[seed] - theirs[seed] for seed in mine if seed in theirs and method != baseline]
-            mean, half = interval(paired) if paired else (0.0, 0.0)
-            spread = f" ± {half:.1f}" if math.isfinite(half) else ", one pair"
-            difference = f"{mean:+.1f}{spread}" if paired else ""
-            rows.append((method, f"{statistics.fmean(mine.values()):.1f}", difference, str(len(mine))))
-        yield Group(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
+    return dict(sorted(figures.items()))
+
+
+def _cells(methods: Mapping[str, Mapping[int, float]], method: str, baseline: str) -> tuple[str, str]:
+    """Mean accuracy of a method, and its paired difference to the baseline with the interval."""
+    mine, theirs = methods[method], methods.get(baseline, {})
+    paired = [mine[seed] - theirs[seed] for seed in mine if seed in theirs and method != baseline]
+    mean, half = interval(paired) if paired else (0.0, 0.0)
+    spread = f" ± {half:.1f}" if math.isfinite(half) else ", one pair"
+    return f"{statistics.fmean(mine.values()):.1f}", f"{mean:+.1f}{spread}" if paired else ""

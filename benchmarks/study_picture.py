@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The study's pictures and tables, from the results of `learning.py --study`.
 
-    python benchmarks/study_picture.py            # docs/study.png, and the tables in Markdown
-    python benchmarks/study_picture.py --out FILE
+    python benchmarks/study_picture.py            # prints the tables in Markdown
+    python benchmarks/study_picture.py --write    # docs/study.png, and the tables in README and docs/benchmarks.md
 
 Above: mean accuracy of the sites by round, one panel for each number of swapped pairs, the band from the lowest to the
 highest seed. Below: which method is best in which round, and by how many points, over the same worlds; methods that are
@@ -25,7 +25,9 @@ from matplotlib.figure import Figure
 
 from fedpeft.report.palette import COLORS, LIGHT
 
-OUT = Path(__file__).parents[1] / "docs" / "study.png"
+ROOT = Path(__file__).parents[1]
+OUT = ROOT / "docs" / "study.png"
+BEGIN, END = "<!-- study -->", "<!-- end -->"
 DPI = 200
 SHOWN = ("fedavg", "fedpia, server only", "ours", "ditto", "fedala", "local")
 Curves = dict[int, dict[str, dict[int, list[float]]]]  # swapped pairs -> method -> seed -> percent by round
@@ -93,12 +95,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--results", type=Path, default=study.RESULTS)
     parser.add_argument("--rounds", type=int, default=study.SHORT)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--write", action="store_true", help="replace picture and tables of README and docs")
     chosen = parser.parse_args()
     results = [json.loads(line) for line in chosen.results.read_text().splitlines()]
-    draw(results, chosen.rounds).savefig(chosen.out, dpi=DPI)
-    for group in study.groups(results):
-        print(f"\n{group.title}\n\n{group.markdown()}")
+    tables = "\n\n".join(f"{group.title}:\n\n{group.markdown()}" for group in study.groups(results))
+    print(tables)
+    if chosen.write:
+        draw(results, chosen.rounds).savefig(OUT, dpi=DPI)
+        _replace(ROOT / "README.md", study.headline(results).markdown())
+        _replace(ROOT / "docs" / "benchmarks.md", tables)
+
+
+def _replace(page: Path, text: str) -> None:
+    """Put a text between a page's marks."""
+    before, rest = page.read_text().split(BEGIN)
+    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
 
 
 if __name__ == "__main__":

@@ -47,14 +47,35 @@ def test_markdown_has_one_line_a_method(study):
     assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  | 1 |"
 
 
-def test_the_picture_is_drawn_from_the_file(benchmark, monkeypatch, tmp_path, capsys):
+def test_the_headline_has_the_methods_with_all_seeds_in_both_worlds(study):
+    results = [
+        run
+        for world, (fedavg, ours) in {0: ([60, 70, 80], [61, 70, 81]), 7: ([50, 60, 70], [54, 63, 74])}.items()
+        for run in (*runs("fedavg", fedavg, dialects=world, rounds=12), *runs("ours", ours, dialects=world, rounds=12))
+    ]
+    group = study.headline(results + runs("local", [40, 50], rounds=12))
+    assert [row[0] for row in group.rows] == ["fedavg", "ours"]
+    assert group.rows[1][1:] == ("70.7", "+0.7 ± 1.4", "63.7", "+3.7 ± 1.4", "3")
+
+
+def test_the_picture_and_the_tables_are_written_from_the_file(benchmark, monkeypatch, tmp_path, capsys):
     picture = benchmark("study_picture")
     results = tmp_path / "study.jsonl"
-    lines = [*runs("fedavg", [60, 70]), *runs("ours", [62, 72]), *runs("fedavg", [80], dialects=0)]
-    lines += runs("ours", [81], dialects=0)
+    lines = [*runs("fedavg", [60, 70], rounds=12), *runs("ours", [62, 72], rounds=12)]
+    lines += [*runs("fedavg", [80, 81], dialects=0, rounds=12), *runs("ours", [81, 82], dialects=0, rounds=12)]
     results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    out = tmp_path / "study.png"
-    monkeypatch.setattr("sys.argv", ["x", "--results", str(results), "--rounds", "4", "--out", str(out)])
+    (tmp_path / "docs").mkdir()
+    for page in ("README.md", "docs/benchmarks.md"):
+        (tmp_path / page).write_text("before\n<!-- study -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(picture, "ROOT", tmp_path)
+    monkeypatch.setattr(picture, "OUT", tmp_path / "study.png")
+    monkeypatch.setattr("sys.argv", ["x", "--results", str(results), "--write"])
     picture.main()
-    assert out.stat().st_size > 10_000
-    assert "7 of 7 pairs swapped, 4 rounds" in capsys.readouterr().out
+    assert (tmp_path / "study.png").stat().st_size > 10_000
+    assert "7 of 7 pairs swapped, 12 rounds" in capsys.readouterr().out
+    for page, line in (("README.md", "| ours | 81.5 | +1.0"), ("docs/benchmarks.md", "| ours | 67.0 | +2.0")):
+        text = (tmp_path / page).read_text()
+        assert line in text
+        assert "old" not in text
+        assert text.startswith("before\n")
+        assert text.endswith("after\n")
