@@ -39,7 +39,16 @@ METHODS = (
     "ditto",
     "fedala",
 )
-FIRST = ("fedavg", "ours", "fedpia, server only", "fedala", "fedavg, keeping by agreement", "local", "ditto")
+FIRST = (
+    "fedavg",
+    "ours",
+    "fedpia, frozen global",
+    "fedpia, server only",
+    "fedala",
+    "fedavg, keeping by agreement",
+    "local",
+    "ditto",
+)
 FEW = ("fedavg", "fedpia, server only", "ours")
 LAYERS = (
     "f3ocus, exact",
