@@ -142,25 +142,16 @@ class Group:
 
 
 def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Group:
-    """The worlds of the first question side by side, with the methods that ran with all of the seeds in both."""
-    worlds = [
-        by_method
-        for (dialects, rounds), by_method in _figures(results).items()
-        if rounds == SHORT and dialects in WORLDS
-    ]
-    shared = [method for method in METHODS if all(len(w.get(method, ())) == len(w[baseline]) for w in worlds)]
-    heads = (
-        "method",
-        *(f"{name}, {n} swapped" for n in WORLDS for name in ("accuracy %", f"minus {baseline}")),
-        "seeds",
-    )
-    rows = [
-        (method, *(cell for w in worlds for cell in _cells(w, method, baseline)), str(len(worlds[0][method])))
-        for method in shared
-    ]
-    return Group(
-        f"{SHORT} rounds of one epoch, words of {' or '.join(map(str, WORLDS))} of 7 pairs swapped", heads, rows
-    )
+    """The worlds of the first question side by side, with the methods that ran with several seeds in both."""
+    worlds = [_figures(results)[dialects, SHORT] for dialects in WORLDS]
+    chosen = [method for method in METHODS if all(len(world.get(method, ())) > 1 for world in worlds)]
+    names = [f"{name}, {dialects} swapped" for dialects in WORLDS for name in ("accuracy %", f"minus {baseline}")]
+    rows = []
+    for method in chosen:
+        counts = dict.fromkeys(str(len(world[method])) for world in worlds)
+        cells = [cell for world in worlds for cell in _cells(world, method, baseline)]
+        rows.append((method, *cells, " and ".join(counts)))
+    return Group(f"{SHORT} rounds of one epoch", ("method", *names, "seeds"), rows)
 
 
 def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Group]:
