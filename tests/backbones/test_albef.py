@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from small_albef import CONFIG, VISION_LAYERS, Reference, albef_folder, albef_tensors
+from small_albef import CONFIG, VISION_LAYERS, Reference, albef_folder, albef_tensors, pfeiffer_adapters
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
@@ -73,21 +73,13 @@ def test_the_official_checkpoint_gives_what_albef_computes(folder):
 
 def test_adapters_stand_where_feddat_has_them(folder):
     backbone = load(folder)
-    model = adapters.attach(backbone.model, adapters.config("pfeiffer", reduction_factor=4, init_seed=1))
-    state = {key: tensor * 10 for key, tensor in adapters.adapter_state(model).items()}
-    adapters.load_adapter_state(model, state)
-
-    def added(place):
-        down, up = ((state[f"{place}.{half}.weight"], state[f"{place}.{half}.bias"]) for half in ("down", "up"))
-        return lambda x: F.linear(F.linear(x, *down).relu(), *up)
-
-    places = {key.removesuffix(".up.bias") for key in state if key.endswith(".up.bias")}
-    assert places == {f"layer.{layer}.vision_output" for layer in range(VISION_LAYERS)} | {
+    added = pfeiffer_adapters(backbone.model)
+    assert set(added) == {f"layer.{layer}.vision_output" for layer in range(VISION_LAYERS)} | {
         f"layer.{layer}.text_output" for layer in range(4)
     }
     batch = backbone.collate(pictures(), QUESTIONS)
     seen = batch["attention_mask"].bool()
-    computed = expected_states(batch, {place: added(place) for place in places})
+    computed = expected_states(batch, added)
     assert torch.allclose(states(backbone, batch)[seen], computed[seen], atol=1e-4)
     assert not torch.allclose(computed, expected_states(batch), atol=1e-2)
 

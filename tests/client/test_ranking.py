@@ -4,15 +4,14 @@
 import numpy as np
 import pytest
 import torch
-from small_albef import Reference, albef_folder, albef_tensors
-from torch.nn import functional as F
+from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapters
 
-from fedpeft import adapters, methods
+from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
-from fedpeft.backbones.albef_decoder import ANSWER, ANSWER_MASK
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK
 from fedpeft.client import answering
+from fedpeft.client.learner import Learner
 from fedpeft.client.loop import evaluate, mean_loss
-from fedpeft.client.optimizer import build_optimizer
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
@@ -181,26 +180,29 @@ def test_what_does_not_fit_is_refused(backbone, way, message, folder):
         answering.build(load(folder, backbone), POOL, TrainingSettings(rounds=1, answering=way), torch.Generator())
 
 
-def test_a_method_that_trains_the_head_alone_has_nothing_to_train_here(folder):
-    way = ranking(load(folder))
-    rates = {"learning_rate": 1e-3, "head_learning_rate": 1e-3, "weight_decay": 0.0}
-    with pytest.raises(FedpeftError, match=r"trains nothing in the backbone, .* has no head to train"):
-        build_optimizer([], way.head.named_parameters(), **rates)
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"name": "classifier", "aggregation": "none"}, r"which trains the head alone, and training\.answering='ranking' has none"),
+        ({"aggregation": "fedavg", "head": "federated"}, "head is 'federated', and with training.answering='ranking' there"),
+    ],
+)
+def test_a_method_that_needs_a_head_has_none_here(method, message, tmp_path):
+    sections = {
+        "backbone": {"name": "tiny-albef-decoder"},
+        "method": method,
+        "training": {"rounds": 1, "answering": "ranking"},
+        "data": {"dataset": "phantom", "train_size": 8, "validation_size": 4, "test_size": 4},
+    }
+    with pytest.raises(FedpeftError, match=message):
+        Learner.from_sections(sections, site="head", folder=tmp_path)
 
 
 def test_decoder_adapters_stand_where_those_of_the_text_stand(folder):
     backbone = load(folder)
-    model = adapters.attach(backbone.model, adapters.config("pfeiffer", reduction_factor=4, init_seed=1))
-    state = {key: tensor * 10 for key, tensor in adapters.adapter_state(model).items()}
-    adapters.load_adapter_state(model, state)
-
-    def added(place):
-        down, up = ((state[f"{place}.{half}.weight"], state[f"{place}.{half}.bias"]) for half in ("down", "up"))
-        return lambda x: F.linear(F.linear(x, *down).relu(), *up)
-
-    places = {key.removesuffix(".up.bias") for key in state if key.endswith(".up.bias")}
+    added = pfeiffer_adapters(backbone.model)
     way = ranking(backbone)
     batch = batch_of(way)
-    expected = by_hand(way, batch, {place: added(place) for place in places})
+    expected = by_hand(way, batch, added)
     assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-3)
     assert not torch.allclose(by_hand(way, batch), expected, atol=1e-2)

@@ -2,16 +2,19 @@
 """What a job may ask of a site, and whose values hold: the site's, whatever the job says."""
 
 import json
+from typing import get_args, get_type_hints
 
 import pytest
 from PIL import Image
 
-from fedpeft.backbones import usual_source
+from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.client.learner import Learner
+from fedpeft.data import DataSettings
 from fedpeft.errors import FedpeftError
-from fedpeft.privacy.site_check import admitted, load_data, refusals
+from fedpeft.privacy.site_check import LEAST, MOST, admitted, load_data, refusals
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
+from fedpeft.training_settings import TrainingSettings
 
 SECTIONS = {
     "backbone": {"name": "tiny-vilt"},
@@ -69,6 +72,8 @@ REFUSED = [
     ("a decay that forgets", {"training": {"weight_decay": 1.0}}, {}, "training.weight_decay"),
     ("threads", {"training": {"threads": 1000}}, {}, "training.threads"),
     ("processes", {"training": {"workers": 1000}}, {}, "training.workers"),
+    ("memory for features", {"training": {"features_mib": 10**6}}, {}, "training.features_mib"),
+    ("memory for images", {"training": {"images_mib": 10**6}}, {}, "training.images_mib"),
     ("another GPU", {"training": {"device": "cuda:3"}}, {}, "training.device"),
     ("a GPU where none is given", {"training": {"device": "cuda"}}, {"device": "cpu"}, "training.device"),
     ("one sample to score on", {"schedule": {**SCHEDULED, "score_samples": 1}}, {}, "schedule.score_samples"),
@@ -186,6 +191,29 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
 )
 def test_what_the_file_allows_passes(asked, own):
     assert not list(refusals(SitePolicy(**own), job(**asked)))
+
+
+HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
+    "training.warmup": "a fraction",
+    "training.candidates": "there are no more than a site has answers",
+    "training.micro_batch": "smaller than a batch",
+    "training.seed": "of random numbers",
+    "data.seed": "the site's own holds",
+    "data.validation_fraction": "the site's own holds",
+    "data.test_fraction": "the site's own holds",
+    "data.dialects": "questions that are drawn by program are asked in so many ways; none is added",
+}
+
+
+def test_every_number_of_a_job_has_a_limit_or_needs_none():
+    sections = {"training": TrainingSettings, "backbone": BackboneSettings, "data": DataSettings}
+    numbers = {
+        f"{section}.{name}"
+        for section, settings in sections.items()
+        for name, kind in get_type_hints(settings).items()
+        if {int, float} & {kind, *get_args(kind)}
+    }
+    assert numbers == set(HARMLESS) | {name for name in MOST | LEAST if name.split(".")[0] in sections}
 
 
 def test_the_sites_values_hold_where_a_job_says_nothing():

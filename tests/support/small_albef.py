@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import BertTokenizerFast
 
+from fedpeft import adapters
+
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *PLAIN]
 WIDTH, INNER, HEADS = SIZE["hidden_size"], SIZE["intermediate_size"], SIZE["num_attention_heads"]
 VISION_LAYERS, TEXT_LAYERS, FUSION = 3, 4, 2
@@ -101,6 +103,19 @@ def albef_folder(folder: Path, tensors: Mapping[str, Tensor] | None = None, **co
     content = {"model": dict(albef_tensors() if tensors is None else tensors), "epoch": 29, "config": {"k": [1, "x"]}}
     torch.save(content, folder / "ALBEF.pth")
     return folder
+
+
+def pfeiffer_adapters(model: torch.nn.Module) -> Adapters:
+    """Put Pfeiffer adapters with ten times their first values into a model; place -> what the adapter there adds."""
+    peft = adapters.attach(model, adapters.config("pfeiffer", reduction_factor=4, init_seed=1))
+    state = {key: tensor * 10 for key, tensor in adapters.adapter_state(peft).items()}
+    adapters.load_adapter_state(peft, state)
+
+    def added(place: str) -> Callable[[Tensor], Tensor]:
+        down, up = ((state[f"{place}.{half}.weight"], state[f"{place}.{half}.bias"]) for half in ("down", "up"))
+        return lambda x: F.linear(F.linear(x, *down).relu(), *up)
+
+    return {place: added(place) for place in {key.rsplit(".", 2)[0] for key in state}}
 
 
 class Reference:

@@ -11,12 +11,11 @@ from torch import Tensor
 
 from fedpeft.backbones.albef import Albef, empty, load, plain
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderModel
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
-
-ANSWER, ANSWER_MASK, STATES = "answer_ids", "answer_mask", "states"
 
 
 class AlbefDecoder(Albef):

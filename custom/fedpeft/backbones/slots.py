@@ -24,13 +24,8 @@ _BERT = _paths(
     query="attention.self.query",
     value="attention.self.value",
 )
-_ALBEF_VISION = _paths(
-    "visual_encoder.layers.{layer}",
-    attention="attention",
-    output="mlp",
-    query="attention.q_proj",
-    value="attention.v_proj",
-)
+_VIT = {"attention": "attention", "output": "mlp", "query": "attention.q_proj", "value": "attention.v_proj"}
+_ALBEF_VISION = _paths("visual_encoder.layers.{layer}", **_VIT)
 _ALBEF_SLOTS = {  # of the self-attention: there is no slot in the cross-attention
     "attention": "attention.output.inner",
     "output": "output.inner",
@@ -61,12 +56,8 @@ SLOTS: dict[str, dict[str, str]] = {
     },
     "bert": _BERT,
     "roberta": _BERT,
-    "vit": _paths(
-        "layers.{layer}", attention="attention", output="mlp", query="attention.q_proj", value="attention.v_proj"
-    ),
-    "dinov2": _paths(
-        "encoder.layer.{layer}", attention="attention", output="mlp", query="attention.q_proj", value="attention.v_proj"
-    ),
+    "vit": _paths("layers.{layer}", **_VIT),
+    "dinov2": _paths("encoder.layer.{layer}", **_VIT),
     # one matrix, c_attn, makes query, key and value: there is no place for query or value alone
     "gpt2": _paths("h.{layer}", attention="attn", output="mlp"),
     "llama": _paths(
@@ -98,9 +89,8 @@ _CLIP_INNER = _paths(
     attention_norm="layer_norm1",
     output_norm="layer_norm2",
 )
-_ALBEF_VISION_INNER = _paths(
-    "visual_encoder.layers.{layer}", **_VIT_INNER, attention_norm="layernorm_before", output_norm="layernorm_after"
-)
+_VIT_NORMS = {"attention_norm": "layernorm_before", "output_norm": "layernorm_after"}
+_ALBEF_VISION_INNER = _paths("visual_encoder.layers.{layer}", **_VIT_INNER, **_VIT_NORMS)
 _ALBEF_INNER = {
     "key": "attention.self.key",
     "attention_linear": "attention.output.inner.dense",
@@ -124,7 +114,7 @@ INNER: dict[str, dict[str, str]] = {
     ),
     "bert": _BERT_INNER,
     "roberta": _BERT_INNER,
-    "vit": _paths("layers.{layer}", **_VIT_INNER, attention_norm="layernorm_before", output_norm="layernorm_after"),
+    "vit": _paths("layers.{layer}", **_VIT_INNER, **_VIT_NORMS),
     "dinov2": _paths("encoder.layer.{layer}", **_VIT_INNER, attention_norm="norm1", output_norm="norm2"),
     "gpt2": _paths("h.{layer}", second_linear="mlp.c_proj", attention_norm="ln_1", output_norm="ln_2"),
     "llama": _paths(

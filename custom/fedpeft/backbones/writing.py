@@ -16,14 +16,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, question_of
 from fedpeft.backbones.checkpoint import unusable
 from fedpeft.backbones.images import Images
 
 if TYPE_CHECKING:
     from fedpeft.backbones.transformers_model import TransformersModel
 
-ANSWER, ANSWER_MASK = "answer_ids", "answer_mask"
-NO_TOKEN = -1  # in targets, behind the end of a shorter answer
 CAUSAL_SUFFIX = "token_type_ids"  # PaliGemma: 1 where a token sees only those before it
 
 
@@ -62,7 +61,7 @@ class Writer(nn.Module):
         """Return the logits (B, T, V) of each token of the answers, those before it given; 0 behind an answer's end."""
         backbone, _ = self._shared
         answer, mask = inputs[ANSWER], inputs[ANSWER_MASK]
-        prompt = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
+        prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
         joined = {name: _extended(name, tensor, answer, mask, length) for name, tensor in prompt.items()}
         hidden = backbone.hidden(joined)[:, length - 1 :]
@@ -77,7 +76,7 @@ class Writer(nn.Module):
             most: tokens.
         """
         backbone, whole = self._shared
-        prompt = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
+        prompt = question_of(inputs)
         length = prompt["input_ids"].shape[1]
         written = backbone.generate(
             whole,
@@ -155,7 +154,7 @@ def _check_logits(made: Writer, backbone: TransformersModel, whole: nn.Module, s
     training = backbone.training
     backbone.eval()
     batch = made.collate([np.zeros((size, size, 3), dtype=np.uint8)], ["a question"], ["yes"])
-    prompt = {name: tensor for name, tensor in batch.items() if name not in (ANSWER, ANSWER_MASK)}
+    prompt = question_of(batch)
     written = whole(**prompt, **backbone.resized).logits[:, -1].float()
     trained = made(batch)[:, 0]
     backbone.train(training)

@@ -27,6 +27,24 @@ def matrices(backbone: Backbone) -> list[Tensor]:
     return [module.weight for module in backbone.model.modules() if isinstance(module, _MATRICES)]
 
 
+def device_of(settings: TrainingSettings) -> torch.device:
+    """Return the device of `training.device`, for `auto` CUDA where there is one.
+
+    Raises:
+        FedpeftError: this machine does not have it.
+    """
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=settings.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise FedpeftError(
+            f"training.device is {settings.device!r:.60}, which torch {torch.__version__} does not find on this "
+            f"machine: use 'auto' or 'cpu', or install a build of torch for that device.",
+            setting="training.device",
+        ) from error
+
+
 def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Tensor], *, stacks: bool = False) -> None:
     """Change a backbone to compute as `training` says.
 

@@ -91,7 +91,7 @@ class Learner:
         self.dataset, self.backbone_name = dataset, backbone.name
         self.schedule = schedule or ScheduleSettings()
         self._smallest_batch = policy.least_batch_size if policy else 1
-        self.device = _device(training.device)
+        self.device = computing.device_of(training)
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
@@ -426,15 +426,3 @@ class Learner:
         examples = hashlib.sha256("\n".join(rows).encode()).hexdigest()
         facts = {"site": self.site, "answers": answers, "examples": examples, "backbone": self.backbone_name}
         return facts | {"train": len(self.data.train), "seed": self.training.seed}
-
-
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise FedpeftError(
-            f"training.device is {name!r}, which this machine does not have: use 'auto' or 'cpu'.",
-            setting="training.device",
-        ) from error

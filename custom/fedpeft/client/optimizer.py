@@ -8,8 +8,6 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from fedpeft.errors import FedpeftError
-
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
@@ -24,9 +22,6 @@ def build_optimizer(
         learning_rate: peak rate of the body.
         head_learning_rate: peak rate of the head.
         weight_decay: decoupled weight decay of the matrices.
-
-    Raises:
-        FedpeftError: there is nothing to train.
 
     Source: FedPIA, Training and Implementation Details.
     """
@@ -44,12 +39,6 @@ def build_optimizer(
                         "weight_decay": weight_decay if decays else 0.0,
                     }
                 )
-    if not groups:
-        raise FedpeftError(
-            "the method trains nothing in the backbone, and this way of answering has no head to train: set another "
-            "method.name, or training.answering to 'classification'.",
-            setting="training.answering",
-        )
     return torch.optim.AdamW(groups, foreach=True)
 
 

@@ -74,7 +74,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     job = admitted(policy, job) if policy else job
     settings, training, method = job.backbone, job.training, job.method
     tuning, own = method.method.tuning(), method.settings_of(site)
-    device = _device(training.device)
+    device = computing.device_of(training)
     backbone = backbones.build(settings)
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         if policy:
@@ -123,12 +123,3 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         device=str(device),
         method=how,
     )
-
-
-def _device(name: str) -> torch.device:
-    cuda = torch.cuda.is_available()
-    if name.startswith("cuda") and not cuda:
-        raise FedpeftError(
-            f"training.device is {name!r}, torch {torch.__version__} sees no GPU: install its CUDA build."
-        )
-    return torch.device(("cuda" if cuda else "cpu") if name == "auto" else name)

@@ -37,6 +37,8 @@ MOST = {
     "training.weight_decay": "most_weight_decay",
     "training.threads": "most_threads",
     "training.workers": "most_workers",
+    "training.features_mib": "most_kept_mib",
+    "training.images_mib": "most_kept_mib",
     "method.probe_samples": "most_probe_samples",
     "schedule.score_samples": "most_score_samples",
     "backbone.image_size": "most_image_size",

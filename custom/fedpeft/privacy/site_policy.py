@@ -84,6 +84,7 @@ class SitePolicy:
             simulator.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
         most_threads, most_workers: threads of the training process, processes that decode images.
+        most_kept_mib: main memory that a job may fill with features, and the same with decoded images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
@@ -138,6 +139,7 @@ class SitePolicy:
     device: str = "auto"
     most_threads: int = 16
     most_workers: int = 8
+    most_kept_mib: float = 4096.0
     memory_gib: float = 0.0
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()

@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.choices import accepted, chosen_right
 from fedpeft.client.batches import Batch
 from fedpeft.client.heads import build_head
 from fedpeft.data.answers import AnswerVocabulary
@@ -35,11 +35,10 @@ class Classification(Answering):
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""
         inputs = self.backbone.collate(list(images), [example.question for example in examples])
-        accepted = [torch.tensor(self.vocabulary.accepted(example), dtype=torch.long) for example in examples]
         return Batch(
             inputs=inputs,
             target=torch.tensor([self.vocabulary.index(example.answer) for example in examples]),
-            accepted=pad_sequence(accepted, batch_first=True, padding_value=-1),
+            accepted=accepted(self.vocabulary, examples),
             closed=torch.tensor([example.closed for example in examples]),
         )
 
@@ -53,8 +52,7 @@ class Classification(Answering):
 
     def right(self, batch: Batch) -> Tensor:
         """Compare the most probable class with the accepted ones."""
-        predicted = self(batch.inputs).argmax(-1).cpu()
-        return (predicted[:, None] == batch.accepted).any(-1)
+        return chosen_right(self(batch.inputs), batch.accepted)
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return how many examples have no accepted answer among the classes."""

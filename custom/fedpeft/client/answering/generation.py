@@ -13,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fedpeft.backbones.answer_tokens import NO_TOKEN, targets
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.backbones.writing import ANSWER, ANSWER_MASK, NO_TOKEN, Writer
+from fedpeft.backbones.writing import Writer
 from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.losses import reduced, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import Example
@@ -42,7 +44,7 @@ class Generation(Answering):
         inputs = self.writer.collate(list(images), [example.question for example in examples], answers)
         return Batch(
             inputs=inputs,
-            target=inputs[ANSWER].masked_fill(inputs[ANSWER_MASK] == 0, NO_TOKEN),
+            target=targets(inputs),
             accepted=[{normalize(text) for text in (e.answer, *e.alternatives)} for e in examples],
             closed=torch.tensor([example.closed for example in examples]),
         )
@@ -53,9 +55,8 @@ class Generation(Answering):
 
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the mean cross-entropy of an answer's tokens."""
-        tokens = nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
-        samples = tokens.sum(-1) / (target != NO_TOKEN).sum(-1)
-        return {"mean": samples.mean, "sum": samples.sum}.get(reduction, lambda: samples)()
+        samples = token_losses(logits, target).sum(-1) / (target != NO_TOKEN).sum(-1)
+        return reduced(samples, reduction)
 
     def right(self, batch: Batch) -> Tensor:
         """Compare what the model writes with the accepted answers."""

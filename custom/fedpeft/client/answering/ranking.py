@@ -10,22 +10,22 @@ Source: Li et al. 2021, Align before Fuse, section 5 (Visual Question Answering)
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from fedpeft.backbones.albef_decoder import ANSWER, ANSWER_MASK, STATES, AlbefDecoder
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES, Decoder, question_of, targets
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.choices import accepted, chosen_right
+from fedpeft.client.answering.losses import reduced, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.training_settings import TrainingSettings
 
-NO_TOKEN = -1
 ROWS = 128  # answers that go through the decoder at once
 
 
@@ -38,11 +38,11 @@ class Ranking(Answering):
         candidates: how many of them are ranked; 0: all.
     """
 
-    backbone: AlbefDecoder
+    backbone: Decoder
     ids: Tensor
     mask: Tensor
 
-    def __init__(self, backbone: AlbefDecoder, vocabulary: AnswerVocabulary, candidates: int) -> None:
+    def __init__(self, backbone: Decoder, vocabulary: AnswerVocabulary, candidates: int) -> None:
         super().__init__(backbone, nn.Module())
         self.vocabulary = vocabulary
         self.candidates = min(candidates or len(vocabulary), len(vocabulary))
@@ -53,11 +53,10 @@ class Ranking(Answering):
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target the tokens of the answers (B, T), accepted the places in the pool that are right (B, A)."""
         answers = self.backbone.answer_tokens([example.answer for example in examples])
-        accepted = [torch.tensor(self.vocabulary.accepted(example), dtype=torch.long) for example in examples]
         return Batch(
             inputs=self.backbone.collate(list(images), [example.question for example in examples]) | answers,
-            target=answers[ANSWER][:, 1:].masked_fill(answers[ANSWER_MASK][:, 1:] == 0, NO_TOKEN),
-            accepted=pad_sequence(accepted, batch_first=True, padding_value=-1),
+            target=targets(answers)[:, 1:],
+            accepted=accepted(self.vocabulary, examples),
             closed=torch.tensor([example.closed for example in examples]),
         )
 
@@ -67,20 +66,16 @@ class Ranking(Answering):
 
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy of the answers, summed over their tokens."""
-        tokens = nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
-        samples = tokens.sum(-1)
-        return {"mean": samples.mean, "sum": samples.sum}.get(reduction, lambda: samples)()
+        return reduced(token_losses(logits, target).sum(-1), reduction)
 
     def right(self, batch: Batch) -> Tensor:
         """Compare the most probable answer of the pool with the accepted ones."""
-        predicted = self.log_probabilities(batch.inputs).argmax(-1).cpu()
-        return (predicted[:, None] == batch.accepted).any(-1)
+        return chosen_right(self.log_probabilities(batch.inputs), batch.accepted)
 
     @torch.no_grad()
     def log_probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the log-probability of each answer of the pool (B, N); minus infinity where it was not ranked."""
-        question = {name: tensor for name, tensor in inputs.items() if name not in (ANSWER, ANSWER_MASK)}
-        states, seen = self.backbone(**question), inputs["attention_mask"]
+        states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"]
         count, (pool, _) = len(states), self.ids.shape
         chosen = torch.arange(pool, device=states.device).expand(count, -1)
         if self.candidates < pool:
@@ -117,11 +112,11 @@ def build(
     Raises:
         FedpeftError: the backbone has no decoder.
     """
-    if not isinstance(backbone, AlbefDecoder):
+    if not hasattr(backbone, "answer_tokens"):
         raise FedpeftError(
             "answering is 'ranking', and this backbone has no decoder to rank answers with: set training.answering to "
             "'classification', or backbone.name to 'albef-decoder'.",
             setting="training.answering",
             code="backbone-unusable",
         )
-    return Ranking(backbone, vocabulary, settings.candidates)
+    return Ranking(cast(Decoder, backbone), vocabulary, settings.candidates)
