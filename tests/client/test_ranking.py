@@ -183,8 +183,14 @@ def test_what_does_not_fit_is_refused(backbone, way, message, folder):
 @pytest.mark.parametrize(
     ("method", "message"),
     [
-        ({"name": "classifier", "aggregation": "none"}, r"which trains the head alone, and training\.answering='ranking' has none"),
-        ({"aggregation": "fedavg", "head": "federated"}, "head is 'federated', and with training.answering='ranking' there"),
+        (
+            {"name": "classifier", "aggregation": "none"},
+            r"which trains the head alone, and training\.answering='ranking' has none",
+        ),
+        (
+            {"aggregation": "fedavg", "head": "federated"},
+            "head is 'federated', and with training.answering='ranking' there",
+        ),
     ],
 )
 def test_a_method_that_needs_a_head_has_none_here(method, message, tmp_path):
