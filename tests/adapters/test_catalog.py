@@ -8,6 +8,8 @@ from fedpeft import backbones, methods
 from fedpeft.cli import main
 from fedpeft.methods.catalog import entries
 
+pytestmark = pytest.mark.slow
+
 VILT_B = {  # of the papers, where they give a number
     "houlsby": 1_789_056,
     "pfeiffer": 894_528,

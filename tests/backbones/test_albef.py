@@ -84,6 +84,7 @@ def test_adapters_stand_where_feddat_has_them(folder):
     assert not torch.allclose(computed, expected_states(batch), atol=1e-2)
 
 
+@pytest.mark.slow
 def test_sizes_and_counts_are_the_papers():
     full = skeleton("albef")
     assert {parameter.device.type for parameter in full.parameters()} == {"meta"}

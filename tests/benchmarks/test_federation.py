@@ -52,6 +52,7 @@ def test_rounds_time_every_variant(benchmark, small, tmp_path, capsys):
     assert all(variant in capsys.readouterr().out for variant in ["FedPIA, merge"])
 
 
+@pytest.mark.slow
 def test_process_starts_are_counted_in_turns(benchmark):
     starts = benchmark("process_start")
     seconds = starts.measure({"nothing": "", "busy": "sum(range(3_000_000))"}, runs=3)

@@ -46,6 +46,7 @@ def test_half_and_every_plan_is_the_paper_to_the_bit(sections, tmp_path, share, 
     assert equal(last(sections(*chosen), tmp_path / "a"), last(sections(*chosen, *stated), tmp_path / "b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["0.8", "[1, 0.6]", "validation"])
 @pytest.mark.parametrize("accept", ["true", "places"])
 @pytest.mark.parametrize("integration", ["merge", "frozen_global"])

@@ -37,6 +37,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "chosen",
     [
@@ -84,6 +85,7 @@ def test_a_private_head_is_what_it_was(sections, tmp_path):
     assert not any(key.startswith(HEAD) for result in federate(made) for key in result.state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["vit", "vilt"])
 def test_the_papers_counts_with_seven_classes(name):
     """What a site of ViT-B/16 sends in a round, its head with it; ViLT-B's layers are the same."""
@@ -104,6 +106,7 @@ def test_the_papers_counts_with_seven_classes(name):
     assert {name: counts[name] + head for name in papers} == papers
 
 
+@pytest.mark.slow
 def test_of_the_whole_backbone_all_travels():
     backbone = backbones.skeleton("vit")
     counts = {entry.name: entry.exchanged for entry in entries(backbone)}

@@ -48,6 +48,7 @@ def batch_of(generation, chosen):
     return generation.collate([example.image for example in chosen], chosen)
 
 
+@pytest.mark.slow
 def test_it_writes_what_it_was_trained_to_write(source):
     generation, trainable = generating(*source)
     batch = batch_of(generation, examples())

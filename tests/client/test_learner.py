@@ -25,6 +25,7 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -11,7 +11,8 @@ from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK
 from fedpeft.client import answering
 from fedpeft.client.learner import Learner
-from fedpeft.client.loop import evaluate, mean_loss
+from fedpeft.client.loop import mean_loss
+from fedpeft.client.metrics import measured
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
@@ -97,6 +98,7 @@ def test_only_the_answers_with_the_most_probable_first_tokens_are_ranked(folder)
     assert bool((first[ranked].reshape(3, 2).amin(1) >= first.masked_fill(ranked, -torch.inf).amax(1)).all())
 
 
+@pytest.mark.slow
 def test_sizes_and_counts_are_the_papers():
     full = skeleton("albef-decoder")
     counts = {entry.name: entry.exchanged for entry in entries(full)}
@@ -165,7 +167,10 @@ def test_neurons_of_the_decoder_have_activations_and_layers_have_scores(folder):
 def test_the_accuracy_does_not_depend_on_the_batch(folder):
     way, device = ranking(load(folder)), torch.device("cpu")
     alone = [way.collate([example.image], [example]) for example in examples()]
-    assert evaluate(way, alone, device=device) == evaluate(way, [batch_of(way)], device=device)
+    together = [batch_of(way)]
+    for metric in way.metrics:
+        figures = [measured(way, rows, device=device, metric=metric).figures() for rows in (alone, together)]
+        assert figures[0] == figures[1]
 
 
 @pytest.mark.parametrize(

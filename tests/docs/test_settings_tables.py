@@ -19,12 +19,14 @@ def tables():
     return generator.tables()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_pages_hold_the_tables_that_the_code_gives(page, tables):
     text = page.read_text()
     assert generator.filled(text, tables) == text, "run `python docs/generate_settings.py --write`"
 
 
+@pytest.mark.slow
 def test_every_table_is_on_a_page(tables):
     in_pages = {match[2] for page in PAGES for match in generator.BLOCK.finditer(page.read_text())}
     assert in_pages == set(tables)

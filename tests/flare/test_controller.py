@@ -69,6 +69,7 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
         ({"schema": {"layer.0.output.down.weight": [2, 3]}}, "sites slake and chest differ"),
         ({"samples": {"train": 5}}, "site chest sent no counts of train, validation, test samples"),
         ({"dataset": "MRN 4711"}, "site chest names an unknown dataset"),
+        ({"metric": "MRN 4711"}, "site chest names an unknown metric"),
         ({"problem": "data-unusable"}, "site chest cannot take part: its data cannot be used"),
     ],
 )

@@ -147,6 +147,7 @@ def test_scores_that_are_none_stay_at_the_site(site, what, changes, told):
 HELLOS = [
     ("other version", {"version": SECRET}, "version 'Jane Doe"),
     ("unknown data set", {"dataset": SECRET}, "unknown dataset"),
+    ("unknown metric", {"metric": SECRET}, "unknown metric"),
     ("unknown backbone", {"backbone": SECRET}, "unknown backbone"),
     ("unknown family", {"family": SECRET}, "unknown family"),
     ("splits by name", {"samples": {SECRET: 1}}, "counts of train"),

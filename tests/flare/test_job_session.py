@@ -81,22 +81,22 @@ def test_progress(server, expected, connect):
 
 
 def test_what_was_known_stays_when_the_job_ends(connect):
-    stats = {"server": {"fedpeft": {"round": 4, "rounds": 4, "accuracy": 0.5}}}
+    stats = {"server": {"fedpeft": {"round": 4, "rounds": 4, "mean": 0.5}}}
     with connect(Server("RUNNING", "FINISHED:COMPLETED", stats=stats)) as session:
         session.progress()
         found = session.progress()
-    assert (found.state, found.round, found.accuracy, found.reason) == ("completed", 4, 0.5, "")
+    assert (found.state, found.round, found.mean, found.reason) == ("completed", 4, 0.5, "")
 
 
 def test_a_completed_job_has_done_the_rounds_that_nobody_saw(connect):
     with connect(Server("RUNNING", "FINISHED:COMPLETED")) as session:
         session.progress()
         found = session.progress()
-    assert (found.state, found.round, found.rounds, found.accuracy) == ("completed", 4, 4, None)
+    assert (found.state, found.round, found.rounds, found.mean) == ("completed", 4, 4, None)
     assert "nvflare job download an-id" in found.reason
 
 
-DONE = {"job": "small", "state": "completed", "round": 4, "rounds": 4, "accuracy": 0.5}
+DONE = {"job": "small", "state": "completed", "round": 4, "rounds": 4, "mean": 0.5}
 CUT = {"job": "small", "state": "failed", "round": 2, "rounds": 4, "reason": "no site answered."}
 
 

@@ -24,6 +24,8 @@ from fedpeft.flare import controller as module
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.messages.types import METRICS, ScoreReply, TrainReply
 
+pytestmark = pytest.mark.slow
+
 HONEST = ["slake", "vqa-rad"]
 SPOILT = [f"spoilt-{number}" for number in range(50)]
 SOUND = {key: torch.full(shape, 0.25) for key, shape in LAYERS.items()}

@@ -14,6 +14,8 @@ from fedpeft.report.history_reader import parse
 from fedpeft.report.plots import png
 from fedpeft.scheduling import choose, names_with_front, schedule
 
+pytestmark = pytest.mark.slow
+
 
 def scheduled(sites: int, layers: int, *, budget: int):
     """A run of one round whose layers were chosen from the exact front."""

@@ -141,6 +141,7 @@ def test_the_table_says_what_was_saved():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("planned", [(), (1,), (0, 1, 2)])
 def test_picture_and_table_stand_exactly_where_some_round_is_scheduled(tmp_path, planned):
     made = scheduled(("a", "b"), 3, 4)
@@ -160,6 +161,7 @@ def test_picture_and_table_stand_exactly_where_some_round_is_scheduled(tmp_path,
         assert ("Layers trained" in text) == there
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("procedural", [True, False])
 @pytest.mark.parametrize("dark", [True, False])
 def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(procedural, dark):
@@ -170,6 +172,7 @@ def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(proc
     assert described == caption(history)
 
 
+@pytest.mark.slow
 def test_same_history_same_bytes_whatever_the_users_style():
     history = history_of(scheduled(absent=0.3))
     once = png(schedule_figure(history), history)
@@ -243,6 +246,7 @@ def test_numbers_may_be_left_out_and_a_site_that_never_replied_is_named():
     assert panels(schedule_figure(history))[1].collections[0].get_offsets().shape == (0, 2)
 
 
+@pytest.mark.slow
 def test_drawn_layers_have_a_picture_without_scores_and_no_fronts(tmp_path):
     made = record(FIVE, 2)
     for entry in made["rounds"]:

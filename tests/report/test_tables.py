@@ -160,3 +160,43 @@ def test_unknown_names_are_refused():
         by_round(history, "f1")
     with pytest.raises(FedpeftError, match="'speed'"):
         series(history, "speed")
+
+
+def measured_by(metrics, **changes):
+    """A run whose sites are measured by these metrics; only accuracy has parts."""
+    made = record(rounds=2, **changes)
+    made["metrics"] = metrics
+    for entry in made["rounds"]:
+        for site, figures in entry["sites"].items():
+            if metrics.get(site, "accuracy") != "accuracy":
+                figures |= {"open": None, "closed": None}
+    return made
+
+
+def test_a_run_measured_by_macro_f1_has_one_figure():
+    made = measured_by(dict.fromkeys(FIVE, "macro_f1"))
+    history = parse(made, origin="h")
+    assert last_round(history).title == "Macro-F1 (%) after round 2"
+    assert last_round(history).columns == ("site", "overall", "training loss", "training examples")
+    assert [table.title for table in all_tables(history)[1:]] == ["Macro-F1 (%), round by round"]
+    assert "open" not in terminal(made)
+
+
+def test_sites_of_two_metrics_have_a_mean_of_each():
+    mixed = measured_by({"slake": "macro_f1", "vqa-rad": "macro_f1"})
+    history = parse(mixed, origin="h")
+    table = last_round(history)
+    assert table.title == "Macro-F1 or accuracy (%) after round 2"
+    assert table.columns[:3] == ("site", "metric", "overall")
+    assert [row[:2] for row in table.rows[-2:]] == [("mean", "macro-F1"), ("mean", "accuracy")]
+    last = mixed["rounds"][-1]["sites"]
+    for row, sites in zip(table.rows[-2:], (FIVE[:2], FIVE[2:]), strict=True):
+        assert row[2] == f"{100 * sum(last[site]['overall'] for site in sites) / len(sites):.1f}"
+    assert by_round(history).columns[-2:] == ("mean macro-F1", "mean accuracy")
+    assert terminal(mixed).count("mean") >= 4
+    assert "macro-F1" in markdown(history)
+
+
+def test_an_unknown_metric_is_refused_by_name():
+    with pytest.raises(FedpeftError, match="site 'slake': 'metrics' is 'f2'"):
+        parse(measured_by({"slake": "f2"}), origin="h")

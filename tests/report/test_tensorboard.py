@@ -33,7 +33,7 @@ def rounds(count):
 def test_every_round_is_on_disk_as_soon_as_it_is_written(tmp_path):
     board, made = Board(tmp_path), rounds(3)
     for number in range(1, 4):
-        board.update(made[:number])
+        board.update(made[:number], {})
         site, server = read(tmp_path / "tensorboard" / "slake"), read(tmp_path / "tensorboard" / "server")
         assert [step for step, _ in server["seconds/round"]] == list(range(1, number + 1))
     assert {path.name for path in (tmp_path / "tensorboard").iterdir()} == {*FIVE, "server"}
@@ -48,9 +48,9 @@ def test_every_round_is_on_disk_as_soon_as_it_is_written(tmp_path):
 
 def test_a_resumed_run_shows_its_earlier_rounds_once(tmp_path):
     board, made = Board(tmp_path), rounds(3)
-    board.update(made[:2])
-    board.update(made[:2])
-    board.update(made)
+    board.update(made[:2], {})
+    board.update(made[:2], {})
+    board.update(made, {})
     assert [step for step, _ in read(tmp_path / "tensorboard" / "server")["seconds/round"]] == [1, 2, 3]
 
 
@@ -62,14 +62,21 @@ def test_a_resumed_run_shows_its_earlier_rounds_once(tmp_path):
     ],
 )
 def test_what_was_not_measured_is_left_out(one):
-    assert {tag for _, tag, _ in scalars(one)} == {"replies/accepted", "replies/rejected"}
+    assert {tag for _, tag, _ in scalars(one, {})} == {"replies/accepted", "replies/rejected"}
 
 
 def test_a_missing_tensorboard_is_said_once(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     board, made = Board(tmp_path), rounds(2)
     with caplog.at_level("INFO"):
-        board.update(made[:1])
-        board.update(made)
+        board.update(made[:1], {})
+        board.update(made, {})
     assert [record.message for record in caplog.records] == [ABSENT]
     assert not list(tmp_path.iterdir())
+
+
+def test_each_metric_has_its_own_tag_and_mean():
+    one = {"round": 1, "sites": {"a": {"overall": 0.5}, "b": {"overall": 0.25}, "c": {"overall": 0.75}}}
+    found = set(scalars(one, {"b": "macro_f1"}))
+    assert {("b", "macro_f1/overall", 0.25), ("server", "macro_f1/overall", 0.25)} <= found
+    assert {("a", "accuracy/overall", 0.5), ("server", "accuracy/overall", 0.625)} <= found

@@ -12,8 +12,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.status import Progress, follow, run_folder, show, wait_for_run
 from fedpeft.status.show import duration, figures
 
-RUNNING = Progress(job="small", round=2, rounds=4, accuracy=0.5, seconds=8.0, pace=8.0, ago=3.0)
-COMPLETED = Progress(job="small", state="completed", round=4, rounds=4, accuracy=0.75, seconds=8.0)
+RUNNING = Progress(job="small", round=2, rounds=4, mean=0.5, seconds=8.0, pace=8.0, ago=3.0)
+COMPLETED = Progress(job="small", state="completed", round=4, rounds=4, mean=0.75, seconds=8.0)
 FAILED = Progress(job="small", state="failed", round=2, rounds=4, reason="round 3 ended with too few valid replies")
 
 
@@ -43,7 +43,7 @@ def test_show(progress, expected):
 
 
 def test_no_end_is_estimated_without_a_pace():
-    assert "left" not in figures(Progress(round=1, rounds=4, accuracy=0.5))
+    assert "left" not in figures(Progress(round=1, rounds=4, mean=0.5))
 
 
 @pytest.mark.parametrize(

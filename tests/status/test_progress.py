@@ -37,8 +37,8 @@ def write(folder, *, history=None, manifest=None, at=1000):
     ("files", "expected"),
     [
         ({}, {"state": "running", "round": 0, "rounds": None, "left": None}),
-        ({"history": history(0)}, {"job": "small", "round": 0, "rounds": 10, "accuracy": None, "left": None}),
-        ({"history": history(1)}, {"round": 1, "accuracy": 0.6, "seconds": 60, "ago": 5.0, "left": 9 * 60 - 5.0}),
+        ({"history": history(0)}, {"job": "small", "round": 0, "rounds": 10, "mean": None, "left": None}),
+        ({"history": history(1)}, {"round": 1, "mean": 0.6, "seconds": 60, "ago": 5.0, "left": 9 * 60 - 5.0}),
         ({"history": history(5)}, {"round": 5, "seconds": 8, "pace": 8.0, "left": 35.0}),
         ({"history": history(10)}, {"round": 10, "state": "running", "left": 0.0}),
         ({"history": history(10), "manifest": {"status": "completed"}}, {"state": "completed", "left": None}),

@@ -116,6 +116,7 @@ def test_kill_9_leaves_nothing(fork_server_name, modules, monkeypatch, start):
     assert server.is_running() != bool(start)
 
 
+@pytest.mark.slow
 def test_its_imports_start_no_thread_and_touch_no_gpu():
     """Neither would survive a fork."""
     code = f"""

@@ -18,7 +18,7 @@ def never():
     return False
 
 
-@pytest.fixture(params=["started", "forked"])
+@pytest.fixture(params=[pytest.param("started", marks=pytest.mark.slow), "forked"])
 def supervisor(request, monkeypatch, tmp_path):
     """With a training process of its own Python, and with one that a fork server has forked."""
     monkeypatch.setenv(ADDRESS, request.getfixturevalue("fork_server_name") if request.param == "forked" else "")

@@ -133,6 +133,7 @@ def supervisors(tmp_path, monkeypatch, fork_server_name):
         supervisor.close()
 
 
+@pytest.mark.slow
 def test_it_computes_what_a_learner_in_this_process_computes(sections, tmp_path, supervisors):
     chosen = sections("method.initialization=own", "training.learning_rate=0.3")
     learners = {s: Learner.from_sections(chosen, site=s, folder=tmp_path / "here" / s) for s in SITES}

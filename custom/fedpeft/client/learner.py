@@ -22,8 +22,9 @@ from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.federated_head import head_state, only_head, without_head
 from fedpeft.client.kept_images import KeptImages
-from fedpeft.client.loop import evaluate, mean_loss, train_epochs
+from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import linear_warmup_decay
+from fedpeft.client.metrics import Measure, Measured, check_metric, measured
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import measure_budget, score_layers
 from fedpeft.data.answer_space import vocabulary_of
@@ -112,7 +113,10 @@ class Learner:
             self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
         with about("training"):
-            self.answering = ways.build(self.backbone, self.vocabulary, training, generator).to(self.device)
+            self.answering = ways.build(
+                self.backbone, self.vocabulary, training, generator, labelled=bool(site_data.labels)
+            ).to(self.device)
+            check_metric(site_data.metric, self.answering)
             computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
             if training.reuse_passes:
                 self.trainable.reuse_passes()
@@ -283,11 +287,15 @@ class Learner:
         closed = sum(example.closed for example in self.data.test)
         return {"open": len(self.data.test) - closed, "closed": closed}
 
-    def evaluate(self, examples: Sequence[Example] | None = None) -> dict[str, float | None]:
-        """Accuracy of the current model on the site's own test split (or on `examples`): overall, open, closed."""
-        rows = self._batches(self.data.test if examples is None else examples, self.training.evaluation_batch_size)
+    def evaluate(self, examples: Sequence[Example] | None = None) -> Measured:
+        """Measure the current model on the site's own test split, or on `examples`: overall, open, closed."""
+        return self.measured(self.data.test if examples is None else examples).figures()
+
+    def measured(self, examples: Sequence[Example]) -> Measure:
+        """Answer examples, to measure the current model by the metric of the site's data."""
+        rows = self._batches(examples, self.training.evaluation_batch_size)
         with computing.as_trained(self.backbone, self.training, self._features):
-            return evaluate(self.answering.eval(), rows, device=self.device)
+            return measured(self.answering.eval(), rows, device=self.device, metric=self.data.metric)
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""
@@ -422,7 +430,15 @@ class Learner:
 
     def _facts(self) -> dict[str, str | int]:
         answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()
-        rows = [f"{split} {e.image_id} {e.question} {e.answer}" for split, es in self.data.splits().items() for e in es]
+        rows = [
+            f"{split} {e.image_id} {e.question} {_target(e)}" for split, es in self.data.splits().items() for e in es
+        ]
         examples = hashlib.sha256("\n".join(rows).encode()).hexdigest()
         facts = {"site": self.site, "answers": answers, "examples": examples, "backbone": self.backbone_name}
         return facts | {"train": len(self.data.train), "seed": self.training.seed}
+
+
+def _target(example: Example) -> str:
+    if example.labels is None:
+        return example.answer
+    return f"{'|'.join(example.labels)} not {'|'.join(example.unknown_labels)}"

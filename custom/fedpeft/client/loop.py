@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The local training loop of one round, and the evaluation after it."""
+"""The local training loop of one round, and the loss of a split."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import torch
 
 from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
-from fedpeft.client.metrics import answer_accuracy
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.trainable import Part, Step
 
@@ -100,16 +99,6 @@ def _part_of_mean(answering: Answering, target: torch.Tensor, counted: int) -> C
 def _counted(target: torch.Tensor) -> int:
     """Return the number of samples that have a target."""
     return int((target >= 0).reshape(len(target), -1).any(-1).sum())
-
-
-@torch.inference_mode()
-def evaluate(answering: Answering, batches: Iterable[Batch], *, device: torch.device) -> dict[str, float | None]:
-    """Accuracy over a split: overall, open, closed (None where the split has no such question)."""
-    right, closed = [], []
-    for batch in batches:
-        right.append(answering.right(batch.to(device)))
-        closed.append(batch.closed)
-    return answer_accuracy(torch.cat(right), torch.cat(closed))
 
 
 @torch.inference_mode()

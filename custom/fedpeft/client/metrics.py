@@ -1,22 +1,148 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Accuracy of answers: overall, and for open and closed questions."""
+"""Measure a site's model on a split, by the metric that its data declare (`fedpeft.metrics`)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Protocol
+
 import torch
+from torch import Tensor
+
+from fedpeft.client.answering.answering import Answering
+from fedpeft.client.batches import Batch
+from fedpeft.errors import FedpeftError
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+
+THRESHOLD = 0.5  # of a label's probability, from which on it counts as predicted
+UNKNOWN = -1
+Measured = dict[str, float | None]
 
 
-def answer_accuracy(right: torch.Tensor, closed: torch.Tensor) -> dict[str, float | None]:
-    """Fractions of correct answers; None where a split has no such question.
+class Measure(Protocol):
+    """Collects what a model answers to the batches of a split."""
 
-    Args:
-        right: booleans (n,): the predicted answer is among the accepted ones.
-        closed: booleans (n,), True for closed questions.
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """Answer a batch, which is on the model's device."""
+
+    def figures(self) -> Measured:
+        """Return `overall`, the metric, and `open` and `closed`, all fractions; None: there is nothing to measure."""
+
+
+class Accuracy:
+    """Share of right answers: overall, and for open and closed questions.
 
     Source: FedPIA, Table 1 (open, closed, overall).
     """
-    return {"overall": _mean(right), "open": _mean(right[~closed]), "closed": _mean(right[closed])}
+
+    def __init__(self) -> None:
+        self._right: list[Tensor] = []
+        self._closed: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        self._right.append(answering.right(batch))
+        self._closed.append(batch.closed)
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        right, closed = torch.cat(self._right), torch.cat(self._closed)
+        return {"overall": _mean(right), "open": _mean(right[~closed]), "closed": _mean(right[closed])}
 
 
-def _mean(right: torch.Tensor) -> float | None:
-    return right.float().mean().item() if len(right) else None
+class BalancedAccuracy:
+    """Mean over the classes of the split of the share of their images that are recognized.
+
+    A class that training does not have is never recognized.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        self._chosen.append(answering.chosen(batch))
+        self._target.append(batch.target.cpu())
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        from torchmetrics.functional.classification import multiclass_recall
+
+        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not a class of training
+        classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
+        recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
+        return {"overall": _mean(recall[target.unique()]), "open": None, "closed": None}
+
+
+class MacroF1:
+    """Mean over the labels that occur in the split of their F1, a label with a probability of 0.5 or more predicted.
+
+    An image is left out of a label that is unknown for it.
+    """
+
+    def __init__(self) -> None:
+        self._probabilities: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        self._probabilities.append(answering.probabilities(batch).cpu())
+        self._target.append(batch.target.cpu())
+
+    def by_label(self) -> list[float | None]:
+        """Return the F1 of each label; None: no image of the split has it."""
+        from torchmetrics.functional.classification import multilabel_f1_score
+
+        probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
+        scores = multilabel_f1_score(
+            (probabilities >= THRESHOLD).int(),
+            target,
+            num_labels=target.shape[1],
+            average="none",
+            ignore_index=UNKNOWN,
+        )
+        occurs = (target == 1).any(0)
+        return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        scores = [score for score in self.by_label() if score is not None]
+        return {"overall": sum(scores) / len(scores) if scores else None, "open": None, "closed": None}
+
+
+MEASURES: dict[str, type[Measure]] = {ACCURACY: Accuracy, BALANCED_ACCURACY: BalancedAccuracy, MACRO_F1: MacroF1}
+
+
+def check_metric(name: str, answering: Answering) -> None:
+    """Refuse a metric that a way of answering does not have.
+
+    Raises:
+        FedpeftError: naming both.
+    """
+    if name not in answering.metrics:
+        raise FedpeftError(
+            f"these data are measured by {name}, and with this way of answering there is "
+            f"{' and '.join(answering.metrics)} alone: set another training.answering.",
+            setting="training.answering",
+        )
+
+
+@torch.inference_mode()
+def measured(answering: Answering, batches: Iterable[Batch], *, device: torch.device, metric: str) -> Measure:
+    """Answer all questions of a split.
+
+    Args:
+        answering: the site's model.
+        batches: of the split.
+        device: of the model.
+        metric: one of `fedpeft.metrics`.
+    """
+    measure = MEASURES[metric]()
+    for batch in batches:
+        measure.add(answering, batch.to(device))
+    return measure
+
+
+def _mean(values: Tensor) -> float | None:
+    return values.float().mean().item() if len(values) else None

@@ -66,15 +66,22 @@ def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, feder
 
 
 def vocabulary_of(data: SiteData, answers: tuple[str, ...] | None) -> AnswerVocabulary:
-    """Return the classes of a site's head.
+    """Return the classes of a site's head: its answers, or its labels.
 
     Args:
         data: of the site.
         answers: of all sites; None: those of its own training data.
 
     Raises:
-        DataError: its training data have an answer that is not among those of all sites.
+        DataError: its training data have an answer that is not among those of all sites, or other labels.
     """
+    if data.labels:
+        if answers not in (None, data.labels):
+            raise DataError(
+                f"Site {data.site!r} has {len(data.labels)} labels, which are not the {len(answers or ())} answers of "
+                f"the federated head: let all sites have the labels of one data set, or leave method.head out."
+            )
+        return AnswerVocabulary(data.labels)
     if answers is None:
         return AnswerVocabulary.from_examples(data.train)
     vocabulary = AnswerVocabulary(answers)

@@ -47,40 +47,41 @@ def pooled(examples: Sequence[Example], settings: DataSettings) -> Splits:
 def by_image(
     examples: Sequence[Example], fractions: Sequence[float], rng: np.random.Generator
 ) -> tuple[tuple[Example, ...], ...]:
-    """Split examples so that all questions about one image stay together.
+    """Split examples so that all questions about one image, and all images of one group, stay together.
 
-    Images, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one where
-    f_p > 0. Inside a part the examples keep their order.
+    Images or groups, in the order of their ids, are shuffled; part p gets round(f_p * images) of them, at least one
+    where f_p > 0. Inside a part the examples keep their order.
 
     Args:
         examples: any number of questions per image.
-        fractions: shares of the *images*, one per part; 0 makes an empty part.
+        fractions: shares of the *images* or groups, one per part; 0 makes an empty part.
         rng: the only source of randomness.
 
     Returns:
         the rest, then the parts; all empty if there are no examples.
 
     Raises:
-        DataError: there are too few images for every part and the rest to have one.
+        DataError: there are too few of them for every part and the rest to have one.
     """
     if not examples:
         return ((),) * (1 + len(fractions))
-    image_ids = sorted({example.image_id for example in examples})
-    counts = [max(1, round(fraction * len(image_ids))) if fraction > 0 else 0 for fraction in fractions]
-    if sum(counts) >= len(image_ids):
+    units = sorted({example.unit for example in examples})
+    counts = [max(1, round(fraction * len(units))) if fraction > 0 else 0 for fraction in fractions]
+    if sum(counts) >= len(units):
+        kind = "groups of images" if any(example.group for example in examples) else "images"
         raise DataError(
-            f"{len(image_ids)} images are too few for parts of {', '.join(map(str, fractions))} and a training set; "
-            "add images or lower the fractions."
+            f"{len(units)} {kind} are too few for parts of {', '.join(map(str, fractions))} and a training set; "
+            f"add {kind} or lower the fractions."
         )
-    order = rng.permutation(len(image_ids))
-    part_of = dict.fromkeys(image_ids, 0)
+    order = rng.permutation(len(units))
+    part_of = dict.fromkeys(units, 0)
     start = 0
     for part, count in enumerate(counts, 1):
-        part_of.update((image_ids[position], part) for position in order[start : start + count])
+        part_of.update((units[position], part) for position in order[start : start + count])
         start += count
     parts: list[list[Example]] = [[] for _ in range(len(counts) + 1)]
     for example in examples:
-        parts[part_of[example.image_id]].append(example)
+        parts[part_of[example.unit]].append(example)
     return tuple(map(tuple, parts))
 
 

@@ -80,8 +80,10 @@ def load(settings: DataSettings) -> SiteData:
     }
     return SiteData(
         site=site,
+        train=examples["train"],
+        validation=examples["validation"],
+        test=examples["test"],
         source=f"procedural phantom data for the site {site!r} (seed {settings.seed}); no image of any person",
-        **examples,
     )
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import chain
 
+from fedpeft.data.errors import DataError
 from fedpeft.data.schema import SiteData
 
 
@@ -15,9 +16,19 @@ def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
     Args:
         site: its name.
         parts: the others' data.
+
+    Raises:
+        DataError: some have labels and some questions, or other labels.
     """
     train, validation, test = (
         tuple(chain.from_iterable(getattr(part, split) for part in parts)) for split in ("train", "validation", "test")
     )
     sources = dict.fromkeys(part.source for part in parts)
-    return SiteData(site, train, validation, test, "; ".join(sources))
+    kinds = {(part.labels, part.metric) for part in parts}
+    if len(kinds) > 1:
+        raise DataError(
+            f"Site {site!r} pools {', '.join(repr(part.site) for part in parts)}, which have other labels or another "
+            f"metric; pool sites of one kind."
+        )
+    labels, metric = kinds.pop()
+    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric)

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
+from fedpeft.metrics import ACCURACY
 from fedpeft.settings import one_of
 
 if TYPE_CHECKING:
@@ -23,16 +25,20 @@ MOST_ANSWERS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question about one image.
+    """One question about one image, or the labels of one image.
 
     Args:
         image: path of the image file, decoded when it is needed (`fedpeft.data.images`), or an (H, W, 3) uint8 array.
-        question: as its author wrote it.
-        answer: normalized (`fedpeft.data.answers.normalize`).
+        question: as its author wrote it; the text beside the image where there is no question, for instance a report;
+            empty: the image stands alone.
+        answer: normalized (`fedpeft.data.answers.normalize`), also the class of an image; empty where there are labels.
         closed: the question offers its answers (yes/no, or a choice); open otherwise.
         image_id: the same for all questions about one image, and in every data set that has the image (`synpic54610`).
         question_type: the publisher's category, empty where there is none.
         alternatives: further answers that the publisher accepts as right, normalized.
+        labels: what is in the image, of `SiteData.labels`; None: this is a question with an answer.
+        unknown_labels: labels of which nobody knows whether they apply; neither trained nor measured.
+        group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
     """
 
     image: Path | np.ndarray = field(compare=False)
@@ -42,6 +48,14 @@ class Example:
     image_id: str
     question_type: str = ""
     alternatives: tuple[str, ...] = ()
+    labels: tuple[str, ...] | None = None
+    unknown_labels: tuple[str, ...] = ()
+    group: str = ""
+
+    @property
+    def unit(self) -> str:
+        """The group, or the image where there is none: what is never divided."""
+        return self.group or self.image_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +66,11 @@ class SiteData:
         site: the site's name.
         train, validation, test: the splits; train and test hold at least one example.
         source: one sentence for tables and pictures on the data's origin, procedural or real.
+        labels: all labels, sorted, where images have any number of them; empty: there are questions with one answer.
+        metric: by which the site is measured (`fedpeft.metrics`).
 
     Raises:
-        DataError: train or test is empty.
+        DataError: train or test is empty, or an example does not have what the others have.
     """
 
     site: str
@@ -62,11 +78,28 @@ class SiteData:
     validation: tuple[Example, ...]
     test: tuple[Example, ...]
     source: str
+    labels: tuple[str, ...] = ()
+    metric: str = ACCURACY
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
             if not getattr(self, split):
                 raise DataError(f"Site {self.site!r} has an empty {split} split; check its data folder and fractions.")
+        known = set(self.labels)
+        for example in chain.from_iterable(self.splits().values()):
+            has = None if example.labels is None else {*example.labels, *example.unknown_labels}
+            if (has is None) is bool(known) or not known.issuperset(has or ()):
+                raise DataError(
+                    f"Site {self.site!r} has images with labels that it does not declare, or questions among images "
+                    f"with labels; load either of them."
+                )
+
+    @property
+    def answers_in_training(self) -> int:
+        """How many different answers, or labels, training has."""
+        if self.labels:
+            return len({label for example in self.train for label in example.labels or ()})
+        return len({normalize(example.answer) for example in self.train})
 
     def splits(self) -> dict[str, tuple[Example, ...]]:
         """Return the three splits by name."""

@@ -21,6 +21,7 @@ from fedpeft.keys import HEAD, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.types import ACCURACIES, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
+from fedpeft.metrics import TITLES
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
 from fedpeft.state_schema import first_misfit
@@ -60,7 +61,12 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     Raises:
         FedpeftError: naming the site and the field.
     """
-    known = {"dataset": DATASETS.can_use, "backbone": BACKBONES.can_use, "family": _is_family}
+    known = {
+        "dataset": DATASETS.can_use,
+        "backbone": BACKBONES.can_use,
+        "family": _is_family,
+        "metric": TITLES.__contains__,
+    }
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
             raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")

@@ -18,6 +18,7 @@ import torch
 from fedpeft.errors import FedpeftError
 from fedpeft.messages.fields import REFUSED, check_fields, shown, some
 from fedpeft.messages.limits import Unread
+from fedpeft.metrics import ACCURACY
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 TOO_LARGE = "message-too-large"
@@ -59,6 +60,7 @@ class Introduction(_Message):
         classes: size of the site's label space; the labels themselves stay at the site.
         samples: size of each split.
         dataset: registered name of the data set.
+        metric: by which the site is measured (`fedpeft.metrics`).
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
         slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
@@ -77,6 +79,7 @@ class Introduction(_Message):
     classes: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     dataset: str = ""
+    metric: str = ACCURACY
     backbone: str = ""
     family: str = ""
     slots: dict[str, str] = field(default_factory=dict)

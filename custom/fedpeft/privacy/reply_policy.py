@@ -37,6 +37,7 @@ KNOWN = {
         "classes",
         "samples",
         "dataset",
+        "metric",
         "backbone",
         "family",
         "slots",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from fedpeft import data, importance
 from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
-from fedpeft.data import AnswerVocabulary, DataSettings, SiteData
+from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.pool import pooled
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
@@ -197,7 +197,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     counts = {
         "least_train_samples": len(loaded.train),
         "least_train_images": len({example.image_id for example in loaded.train}),
-        "least_answers": len(AnswerVocabulary.from_examples(loaded.train)),
+        "least_answers": loaded.answers_in_training,
         "least_test_samples": len(loaded.test),
     }
     if job.schedule.scored:

@@ -2,7 +2,7 @@
 """The content of history.json: the results of every round of a run.
 
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
-     "tiny": true, "settings": {"method": {"gamma": 0.1}},
+     "tiny": true, "settings": {"method": {"gamma": 0.1}}, "metrics": {"slake": "accuracy"},
      "rounds": [{"round": 1, "seconds": 3.2,
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300}},
                  "alignment": {"slake": 0.12},
@@ -10,19 +10,23 @@
                               "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
-Accuracies are fractions in [0, 1] or null where the test split has no such questions; ``loss`` is the mean training
+``metrics`` says by what a site is measured (``fedpeft.metrics``), which is its ``overall``; accuracy, where nothing is
+said. ``open`` and ``closed`` are accuracies of questions of these kinds. All are fractions in [0, 1], or null where the
+test split has no such questions or nothing was measured; ``loss`` is the mean training
 loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter;
 ``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
 ``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
-``settings``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left out; a round
-may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a newer
-run.
+``settings``, ``metrics``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left
+out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version
+reads a newer run.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from fedpeft.metrics import ACCURACY, title_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +76,18 @@ class History:
     rounds: tuple[Round, ...]
     settings: Mapping[str, str] = field(default_factory=dict)
     tiny: bool = False
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def by_metric(self) -> dict[str, tuple[str, ...]]:
+        """The sites that are measured by each metric, in order of appearance."""
+        metrics = {site: self.metrics.get(site, ACCURACY) for site in self.sites}
+        return {name: tuple(s for s, own in metrics.items() if own == name) for name in dict.fromkeys(metrics.values())}
+
+    @property
+    def measured_by(self) -> str:
+        """The metrics in words, as in "accuracy or macro-F1"."""
+        return title_of(self.by_metric)
 
     @property
     def scheduled(self) -> tuple[Round, ...]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedpeft.metrics import TITLES
 from fedpeft.report.history import History, Round, Schedule, SiteResult
 from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
 
@@ -90,8 +91,19 @@ def parse(record: Any, *, origin: str) -> History:
         source=as_sentence(need(top, "source", origin), origin, "'source'"),
         rounds=parsed,
         tiny=tiny,
+        metrics=_metrics(top.get("metrics", {}), origin),
         settings=_flat(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
+
+
+def _metrics(entry: Any, origin: str) -> dict[str, str]:
+    metrics = {
+        as_name(site, origin, "a site's name"): name for site, name in as_mapping(entry, origin, "'metrics'").items()
+    }
+    for site, name in metrics.items():
+        if name not in TITLES:
+            fail(f"{origin}, site {site!r}", "'metrics'", name, f"one of {', '.join(TITLES)}")
+    return metrics
 
 
 def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:

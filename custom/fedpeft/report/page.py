@@ -4,13 +4,15 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterator
 from html import escape
 
+from fedpeft.metrics import TITLES as METRICS
 from fedpeft.report.history import History
-from fedpeft.report.series import ACCURACIES, means
+from fedpeft.report.series import Mean, means
 from fedpeft.report.style import STYLE
 from fedpeft.report.tables import Table, all_tables
-from fedpeft.report.wording import TITLES, caption, note, percent, rejections
+from fedpeft.report.wording import TITLES, caption, note, parts, percent, rejections
 
 # even if a name slipped through unescaped, the browser would load and run nothing
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -78,21 +80,33 @@ def page(
 
 
 def _figures(history: History) -> str:
-    """Return the mean accuracies after the last round, in large type."""
-    last = {metric: means(history, metric)[-1] for metric in ACCURACIES}
+    """Return the means after the last round, in large type."""
+    last = dict(_last_means(history))
     cells = "".join(
-        f"<div><dt>{TITLES[metric]}</dt><dd>{percent(mean.value)}{'' if mean.value is None else '<i>%</i>'}</dd></div>"
-        for metric, mean in last.items()
+        f"<div><dt>{name}</dt><dd>{percent(mean.value)}{'' if mean.value is None else '<i>%</i>'}</dd></div>"
+        for name, mean in last.items()
     )
     fewer = any(mean.value is not None and not mean.complete for mean in last.values())
-    about = f"Mean accuracy of {'the sites that replied' if fewer else _counted(len(history.sites), 'site')}"
+    about = (
+        f"Mean {history.measured_by} of {'the sites that replied' if fewer else _counted(len(history.sites), 'site')}"
+    )
     return f'<p class="lead">{about} after round {history.rounds[-1].round}</p>\n<dl class="figures">{cells}</dl>'
+
+
+def _last_means(history: History) -> Iterator[tuple[str, Mean]]:
+    """Yield title and mean of every figure; open and closed questions stand out only where all sites answer some."""
+    if len(history.by_metric) == 1 and len(parts(history)) > 1:
+        yield from ((TITLES[part], means(history, part)[-1]) for part in parts(history))
+        return
+    for metric, sites in history.by_metric.items():
+        yield METRICS[metric], means(history, "overall", sites=sites)[-1]
 
 
 def _curves(history: History) -> str:
     return (
-        f"Curves of accuracy, training loss and transport distance over {_counted(len(history.rounds), 'round')} for "
-        f"{', '.join(history.sites)}; the accuracies stand in the tables below."
+        f"Curves of {history.measured_by}, training loss and transport distance over "
+        f"{_counted(len(history.rounds), 'round')} for {', '.join(history.sites)}; the figures stand in the tables "
+        "below."
     )
 
 

@@ -17,7 +17,7 @@ from fedpeft.report.labels import GAP, end_labels, label_width, shorten, write_l
 from fedpeft.report.palette import DARK, LIGHT, Theme
 from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
-from fedpeft.report.wording import caption, note
+from fedpeft.report.wording import caption, note, plot_title
 
 Head = list[tuple[str, str, str]]  # text, the theme's color for it, weight
 DPI = 200
@@ -42,7 +42,7 @@ STYLE = {
 def convergence(history: History, *, dark: bool = False) -> Figure:
     """Draw a run.
 
-    Panels: accuracy on all questions in percent, with a label beside every line; training loss; transport distance of
+    Panels: the sites' metric in percent, with a label beside every line; training loss; transport distance of
     the alignment. The last two stand only where the run reports them. A dotted bridge spans rounds without a figure.
 
     Args:
@@ -99,7 +99,7 @@ def _figure(history: History, theme: Theme) -> Figure:
         return figure.add_axes((left / width, low / total, wide / width, high / total))
 
     main = place(LEFT, bottom, MAIN_WIDTH, height)
-    draw(main, history, "overall", "Accuracy, all questions (%)", theme, scale=100)
+    draw(main, history, "overall", plot_title(history), theme, scale=100)
     write_labels(main, labels, theme)
     axes = [main]
     each = (height - BETWEEN * (len(side) - 1)) / max(len(side), 1)

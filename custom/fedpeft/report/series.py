@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fedpeft.errors import FedpeftError
@@ -37,13 +38,22 @@ def series(history: History, quantity: str) -> dict[str, list[float | None]]:
     return {site: [getattr(one.sites.get(site), quantity, None) for one in history.rounds] for site in history.sites}
 
 
-def means(history: History, quantity: str) -> list[Mean]:
+def means(history: History, quantity: str, *, sites: Collection[str] | None = None) -> list[Mean]:
     """Return the mean of a quantity over the sites, round by round: 1/n sum_i x_i over the n sites with a figure.
+
+    Args:
+        history: the run.
+        quantity: one of ``QUANTITIES``.
+        sites: only these; None: all.
 
     Raises:
         FedpeftError: an unknown quantity.
     """
-    lines = [line for line in series(history, quantity).values() if any(value is not None for value in line)]
+    lines = [
+        line
+        for site, line in series(history, quantity).items()
+        if (sites is None or site in sites) and any(value is not None for value in line)
+    ]
     averages = []
     for index in range(len(history.rounds)):
         values = [line[index] for line in lines if line[index] is not None]

@@ -3,45 +3,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 
 from fedpeft.errors import FedpeftError
+from fedpeft.metrics import TITLES
 from fedpeft.report.history import History, Round
 from fedpeft.report.series import ACCURACIES, means, series
-from fedpeft.report.wording import DASH, FEWER, REJECTED, TITLES, legend, percent
+from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, parts, percent
+
+MEAN = "mean"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names."""
+    """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names.
+
+    The last `averages` rows are means, where they are called so.
+    """
 
     title: str
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     marks: str
+    averages: int = 1
 
 
 def last_round(history: History) -> Table:
-    """Return the last round of every site: accuracies in percent, training loss, number of training examples."""
-    last = history.rounds[-1]
+    """Return the last round of every site: its metrics in percent, training loss, number of training examples.
+
+    Where sites are measured by different metrics, a column names each site's, and each metric has a mean.
+    """
+    last, metrics, fractions = history.rounds[-1], history.by_metric, parts(history)
+    metric_of = {site: TITLES[name] for name, sites in metrics.items() for site in sites}
     rows = []
     for site in history.sites:
         result = last.sites.get(site)
-        accuracies = [_cell(last, site, getattr(result, metric, None)) for metric in ACCURACIES]
+        cells = [_cell(last, site, getattr(result, fraction, None)) for fraction in fractions]
         loss = DASH if result is None or result.loss is None else f"{result.loss:.3f}"
         samples = DASH if result is None or result.samples is None else str(result.samples)
-        rows.append((site, *accuracies, loss, samples))
-    loss, samples = (_mean(history, name, -1, form) for name, form in (("loss", "{:.3f}"), ("samples", "{:.0f}")))
-    rows.append(("mean", *(_mean(history, metric, -1) for metric in ACCURACIES), loss, samples))
-    return _table(
-        f"Accuracy (%) after round {last.round}",
-        ("site", *ACCURACIES, "training loss", "training examples"),
-        rows,
-    )
+        rows.append((site, metric_of[site], *cells, loss, samples))
+    for name, sites in metrics.items():
+        cells = [_mean(history, fraction, -1, sites=sites) for fraction in fractions]
+        loss = _mean(history, "loss", -1, "{:.3f}", sites=sites)
+        samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
+        rows.append((MEAN, TITLES[name], *cells, loss, samples))
+    columns = ("site", "metric", *fractions, "training loss", "training examples")
+    if len(metrics) == 1:
+        rows = [(row[0], *row[2:]) for row in rows]
+        columns = (columns[0], *columns[2:])
+    return replace(_table(after(history), columns, rows), averages=len(metrics))
 
 
 def by_round(history: History, metric: str = "overall") -> Table:
-    """Return one accuracy in percent: a row for every round, a column for every site, the mean of the sites last.
+    """Return one figure in percent: a row for every round, a column for every site, the mean of the sites last.
 
     Args:
         history: the run.
@@ -52,12 +67,17 @@ def by_round(history: History, metric: str = "overall") -> Table:
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")
-    lines = series(history, metric)
+    lines, metrics = series(history, metric), history.by_metric
     rows = [
-        (str(one.round), *(_cell(one, site, lines[site][index]) for site in lines), _mean(history, metric, index))
+        (
+            str(one.round),
+            *(_cell(one, site, lines[site][index]) for site in lines),
+            *(_mean(history, metric, index, sites=sites) for sites in metrics.values()),
+        )
         for index, one in enumerate(history.rounds)
     ]
-    return _table(f"Accuracy (%) on {TITLES[metric]}, round by round", ("round", *lines, "mean"), rows)
+    averages = [f"{MEAN} {TITLES[name]}" for name in metrics] if len(metrics) > 1 else [MEAN]
+    return _table(f"{heading(history, metric)}, round by round", ("round", *lines, *averages), rows)
 
 
 def trained_layers(history: History) -> Table:
@@ -78,16 +98,16 @@ def trained_layers(history: History) -> Table:
             averages.append(sum(counts) / len(counts))
             rows.append((site, str(len(counts)), *_trained(averages[-1], total)))
     rounds = sum(int(row[1]) for row in rows) / len(rows)
-    rows.append(("mean", f"{rounds:.1f}".removesuffix(".0"), *_trained(sum(averages) / len(averages), total)))
+    rows.append((MEAN, f"{rounds:.1f}".removesuffix(".0"), *_trained(sum(averages) / len(averages), total)))
     columns = ("site", "scheduled rounds", f"layers trained of {total}", "share (%)", "training and upload saved (%)")
     marks = "Means over the scheduled rounds; saved: share of layers that a site neither trained nor uploaded"
     return Table(title="Layers trained", columns=columns, rows=tuple(rows), marks=marks)
 
 
 def all_tables(history: History) -> tuple[Table, ...]:
-    """Return the last round, the three accuracies by round, and the trained layers if any round was scheduled."""
+    """Return the last round, every figure by round, and the trained layers if any round was scheduled."""
     scheduled = (trained_layers(history),) if history.scheduled else ()
-    return (last_round(history), *(by_round(history, metric) for metric in ACCURACIES), *scheduled)
+    return (last_round(history), *(by_round(history, metric) for metric in parts(history)), *scheduled)
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:
@@ -103,8 +123,10 @@ def _cell(one: Round, site: str, value: float | None) -> str:
     return REJECTED if value is None and site in one.rejected else percent(value)
 
 
-def _mean(history: History, quantity: str, index: int, form: str | None = None) -> str:
-    mean = means(history, quantity)[index]
+def _mean(
+    history: History, quantity: str, index: int, form: str | None = None, *, sites: Collection[str] | None = None
+) -> str:
+    mean = means(history, quantity, sites=sites)[index]
     if mean.value is None:
         return DASH
     return (form.format(mean.value) if form else percent(mean.value)) + ("" if mean.complete else FEWER)

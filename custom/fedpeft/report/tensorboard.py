@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.metrics import ACCURACY
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -23,7 +25,7 @@ ABSENT = (
     "pip install 'flare-fedpeft[tensorboard]'; history.json holds the same figures"
 )
 NAMES = {
-    "overall": "accuracy/overall",
+    "overall": "{metric}/overall",
     "open": "accuracy/open",
     "closed": "accuracy/closed",
     "loss": "loss/last epoch",
@@ -44,11 +46,11 @@ class Board:
         self._writers: dict[str, SummaryWriter] = {}
         self._last = 0
 
-    def update(self, rounds: Sequence[Mapping[str, Any]]) -> None:
+    def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
         """Write the rounds that are new, to disk at once; a missing TensorBoard is logged once.
 
         Args:
-            rounds: as in history.json.
+            rounds, metrics: as in history.json.
         """
         first, new = self._last == 0, [one for one in rounds if one["round"] > self._last]
         self._last = max((one["round"] for one in new), default=self._last)
@@ -59,7 +61,7 @@ class Board:
                 logging.getLogger(__name__).info(ABSENT)
             return
         for one in new:
-            for run, tag, value in scalars(one):
+            for run, tag, value in scalars(one, metrics):
                 if run not in self._writers:
                     self._writers[run] = SummaryWriter(str(self._folder / run))
                 self._writers[run].add_scalar(tag, value, one["round"])
@@ -67,12 +69,21 @@ class Board:
             writer.flush()
 
 
-def scalars(one: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
-    """Yield folder, tag and value of everything measured in a round of history.json."""
+def scalars(one: Mapping[str, Any], metrics: Mapping[str, str]) -> Iterator[tuple[str, str, float]]:
+    """Yield folder, tag and value of everything measured in a round of history.json.
+
+    Args:
+        one: the round.
+        metrics: by site, what it is measured by; accuracy, where nothing is said.
+    """
+    overall: dict[str, list[float]] = {}
     for site, figures in one["sites"].items():
+        metric = metrics.get(site, ACCURACY)
         for name, tag in NAMES.items():
             if figures.get(name) is not None:
-                yield site, tag, figures[name]
+                yield site, tag.format(metric=metric), figures[name]
+        if figures.get("overall") is not None:
+            overall.setdefault(metric, []).append(figures["overall"])
     for site, distance in one.get("alignment", {}).items():
         if distance is not None:
             yield site, "alignment/distance", distance
@@ -80,9 +91,8 @@ def scalars(one: Mapping[str, Any]) -> Iterator[tuple[str, str, float]]:
     for site, scores in schedule.get("scores", {}).items():
         for layer, score in zip(schedule.get("numbers") or range(len(scores)), scores, strict=True):
             yield site, f"layer scores/{layer:02}", score
-    overall = [figures["overall"] for figures in one["sites"].values() if figures.get("overall") is not None]
-    if overall:
-        yield SERVER, "accuracy/overall", sum(overall) / len(overall)
+    for metric, values in overall.items():
+        yield SERVER, f"{metric}/overall", sum(values) / len(values)
     if one.get("seconds") is not None:
         yield SERVER, "seconds/round", one["seconds"]
     yield SERVER, "replies/accepted", len(one["sites"])

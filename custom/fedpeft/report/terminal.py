@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from rich import box
@@ -13,8 +14,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.report.history import History
-from fedpeft.report.tables import Table, by_round, last_round, trained_layers
-from fedpeft.report.wording import DASH, REJECTED, caption, rejections
+from fedpeft.report.tables import MEAN, Table, by_round, last_round, trained_layers
+from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, parts, rejections
 
 LONGEST = 20  # letters of a name before it is folded
 ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
@@ -29,14 +30,15 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
     Args:
         history: the run.
         console: where to print; default: the terminal.
-        metrics: which of "overall", "open", "closed" to print round by round.
+        metrics: which of "overall", "open", "closed" to print round by round, of those that the run has.
 
     Raises:
         FedpeftError: an unknown metric.
     """
     console = console or Console()
+    shown = [name for name in metrics if name not in TITLES or name in parts(history)]
     scheduled = (trained_layers(history),) if history.scheduled else ()
-    for table in (last_round(history), *(by_round(history, metric) for metric in metrics), *scheduled):
+    for table in (last_round(history), *(by_round(history, name) for name in shown), *scheduled):
         table = _printable_table(table, console)
         console.print(Text(table.title, style="bold"))
         for block in _blocks(table, console.width):
@@ -56,7 +58,8 @@ def _printable(text: str, console: Console) -> str:
 
 
 def _printable_table(table: Table, console: Console) -> Table:
-    return Table(
+    return replace(
+        table,
         title=_printable(table.title, console),
         columns=tuple(_printable(cell, console) for cell in table.columns),
         rows=tuple(tuple(_printable(cell, console) for cell in row) for row in table.rows),
@@ -88,6 +91,6 @@ def _grid(table: Table, block: list[int]) -> Grid:
         # names come from outside: as Text they are printed, never read as rich markup
         grid.add_column(Text(table.columns[index]), **look)
     for row in table.rows:
-        style = "bold" if row is table.rows[-1] and row[0] == "mean" else None
+        style = "bold" if row[0] == MEAN and row in table.rows[-table.averages :] else None
         grid.add_row(*(Text(row[index]) for index in block), style=style)
     return grid

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from fedpeft.metrics import ACCURACY
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"
@@ -21,6 +22,32 @@ def note(history: History) -> str:
     """Return a note that the data are procedural or the backbone tiny; empty if neither is so."""
     facts = ["procedural data"] * history.procedural + ["tiny backbone"] * history.tiny
     return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
+
+
+def heading(history: History, metric: str = "overall") -> str:
+    """Return what the figures of a table or picture are, for instance "Accuracy (%) on all questions"."""
+    on = f" on {TITLES[metric]}" if set(history.by_metric) == {ACCURACY} else ""
+    return f"{_measured(history)} (%){on}"
+
+
+def plot_title(history: History) -> str:
+    """Return the title of the curves."""
+    on = f", {TITLES['overall']}" if set(history.by_metric) == {ACCURACY} else ""
+    return f"{_measured(history)}{on} (%)"
+
+
+def after(history: History) -> str:
+    """Return the title of the last round's table."""
+    return f"{_measured(history)} (%) after round {history.rounds[-1].round}"
+
+
+def _measured(history: History) -> str:
+    return history.measured_by[0].upper() + history.measured_by[1:]
+
+
+def parts(history: History) -> tuple[str, ...]:
+    """Return the figures that a run has: those of open and closed questions only where sites answer questions."""
+    return tuple(TITLES) if ACCURACY in history.by_metric else ("overall",)
 
 
 def percent(fraction: float | None) -> str:

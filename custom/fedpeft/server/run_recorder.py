@@ -18,6 +18,7 @@ from fedpeft.errors import LocalError
 from fedpeft.files import write_json
 from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.metrics import title_of
 from fedpeft.report.tensorboard import Board
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
@@ -54,6 +55,7 @@ class RunRecorder:
             "tiny": any(map(is_tiny, backbones)),
             "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
             "settings": {"method": asdict(method), "training": asdict(training)},
+            "metrics": {site: i.metric for site, i in introductions.items()},
         }
         self._manifest["sites"] = {
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
@@ -113,18 +115,19 @@ class RunRecorder:
         )
         write_json(self.folder / HISTORY, self._history)
         try:
-            self._board.update(self._history["rounds"])
+            self._board.update(self._history["rounds"], self._history.get("metrics", {}))
         except Exception:  # a failure of TensorBoard must not end the job
             logging.getLogger(__name__).exception("the TensorBoard files could not be written")
 
     def progress(self, number: int, rounds: int) -> str:
-        """One line for the log: round, mean accuracy, seconds, and the layers of each site if they are scheduled."""
+        """One line for the log: round, mean of the sites, seconds, and each site's layers if they are scheduled."""
         last = self._history["rounds"][-1]
         overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
         mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
-        return f"round {number} of {rounds}: mean accuracy {mean}, {last['seconds']:.1f} s" + f"; {layers}" * bool(
+        metric = title_of(self._history.get("metrics", {}).values())
+        return f"round {number} of {rounds}: mean {metric} {mean}, {last['seconds']:.1f} s" + f"; {layers}" * bool(
             layers
         )
 

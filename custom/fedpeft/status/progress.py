@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.errors import FedpeftError
+from fedpeft.metrics import title_of
 
 HISTORY, MANIFEST = "history.json", "manifest.json"
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
@@ -26,7 +27,8 @@ class Progress:
         state: "running", "completed" or "failed"; FLARE's own word for a job that waits.
         round: finished rounds.
         rounds: rounds that the job has; None: not known yet.
-        accuracy: mean over the sites in the last round, a fraction.
+        mean: of what the sites are measured by, over those of the last round, a fraction.
+        measured_by: that, in words.
         seconds: the last round's duration.
         pace: mean seconds of the last rounds.
         ago: seconds since the last round ended.
@@ -38,7 +40,8 @@ class Progress:
     state: str = RUNNING
     round: int = 0
     rounds: int | None = None
-    accuracy: float | None = None
+    mean: float | None = None
+    measured_by: str = title_of(())
     seconds: float | None = None
     pace: float | None = None
     ago: float | None = None
@@ -93,7 +96,8 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
         state=manifest.get("status", RUNNING),
         round=len(done),
         rounds=history.get("settings", {}).get("training", {}).get("rounds"),
-        accuracy=sum(overall) / len(overall) if overall else None,
+        mean=sum(overall) / len(overall) if overall else None,
+        measured_by=title_of(dict(history.get("metrics", {})).values()),
         seconds=last.get("seconds"),
         pace=sum(recent) / len(recent) if recent else None,
         ago=age if done else None,

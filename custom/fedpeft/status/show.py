@@ -37,10 +37,10 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
 
 
 def figures(progress: Progress, *, now: float | None = None) -> str:
-    """Return accuracy, last round and estimated end as text; empty before the first round."""
+    """Return the mean of the sites, last round and estimated end as text; empty before the first round."""
     parts = []
-    if progress.accuracy is not None:
-        parts.append(f"mean accuracy {100 * progress.accuracy:.1f} %")
+    if progress.mean is not None:
+        parts.append(f"mean {progress.measured_by} {100 * progress.mean:.1f} %")
     if progress.seconds is not None:
         ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
         parts.append(f"last round {duration(progress.seconds)}{ago}")

@@ -110,6 +110,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "classes": len(learner.vocabulary),
         "samples": {split: len(examples) for split, examples in learner.data.splits().items()},
         "dataset": learner.dataset,
+        "metric": learner.data.metric,
         "backbone": learner.backbone_name,
         "family": learner.backbone.family,
         "slots": learner.trainable.slots(),

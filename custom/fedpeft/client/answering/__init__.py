@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Ways to answer a question by name (`training.answering`). A new one is one file and one registration here.
 
+Images with labels instead of a question are answered by `multilabel`, whatever the job names.
+
 Each is an `Answering` (`fedpeft.client.answering.answering`): a backbone with what makes answers of its features, which
 is private to the site, the targets of a batch, the loss, and which answers are right.
 """
@@ -32,21 +34,36 @@ register, names = ANSWERING.register, ANSWERING.names
 
 
 def build(
-    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+    backbone: Backbone,
+    vocabulary: AnswerVocabulary,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+    *,
+    labelled: bool = False,
 ) -> Answering:
-    """Build what `training.answering` names.
+    """Build what `training.answering` names, or for images with labels what gives these.
 
     Args:
         backbone: with the method's adapters in it.
-        vocabulary: the site's answers, or those of a federated head.
+        vocabulary: the site's answers or labels, or those of a federated head.
         settings: the section `training`.
         generator: for initial values.
+        labelled: whether the site's images have labels (`fedpeft.data.schema.SiteData.labels`).
 
     Raises:
         FedpeftError: the backbone cannot answer in this way.
     """
-    only = getattr(backbone, "answering", settings.answering)
-    if only != settings.answering:
+    only = getattr(backbone, "answering", None)
+    if labelled:
+        if only:
+            raise FedpeftError(
+                f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
+                setting="backbone.name",
+            )
+        from fedpeft.client.answering import multilabel
+
+        return multilabel.build(backbone, vocabulary, settings, generator)
+    if only not in (None, settings.answering):
         raise FedpeftError(
             f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "
             f"to {only!r}.",

@@ -4,23 +4,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.batches import Batch
 from fedpeft.data.schema import Example
+from fedpeft.metrics import ACCURACY
 
 
 class Answering(nn.Module):
     """A backbone with what makes answers of it.
+
+    Attributes:
+        metrics: by which it can be measured (`fedpeft.metrics`).
 
     Args:
         backbone: frozen but for what the method trains.
         head: parameters that are trained in every round, and leave the site only where they are federated
             (`method.head`); a module without parameters if there are none.
     """
+
+    metrics: ClassVar[tuple[str, ...]] = (ACCURACY,)
 
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()
@@ -42,6 +48,14 @@ class Answering(nn.Module):
             target: of the batch; a sample whose numbers are all negative is left out.
             reduction: `mean` or `sum` over the samples, or `none`: one value for each (B,).
         """
+        raise NotImplementedError
+
+    def chosen(self, batch: Batch) -> Tensor:
+        """Return the number of each sample's most probable answer among those of training (B,), on the CPU."""
+        raise NotImplementedError
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Return the probability of each label for each sample (B, L)."""
         raise NotImplementedError
 
     def unanswerable(self, examples: Sequence[Example]) -> int:

@@ -6,9 +6,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.answering.answering import Answering
+from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 
@@ -19,11 +22,30 @@ def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tenso
     return pad_sequence(numbers, batch_first=True, padding_value=-1)
 
 
-def chosen_right(scores: Tensor, accepted: Tensor) -> Tensor:
-    """Return whether the answer with the highest score is accepted, booleans (B,) on the CPU.
+class Choosing(Answering):
+    """A way of answering that scores every answer of the vocabulary.
 
     Args:
-        scores: of the N answers (B, N).
-        accepted: as `accepted` returns them, (B, A).
+        backbone, head: see `Answering`.
+        vocabulary: the N answers.
     """
-    return (scores.argmax(-1).cpu()[:, None] == accepted).any(-1)
+
+    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
+        super().__init__(backbone, head)
+        self.vocabulary = vocabulary
+
+    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return a score for every answer (B, N), the higher the more probable."""
+        raise NotImplementedError
+
+    def chosen(self, batch: Batch) -> Tensor:
+        """See `Answering`."""
+        return self.answer_scores(batch.inputs).argmax(-1).cpu()
+
+    def right(self, batch: Batch) -> Tensor:
+        """Return whether the answer with the highest score is accepted, booleans (B,) on the CPU."""
+        return (self.chosen(batch)[:, None] == batch.accepted).any(-1)
+
+    def unanswerable(self, examples: Sequence[Example]) -> int:
+        """Return how many examples have no accepted answer in the vocabulary."""
+        return self.vocabulary.unseen(examples)

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client.answering.answering import Answering
-from fedpeft.client.answering.choices import accepted, chosen_right
+from fedpeft.client.answering.choices import Choosing, accepted
 from fedpeft.client.batches import Batch
 from fedpeft.client.heads import build_head
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY
 from fedpeft.training_settings import TrainingSettings
 
 
-class Classification(Answering):
+class Classification(Choosing):
     """Features (B, d) and a head to logits (B, C) over the answers; cross-entropy.
 
     Args:
@@ -28,9 +28,7 @@ class Classification(Answering):
         vocabulary: the C answers.
     """
 
-    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
-        super().__init__(backbone, head)
-        self.vocabulary = vocabulary
+    metrics = (ACCURACY, BALANCED_ACCURACY)
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""
@@ -50,13 +48,9 @@ class Classification(Answering):
         """Return the cross-entropy."""
         return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)
 
-    def right(self, batch: Batch) -> Tensor:
-        """Compare the most probable class with the accepted ones."""
-        return chosen_right(self(batch.inputs), batch.accepted)
-
-    def unanswerable(self, examples: Sequence[Example]) -> int:
-        """Return how many examples have no accepted answer among the classes."""
-        return self.vocabulary.unseen(examples)
+    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, C)."""
+        return self(inputs)
 
 
 def build(

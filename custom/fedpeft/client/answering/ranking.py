@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES, Decoder, question_of, targets
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client.answering.answering import Answering
-from fedpeft.client.answering.choices import accepted, chosen_right
+from fedpeft.client.answering.choices import Choosing, accepted
 from fedpeft.client.answering.losses import reduced, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
@@ -29,7 +28,7 @@ from fedpeft.training_settings import TrainingSettings
 ROWS = 128  # answers that go through the decoder at once
 
 
-class Ranking(Answering):
+class Ranking(Choosing):
     """A backbone with a decoder, and the answers that it ranks.
 
     Args:
@@ -43,8 +42,7 @@ class Ranking(Answering):
     mask: Tensor
 
     def __init__(self, backbone: Decoder, vocabulary: AnswerVocabulary, candidates: int) -> None:
-        super().__init__(backbone, nn.Module())
-        self.vocabulary = vocabulary
+        super().__init__(backbone, nn.Module(), vocabulary)
         self.candidates = min(candidates or len(vocabulary), len(vocabulary))
         pool = backbone.answer_tokens(vocabulary.answers)
         self.register_buffer("ids", pool[ANSWER], persistent=False)
@@ -68,9 +66,9 @@ class Ranking(Answering):
         """Return the cross-entropy of the answers, summed over their tokens."""
         return reduced(token_losses(logits, target).sum(-1), reduction)
 
-    def right(self, batch: Batch) -> Tensor:
-        """Compare the most probable answer of the pool with the accepted ones."""
-        return chosen_right(self.log_probabilities(batch.inputs), batch.accepted)
+    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the log-probability of each answer of the pool (B, N)."""
+        return self.log_probabilities(inputs)
 
     @torch.no_grad()
     def log_probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
@@ -98,10 +96,6 @@ class Ranking(Answering):
 
     def _logits(self, ids: Tensor, mask: Tensor, states: Tensor, seen: Tensor) -> Tensor:
         return self.backbone(**{ANSWER: ids, ANSWER_MASK: mask, STATES: states, "attention_mask": seen})
-
-    def unanswerable(self, examples: Sequence[Example]) -> int:
-        """Return how many examples have no accepted answer in the pool."""
-        return self.vocabulary.unseen(examples)
 
 
 def build(

@@ -1,0 +1,84 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Answering with labels: a head says for each label whether it applies; an image may have any number of them.
+
+Training: binary cross-entropy, the mean over the labels that are known for an image and then over images. Data with
+labels are answered in this way, whatever `training.answering` says of questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.losses import reduced
+from fedpeft.client.batches import Batch
+from fedpeft.client.heads import build_head
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.metrics import MACRO_F1
+from fedpeft.training_settings import TrainingSettings
+
+UNKNOWN = -1
+
+
+class Multilabel(Answering):
+    """Features (B, d) and a head to logits (B, L), one for each label.
+
+    Args:
+        backbone: of the site.
+        head: from features to logits.
+        vocabulary: the L labels.
+    """
+
+    metrics = (MACRO_F1,)
+
+    def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
+        super().__init__(backbone, head)
+        self.vocabulary = vocabulary
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Make target 1 where a label applies, 0 where it does not, -1 where nobody knows, (B, L)."""
+        target = torch.zeros(len(examples), len(self.vocabulary), dtype=torch.long)
+        for row, example in enumerate(examples):
+            target[row, [self.vocabulary.index(label) for label in example.labels or ()]] = 1
+            target[row, [self.vocabulary.index(label) for label in example.unknown_labels]] = UNKNOWN
+        return Batch(
+            inputs=self.backbone.collate(list(images), [example.question for example in examples]),
+            target=target,
+            accepted=None,
+            closed=torch.zeros(len(examples), dtype=torch.bool),
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, L)."""
+        return self.head(self.backbone(**inputs))
+
+    def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+        """Return the binary cross-entropy; an image without any known label is left out."""
+        known = target != UNKNOWN
+        each = nn.functional.binary_cross_entropy_with_logits(
+            logits, target.clamp_min(0).to(logits.dtype), reduction="none"
+        )
+        samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
+        return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
+
+    def probabilities(self, batch: Batch) -> Tensor:
+        """Return the probability of each label (B, L)."""
+        return self(batch.inputs).sigmoid()
+
+    def unanswerable(self, examples: Sequence[Example]) -> int:
+        """Return 0: every label has an output."""
+        return 0
+
+
+def build(
+    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+) -> Multilabel:
+    """Build the head that `training.head` names."""
+    head = build_head(settings.head, backbone.hidden_size, len(vocabulary), generator)
+    return Multilabel(backbone, head, vocabulary)

@@ -1,0 +1,18 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site's model is measured by. A site's data declare it; messages and reports know it by name.
+
+The fraction that a metric gives is called `overall` in messages and histories. Accuracy has two parts beside it, `open`
+and `closed`, of questions of these kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+ACCURACY, BALANCED_ACCURACY, MACRO_F1 = "accuracy", "balanced_accuracy", "macro_f1"
+TITLES = {ACCURACY: "accuracy", BALANCED_ACCURACY: "balanced accuracy", MACRO_F1: "macro-F1"}
+
+
+def title_of(metrics: Iterable[str]) -> str:
+    """Return the metrics' names in their order, each once, as in "accuracy or macro-F1"; of none: accuracy."""
+    return " or ".join(TITLES[name] for name in dict.fromkeys(metrics)) or TITLES[ACCURACY]

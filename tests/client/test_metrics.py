@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site's model is measured by, against the formulas written out, and where there is nothing to measure."""
+
+import pytest
+import torch
+
+from fedpeft.client.batches import Batch
+from fedpeft.client.metrics import MEASURES, check_metric, measured
+from fedpeft.errors import FedpeftError
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
+
+CPU = torch.device("cpu")
+
+
+class Fixed:
+    """A model whose answers stand in the batch's inputs."""
+
+    metrics = tuple(TITLES)
+
+    def right(self, batch):
+        return batch.inputs["chosen"] == batch.target
+
+    def chosen(self, batch):
+        return batch.inputs["chosen"]
+
+    def probabilities(self, batch):
+        return batch.inputs["probabilities"]
+
+
+def batches(size=3, **columns):
+    """Columns of n samples, in batches."""
+    count = len(columns["target"])
+    columns = {name: torch.as_tensor(values) for name, values in columns.items()}
+    closed = columns.pop("closed", torch.zeros(count, dtype=torch.bool))
+    target = columns.pop("target")
+    for start in range(0, count, size):
+        rows = slice(start, start + size)
+        yield Batch({name: values[rows] for name, values in columns.items()}, target[rows], None, closed[rows])
+
+
+def figures(metric, **columns):
+    return measured(Fixed(), batches(**columns), device=CPU, metric=metric).figures()
+
+
+def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_questions():
+    columns = {"target": [0, 1, 2, 2, 1], "chosen": [0, 1, 1, 2, 0], "closed": [True, False, False, False, True]}
+    assert figures(ACCURACY, **columns) == pytest.approx({"overall": 0.6, "open": 2 / 3, "closed": 0.5})
+    assert figures(ACCURACY, target=[0], chosen=[0]) == {"overall": 1.0, "open": 1.0, "closed": None}
+
+
+def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_the_split_has():
+    assert figures(BALANCED_ACCURACY, target=[0, 0, 0, 2], chosen=[0, 0, 1, 2])["overall"] == pytest.approx(5 / 6)
+    assert figures(BALANCED_ACCURACY, target=[1, 1], chosen=[1, 1])["overall"] == 1.0
+
+
+def test_a_class_that_training_does_not_have_is_never_recognized():
+    assert figures(BALANCED_ACCURACY, target=[-1, 0], chosen=[0, 0])["overall"] == 0.5
+    assert figures(BALANCED_ACCURACY, target=[-1], chosen=[0])["overall"] == 0.0
+
+
+def by_hand(probabilities, target):
+    """F1 = 2 tp / (2 tp + fp + fn) of each label that occurs."""
+    scores = []
+    for label in range(len(target[0])):
+        pairs = [(p[label] >= 0.5, t[label]) for p, t in zip(probabilities, target, strict=True) if t[label] >= 0]
+        tp = sum(p and t for p, t in pairs)
+        wrong = sum(p != bool(t) for p, t in pairs)
+        if any(t for _, t in pairs):
+            scores.append(2 * tp / (2 * tp + wrong))
+    return sum(scores) / len(scores) if scores else None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_macro_f1_is_the_mean_over_labels_that_occur_of_known_images(seed):
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.rand(11, 4, generator=generator)
+    target = torch.randint(-1, 2, (11, 4), generator=generator)
+    target[:, 3] = 0
+    expected = by_hand(probabilities.tolist(), target.tolist())
+    assert figures(MACRO_F1, target=target, probabilities=probabilities)["overall"] == pytest.approx(expected)
+
+
+def test_without_any_positive_label_nothing_is_measured():
+    assert figures(MACRO_F1, target=[[0, -1]], probabilities=[[0.9, 0.9]])["overall"] is None
+
+
+def test_every_metric_has_a_measure_and_a_title():
+    assert set(MEASURES) == set(TITLES)
+    assert title_of([ACCURACY, MACRO_F1, ACCURACY]) == "accuracy or macro-F1"
+    assert title_of([]) == "accuracy"
+
+
+def test_a_metric_that_a_way_of_answering_does_not_have_is_refused():
+    way = Fixed()
+    way.metrics = (MACRO_F1,)
+    with pytest.raises(FedpeftError, match="measured by accuracy, and with this way of answering there is macro_f1"):
+        check_metric(ACCURACY, way)
