@@ -22,6 +22,7 @@ from fedpeft.workspace import COMPONENTS, resources, seed
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
+SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
 @pytest.mark.parametrize("job", JOBS)
@@ -88,6 +89,11 @@ def test_every_adapter_is_one_argument(job, name):
         ("backbone.name=vilt-huge", "vilt-huge"),
         ("method.site_settings={berlin: {}}", "berlin"),
         ("data.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
+        ("backbone.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
+        ("backbone.sites={slake: {nam: vilt}}", "backbone.nam is not a setting: did you mean 'name'"),
+        ("backbone.sites={slake: 3}", r"^backbone.sites.slake is 3, it must be an object of settings\.$"),
+        ("method.matched_layers=0", "matched_layers is 0, it must be from 1 to 1024"),
+        ("method.matched_layers=1000000000000", "matched_layers is 1000000000000, it must be from 1 to 1024"),
         ("data=", "is not of the form section.name=value"),
         ("flare.get_task_timeout=-1", "get_task_timeout is -1"),
         ("method.settings.houlsby=3", "the settings of 'houlsby' are 3"),
@@ -107,6 +113,30 @@ def test_every_adapter_is_one_argument(job, name):
 def test_a_wrong_setting_is_told_before_anything_runs(override, told):
     with pytest.raises(FedpeftError, match=told):
         compose(CONFIGS, "fedpia_task1", [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "told"),
+    [
+        (["method.name=full", SEVERAL], "method.name is 'full', which exchanges values of the backbone itself, and"),
+        (["method.name=dora", MATCHED], "method.name is 'dora', which exchanges values of the backbone itself, and"),
+        (["method.name=sba", MATCHED], "method.name is 'sba', which exchanges values of the backbone itself, and"),
+        (["method.name=promptfl", MATCHED], "name='promptfl' trains nothing layer by layer: leave out one of them"),
+        (["method.name=classifier", "method.head=federated", MATCHED], "trains nothing layer by layer"),
+        (["method.initialization=own", MATCHED], "not with initialization='own': leave out one of them"),
+        (["method.pia.share=agreement", MATCHED], "pia.share='agreement' compares whole adapters"),
+        (["method.secure_sum=true", "method.aggregation=fedavg", MATCHED], "secure_sum adds up the same tensors"),
+        (["schedule.solver=own", "schedule.budget=1", MATCHED], "schedule.solver chooses among layers that all sites"),
+    ],
+)
+def test_what_does_not_go_with_backbones_of_several_depths_is_told_before_anything_runs(overrides, told):
+    with pytest.raises(FedpeftError, match=told):
+        compose(CONFIGS, "fedpia_task1", overrides)
+
+
+@pytest.mark.parametrize("name", ["full", "classifier", "dora", "promptfl"])
+def test_sites_that_exchange_nothing_may_have_any_backbones(name):
+    compose(CONFIGS, "fedpia_task1", [f"method.name={name}", "method.aggregation=none", SEVERAL, MATCHED])
 
 
 USER_ERRORS = [

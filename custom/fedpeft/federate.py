@@ -10,10 +10,12 @@ from typing import Any
 from fedpeft.client.learner import Learner, Update
 from fedpeft.keys import layers_of
 from fedpeft.privacy.secure_round import without_masks
+from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import State, aggregate, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.update_check import outlying
+from fedpeft.states import of_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,10 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     first = next(iter(learners.values()))
     settings, seed = first.schedule, first.training.seed
     secure = first.method.secure_sum
-    state: State = first.first_state() if settings.active or secure else {}
+    parted = first.method.matched_layers is not None
+    keys = {site: learner.first_state().keys() if parted else () for site, learner in learners.items()}
+    fresh = first_adapter.is_needed(first.method, settings)
+    state: State = learners[first_adapter.sender(keys, first.method)].first_state() if fresh else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}
@@ -48,7 +53,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         assignment = planner.assignment(number, sites)
         updates = {}
         for site in sites:
-            received = {} if planner.begins(number, site) else state
+            received = {} if planner.begins(number, site) else of_keys(state, keys[site]) if parted else state
             layers = assignment and assignment.layers[site]
             updates[site] = learners[site].train_round(number, received, layers, part=parts.get(site, 0.0))
             if settings.scored and settings.scoring == "with_reply":

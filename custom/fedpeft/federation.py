@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The `federation` section of a job, and each site's own part of the `data` section."""
+"""The `federation` section of a job, and each site's own part of the sections `data` and `backbone`."""
 
 from __future__ import annotations
 
@@ -101,9 +101,33 @@ def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
     """
     if section is None:
         raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
-    common = _object("data", section, setting="data")
-    of_sites = _object("data.sites", common.pop("sites", {}), setting="data.sites")
-    return {"site": site, **common, **_object(f"data.sites.{site}", of_sites.get(site, {}), setting="data.sites")}
+    return {"site": site, **_at_site("data", section, site)}
+
+
+def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
+    """Return a site's backbone settings: the common ones, replaced by those under `sites`.
+
+    Raises:
+        FedpeftError: as for `site_data`.
+    """
+    if section is None:
+        raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
+    return _at_site("backbone", section, site)
+
+
+def several_backbones(section: Mapping[str, Any]) -> bool:
+    """Return whether some site has other pre-trained weights than the rest.
+
+    Args:
+        section: `backbone` of the job, as `site_backbone` has checked it.
+    """
+    return any({"name", "source"} & set(own) for own in section.get("sites", {}).values() if isinstance(own, Mapping))
+
+
+def _at_site(name: str, section: Any, site: str) -> dict[str, Any]:
+    common, setting = _object(name, section, setting=name), f"{name}.sites"
+    of_sites = _object(setting, common.pop("sites", {}), setting=setting)
+    return {**common, **_object(f"{setting}.{site}", of_sites.get(site, {}), setting=setting)}
 
 
 def _object(name: str, value: Any, *, setting: str) -> dict[str, Any]:

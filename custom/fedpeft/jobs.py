@@ -87,8 +87,9 @@ def check(sections: Mapping[str, Any]) -> None:
     from fedpeft.backbones import BackboneSettings
     from fedpeft.data import DataSettings
     from fedpeft.data.answer_space import shared_answers
-    from fedpeft.federation import FederationSettings, check_joins, site_data
+    from fedpeft.federation import FederationSettings, check_joins, several_backbones, site_backbone, site_data
     from fedpeft.methods.settings import MethodSettings
+    from fedpeft.methods.several_backbones import check_backbones
     from fedpeft.privacy.secure_round import check_secure_sum
     from fedpeft.scheduling.settings import schedule_of
     from fedpeft.site_job import pooled_data
@@ -105,7 +106,10 @@ def check(sections: Mapping[str, Any]) -> None:
     schedule = schedule_of(sections.get("schedule"), method.method)
     check_secure_sum(method, schedule, federation)
     method.check_schedule(active=schedule.active, joins=schedule.joins)
-    build(BackboneSettings, sections.get("backbone"), section="backbone")
+    for site in federation.sites:
+        build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
+    if several_backbones(sections["backbone"]):
+        check_backbones(method)
     build(FlareSettings, sections.get("flare"), section="flare")
     method.check_settings()
     holders = set(federation.sites)
@@ -117,6 +121,7 @@ def check(sections: Mapping[str, Any]) -> None:
     by_site = {
         "method.site_settings": method.site_settings,
         "schedule.joins": schedule.joins,
+        "backbone.sites": sections["backbone"].get("sites", {}),
         "data.sites": data_sites,
     }
     for where, named in by_site.items():

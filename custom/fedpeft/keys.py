@@ -13,7 +13,7 @@ A slot in one layer, `layer.<l>.<slot>`, is a place. Only the keys of the backbo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from fedpeft.errors import FedpeftError
@@ -73,6 +73,24 @@ def layer_of(key: str) -> int | None:
         return int(match[1]) if match else None
     match = _SLOT_KEY.fullmatch(key)
     return int(match[1]) if match else None
+
+
+def renumbered(key: str, numbers: Mapping[int, int]) -> str:
+    """Return a key of a slot with another number of its layer; any other key stays as it is.
+
+    Args:
+        key: of an adapter or a head.
+        numbers: by the layer's number, the one to write instead.
+
+    Raises:
+        FedpeftError: the layer has no other number.
+    """
+    match = _SLOT_KEY.fullmatch(key)
+    if not match:
+        return key
+    if (layer := int(match[1])) not in numbers:
+        raise FedpeftError(f"{key} is of a layer that this backbone lacks: send a site the tensors of its own layers.")
+    return f"{place_of(numbers[layer], match[2])}.{match[3]}"
 
 
 def layers_of(keys: Iterable[str]) -> list[int]:

@@ -32,7 +32,7 @@ def names() -> frozenset[str]:
         "flare": FlareSettings,
     }
     fields = {f"{section}.{field.name}" for section, cls in sections.items() for field in dataclasses.fields(cls)}
-    return frozenset(fields | set(sections) | {"data.sites"})
+    return frozenset(fields | set(sections) | {"backbone.sites", "data.sites"})
 
 
 def known(name: object) -> bool:

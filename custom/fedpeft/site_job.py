@@ -12,8 +12,9 @@ from typing import Any
 from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
-from fedpeft.federation import site_data
+from fedpeft.federation import several_backbones, site_backbone, site_data
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.several_backbones import check_backbones
 from fedpeft.privacy.plugin_names import check_plugins
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
@@ -27,7 +28,8 @@ def digest_of(sections: Mapping[str, Any], *, job: str | None) -> str:
     """SHA-256 of a job as deployed: equal at all sites unless the server sent them different jobs.
 
     Args:
-        sections: of the job, with `data.sites` of every site, before a site replaces values by its own.
+        sections: of the job, with `data.sites` and `backbone.sites` of every site, before a site replaces values by its
+            own.
         job: FLARE's job id.
     """
     facts = {"job": job, "sections": {name: sections.get(name) or {} for name in SECTIONS}}
@@ -47,7 +49,7 @@ def pooled_data(section: Mapping[str, Any], own: DataSettings) -> tuple[DataSett
 
 @dataclass(frozen=True, kw_only=True)
 class SiteJob:
-    """A job's sections as checked settings, with the site's own entry of `data.sites` applied.
+    """A job's sections as checked settings, with the site's own entries of `data.sites` and `backbone.sites` applied.
 
     Args:
         site: the site's name in the consortium.
@@ -84,9 +86,12 @@ class SiteJob:
         data, of_sites = sections["data"], sections["data"].get("sites", {})
         own = build(DataSettings, site_data(data, site), section="data")
         method = build(MethodSettings, sections["method"], section="method")
+        backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+        if several_backbones(sections["backbone"]):
+            check_backbones(method)
         return cls(
             site=site,
-            backbone=build(BackboneSettings, sections["backbone"], section="backbone"),
+            backbone=backbone,
             method=method,
             training=build(TrainingSettings, sections["training"], section="training"),
             data=own,

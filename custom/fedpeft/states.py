@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,6 +22,11 @@ def common_dtype(tensors: Iterable[Tensor]) -> torch.dtype | None:
     for tensor in tensors:
         common = tensor.dtype if common is None else torch.promote_types(common, tensor.dtype)
     return common
+
+
+def of_keys(state: Mapping[str, Tensor], keys: Container[str]) -> State:
+    """Return the tensors of a state that have one of these keys."""
+    return {key: tensor for key, tensor in state.items() if key in keys}
 
 
 def copied(state: Mapping[str, Tensor]) -> State:

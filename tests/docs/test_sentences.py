@@ -236,6 +236,11 @@ def _(here):
     return agreement(schema={"layer.0.output.down.bias": [3]})
 
 
+@case("another number of layers, not declared")
+def _(here):
+    return agreement(schema={f"layer.{layer}.output.down.bias": [2] for layer in range(2)})
+
+
 @case("no answer")
 def _(here):
     return controller.SILENCE[HELLO].format(site="north", timeout=300)

@@ -3,6 +3,7 @@
 
 import json
 import re
+import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from PIL import Image
 
+from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.doctor import (
     admission,
@@ -326,6 +328,30 @@ def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text("[]")
     assert "names no model_type" in told(backbone.folder(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["method.matched_layers=12"], "pass: .*, vqa-rad 12 layers of vilt, 96 wide"),
+        ([], r"fail: .*: set method.matched_layers to the layers of the deepest"),
+        (["method.matched_layers=6"], "fail: .*: set method.matched_layers to the layers of the deepest"),
+        (["method.matched_layers=24"], "fail: .*: set method.matched_layers to the layers of the deepest"),
+        (
+            ["backbone.sites.vqa-rad.name=tiny-vit"],
+            "fail: .*12 layers of vit, .*: name backbones of one family and one",
+        ),
+        (["method.aggregation=none"], r"pass: [^|]* \| pass: [^|]*MB\.$"),
+    ],
+)
+def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
+    shallow = tmp_path / "shallow"
+    shutil.copytree(TINY_FOLDER, shallow)
+    config = json.loads((shallow / "config.json").read_text())
+    (shallow / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
+    sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
+    context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
+    assert re.search(expected, told(backbone.check(context)))
 
 
 @pytest.mark.parametrize(

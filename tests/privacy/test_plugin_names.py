@@ -56,6 +56,13 @@ def test_a_plugin_that_is_not_listed_is_answered_as_an_unknown_name(setting):
     assert (refused.value.setting, refused.value.code) == (setting, "setting-refused")
 
 
+def test_what_a_job_names_for_a_single_site_is_looked_at_too(monkeypatch):
+    monkeypatch.setattr(registry, "entry_points", lambda group: [Point()])
+    monkeypatch.setattr("fedpeft.privacy.plugin_names.BACKBONES", Registry("thing", "fedpeft.things"))
+    with pytest.raises(FedpeftError, match=r"not in local/fedpeft\.json"):
+        check_plugins(SitePolicy(), {"backbone": {"name": "tiny-vilt", "sites": {"south": {"name": "research"}}}})
+
+
 def test_a_plugin_that_is_listed_may_be_named(setting):
     check_plugins(SitePolicy(**{KINDS[setting][1]: ("research",)}), sections(setting, "research"))
 

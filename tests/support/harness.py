@@ -29,6 +29,7 @@ from fedpeft.messages.types import (
     TrainOrder,
     TrainReply,
 )
+from fedpeft.server import first_adapter
 
 SITES = ["slake", "vqa-rad", "chest"]
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
@@ -113,7 +114,7 @@ class Harness(FederationController):
         if task == HELLO:
             self.hello = from_model(Hello, order)
             answer = self.introduce(site)
-            asked_later = (self._schedule.active or self._method.secure_sum) and not self.hello.initial
+            asked_later = first_adapter.is_needed(self._method, self._schedule) and not self.hello.initial
             return replace(answer, state={}) if asked_later and isinstance(answer, Introduction) else answer
         if task == SCORE:
             return self.score(site, from_model(ScoreOrder, order))

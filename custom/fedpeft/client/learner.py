@@ -31,6 +31,7 @@ from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.keys import belongs, layers_of
+from fedpeft.layer_matching import LayerNumbers, one_layer
 from fedpeft.methods.factors import is_factor
 from fedpeft.methods.products import FrozenProducts, fresh_factors
 from fedpeft.methods.settings import MethodSettings
@@ -125,10 +126,21 @@ class Learner:
             )
         self.head = self.answering.head
         self._check_trained()
+        self._numbers = self._layer_numbers()
         self._images = KeptImages(training.kept_images_mib)
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
+
+    def _layer_numbers(self) -> LayerNumbers:
+        """The numbers of this backbone's layers in messages; refuse an adapter whose layers cannot be matched."""
+        deepest = self.method.matched_layers if self.method.exchanges else None
+        numbers = LayerNumbers.of(self.backbone.num_layers, deepest)
+        if deepest is not None:
+            self.method.check_schedule(active=self.schedule.active, joins=self.schedule.joins)
+            shapes = {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()}
+            one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
+        return numbers
 
     def _check_trained(self) -> None:
         """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
@@ -182,7 +194,9 @@ class Learner:
         """What this site sends before any training, where the server asks for it."""
         if not self.method.exchanges:
             return {}
-        return self.trainable.state() | (head_state(self.head) if self.method.federates_head else {})
+        return self._numbers.to_send(self.trainable.state()) | (
+            head_state(self.head) if self.method.federates_head else {}
+        )
 
     def train_round(
         self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
@@ -196,7 +210,7 @@ class Learner:
             layers: train and upload these transformer layers only; None: all.
             part: of the site in the mean that `received` is; 0: it had none.
         """
-        settings = self.training
+        settings, received = self.training, self._numbers.received(received)
         own = site_state.load_before(self.folder, round)
         if own is not None and own.facts != self._facts():
             raise LocalError(
@@ -232,6 +246,7 @@ class Learner:
             ),
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
+        sent = self._numbers.to_send(sent)
         sent |= head_state(self.head) if self.method.federates_head else {}
         return Update(state=sent, samples=len(self.data.train), metrics=metrics)
 
@@ -242,7 +257,7 @@ class Learner:
             round: determines the samples.
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
-        own = site_state.load_before(self.folder, round)
+        own, received = site_state.load_before(self.folder, round), self._numbers.received(received)
         self._restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None

@@ -1,16 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check the backbone's files: in a folder, in the package, or in the hub's cache on this machine."""
+"""Check the backbones' files (in a folder, in the package, in the hub's cache), and that the backbones fit together."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedpeft.backbones import BACKBONES, BackboneSettings, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, skeleton, usual_source, weights
 from fedpeft.backbones.config_file import check_config
 from fedpeft.doctor.context import Context
-from fedpeft.doctor.finding import Finding, failed, passed, warned
+from fedpeft.doctor.finding import PASS, Finding, failed, passed, warned
+from fedpeft.federation import several_backbones, site_backbone
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
@@ -19,17 +21,51 @@ FILES = ((CONFIG,), WEIGHTS, TOKENIZER)
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Check that the job's backbone can be loaded without a network."""
+    """Check that the backbones of the sites here can be loaded without a network, and averaged."""
     if not context.sites:
         return
-    settings = build(BackboneSettings, context.job.sections["backbone"], section="backbone")
-    source = settings.source or usual_source(settings.name)
-    pretrained = BACKBONES.get(settings.name)
+    sections = context.job.sections
+    of_sites = {
+        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+        for site in context.sites
+    }
+    chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
+    found = [_files(name, source) for name, source in chosen]
+    yield from found
+    method = build(MethodSettings, sections["method"], section="method")
+    if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
+        backbones = {site: skeleton(s.name, s.source) for site, s in of_sites.items()}
+        yield compared(backbones, method.matched_layers, all_here=set(backbones) == set(context.job.sites))
+
+
+def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here: bool) -> Finding:
+    """Check that adapters in the backbones of several sites can be averaged.
+
+    Args:
+        backbones: by site.
+        deepest: layers of the deepest, as the job has it; None: the same at all sites.
+        all_here: whether these are all sites of the job.
+    """
+    facts = {site: (backbone.family, backbone.hidden_size) for site, backbone in backbones.items()}
+    layers = {site: backbone.num_layers for site, backbone in backbones.items()}
+    listed = ", ".join(
+        f"{site} {layers[site]} layers of {family}, {width} wide" for site, (family, width) in facts.items()
+    )
+    if len(set(facts.values())) > 1:
+        return failed(f"{listed}: name backbones of one family and one width in backbone.sites.")
+    if max(layers.values()) > (deepest or min(layers.values())) or (
+        all_here and deepest not in (None, *layers.values())
+    ):
+        return failed(f"{listed}: set method.matched_layers to the layers of the deepest.")
+    return passed(f"{listed}.")
+
+
+def _files(name: str, named: str | None) -> Finding:
+    source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
     if not Path(source).is_dir():
-        yield cached(source, needed)
-        return
-    yield folder(Path(source), needed, pickle=pretrained.pickle)
+        return cached(source, needed)
+    return folder(Path(source), needed, pickle=pretrained.pickle)
 
 
 def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:

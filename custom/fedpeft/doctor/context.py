@@ -53,14 +53,15 @@ class Context:
 
     @cached_property
     def footprint(self) -> Footprint:
-        """Memory and disk that the first of the sites needs; measured once.
+        """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once.
 
         Raises:
             FedpeftError: the site does not allow the job; its network cannot be built, or does not fit on the device.
         """
-        from fedpeft.doctor.footprint import footprint
+        from fedpeft.doctor.footprint import footprint, largest
 
-        return footprint(self.job.sections, site=self.sites[0], policy=self.policy)
+        sections = self.job.sections
+        return footprint(sections, site=largest(sections, self.sites), policy=self.policy)
 
 
 def open_context(

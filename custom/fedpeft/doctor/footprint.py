@@ -9,7 +9,7 @@ Images are square and questions have the maximum length.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,17 +18,20 @@ import psutil
 import torch
 
 from fedpeft import backbones
+from fedpeft.backbones import BackboneSettings
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
 from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import several_backbones, site_backbone
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.settings import build
 from fedpeft.site_job import SiteJob
 
 # a site's own answers are known only where its data are; heads are small beside the rest
@@ -56,6 +59,17 @@ class Footprint:
     state: int
     device: str
     method: str
+
+
+def largest(sections: Mapping[str, Any], sites: Sequence[str]) -> str:
+    """Return the site with the most layers in its backbone, of several the first."""
+    if not several_backbones(sections["backbone"]):
+        return sites[0]
+    chosen = {
+        site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
+    }
+    layers = {site: backbones.skeleton(settings.name, settings.source).num_layers for site, settings in chosen.items()}
+    return max(sites, key=layers.__getitem__)
 
 
 def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | None = None) -> Footprint:

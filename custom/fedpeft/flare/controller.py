@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,7 +46,7 @@ from fedpeft.messages.types import (
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import check_secure_sum
 from fedpeft.scheduling.settings import schedule_of
-from fedpeft.server import checkpoint, handshake
+from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.server.aggregation import State, check_global, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
@@ -58,6 +58,7 @@ from fedpeft.server.stacked_broadcast import StackedBroadcast
 from fedpeft.server.update_check import outlying
 from fedpeft.settings import build
 from fedpeft.state_lock import StateLock
+from fedpeft.states import of_keys
 from fedpeft.training_settings import TrainingSettings
 from fedpeft.worker import fork_server
 
@@ -196,7 +197,7 @@ class FederationController(ModelController):
         """Request every site's introduction; return those that can take part, or raise an error with the reasons."""
         sites, needed = self._federation.sites, self._federation.needed
         finished = before.round if before else 0
-        fresh = (self._schedule.active or self._method.secure_sum) and self._method.exchanges and not before
+        fresh = first_adapter.is_needed(self._method, self._schedule) and not before
         limit_messages(handshake.INTRODUCTION)
         able, problems = self._introduce(sites, "", finished)
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=self._method)
@@ -205,7 +206,8 @@ class FederationController(ModelController):
         most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
         limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
         while fresh:
-            site = next(iter(introductions))  # sends the initial adapter, now that its size is announced
+            # sends the initial adapter, now that its size is announced
+            site = first_adapter.sender({name: i.schema for name, i in introductions.items()}, self._method, problems)
             again, others = self._introduce([site], site, finished)
             introductions, differing = handshake.agree(
                 {name: again.get(name, i) for name, i in introductions.items() if name != site or again},
@@ -291,6 +293,7 @@ class FederationController(ModelController):
                     current,
                     assignment,
                     sum_keys,
+                    keys=introductions[site].schema,
                     begins=planner.begins(number, site),
                     part=parts.get(site, 0.0),
                 )
@@ -329,6 +332,7 @@ class FederationController(ModelController):
         assignment: Assignment | None,
         sum_keys: dict[str, dict[str, list[str]]],
         *,
+        keys: Collection[str],
         begins: bool,
         part: float,
     ) -> TrainOrder:
@@ -343,7 +347,7 @@ class FederationController(ModelController):
             scored=self._schedule.scored and self._schedule.scoring == "with_reply",
             part=part,
             sum_keys=sum_keys,
-            state=state,
+            state=of_keys(state, keys),
         )
 
     def _score(

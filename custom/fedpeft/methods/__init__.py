@@ -57,6 +57,7 @@ register(
         neurons="fedpeft.alignment.neurons:LORA",
         factors="fedpeft.methods.factor_scale:of_lora",
         exports=True,
+        unequal_backbones=True,
         limits=setting_limits.LORA,
     ),
 )
@@ -67,6 +68,7 @@ register(
         label="classifier only",
         source="the lower bound of FedPIA",
         exchanges=False,
+        unequal_backbones=True,
         layers=False,
     ),
 )
@@ -131,6 +133,7 @@ register(
         label="ia3 scales",
         source="Liu et al. 2022, Few-Shot Parameter-Efficient Fine-Tuning",
         exports=True,
+        unequal_backbones=True,
         limits=setting_limits.MODULES,
     ),
 )
@@ -141,6 +144,7 @@ register(
         label="oft rotations",
         source="Qiu et al. 2023, Orthogonal Finetuning",
         exports=True,
+        unequal_backbones=True,
         limits=setting_limits.OFT,
     ),
 )
@@ -151,6 +155,7 @@ register(
         label="hra reflections",
         source="Yuan et al. 2024, Householder Reflection Adaptation",
         exports=True,
+        unequal_backbones=True,
         limits=setting_limits.RANKED,
     ),
 )
@@ -161,6 +166,7 @@ register(
         label="vera scales",
         source="Kopiczko et al. 2024, VeRA",
         exports=True,
+        unequal_backbones=True,
         limits=setting_limits.VERA,
     ),
 )
@@ -170,6 +176,7 @@ register(
         home="fedpeft.methods.prompts:VPT",
         label="visual prompts",
         source="Jia et al. 2022, Visual Prompt Tuning",
+        unequal_backbones=True,
         limits=setting_limits.PROMPTS,
     ),
 )
@@ -179,6 +186,7 @@ register(
         home="fedpeft.methods.prompts:DVPT",
         label="decomposed visual prompts",
         source="the federated tuning of vision transformers",
+        unequal_backbones=True,
         limits=setting_limits.FACTORED_PROMPTS,
     ),
 )
@@ -189,6 +197,7 @@ register(
         label="soft text tokens",
         source="Guo et al. 2023, PromptFL",
         layers=False,
+        unequal_backbones=True,
         limits=setting_limits.PROMPTS,
     ),
 )
@@ -199,6 +208,7 @@ register(
         label="lora adapters and visual prompts",
         source="the federated tuning of vision transformers",
         factors="fedpeft.methods.factor_scale:of_part",
+        unequal_backbones=True,
         limits={"lora": setting_limits.each(setting_limits.LORA), "vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )
@@ -209,6 +219,7 @@ register(
         label="lora adapters and decomposed visual prompts",
         source="the federated tuning of vision transformers",
         factors="fedpeft.methods.factor_scale:of_part",
+        unequal_backbones=True,
         limits={
             "lora": setting_limits.each(setting_limits.LORA),
             "dvpt": setting_limits.each(setting_limits.FACTORED_PROMPTS),
@@ -241,6 +252,7 @@ register(
         base="pfeiffer",
         label="adapterfusion",
         source="Pfeiffer et al. 2021, AdapterFusion",
+        unequal_backbones=True,
         limits=setting_limits.BOTTLENECK,
     ),
 )

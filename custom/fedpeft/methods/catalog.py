@@ -41,6 +41,7 @@ class MethodEntry:
             "PIA by activations": method.activations,
             "frozen global": method.companion,
             "unequal widths": method.unequal_widths,
+            "unequal backbones": method.unequal_backbones and method.exchanges,
             "SVD or stack of products": bool(method.factors),
             "layer schedule": method.exchanges and method.layers and not method.schedule,
         }

@@ -33,6 +33,8 @@ class TuningMethod:
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
+        unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a backbone
+            and hold none of that one's own values.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
         factors: if its tensors are LoRA's A and B, whose products can be averaged (`aggregation: svd`, `stack`): the
             function from its settings to the factor by which a product counts, "package.module:object".
@@ -55,6 +57,7 @@ class TuningMethod:
     activations: bool = False
     companion: bool = False
     unequal_widths: bool = False
+    unequal_backbones: bool = False
     factors: str = ""
     layers: bool = True
     schedule: Mapping[str, Any] = field(default_factory=dict)
@@ -121,6 +124,7 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
         activations=True,
         companion=True,
         unequal_widths=True,
+        unequal_backbones=True,
         peft_tuner=True,
         exports=True,
         limits=limits,
@@ -140,6 +144,7 @@ def feddat(base: str) -> TuningMethod:
         label=f"FedDAT over {below.label}",
         source="Chen et al. 2024, FedDAT",
         uniform=True,
+        unequal_backbones=below.unequal_backbones,
         limits=below.limits,
     )
 

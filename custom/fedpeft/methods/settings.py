@@ -12,6 +12,7 @@ from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, Aggregation
+from fedpeft.methods.several_backbones import check_depths
 from fedpeft.settings import about, at_least, nested, one_of
 
 PRIVATE, FEDERATED = "private", "federated"
@@ -38,6 +39,9 @@ class MethodSettings:
         probe_samples: m, the random training samples whose activations align the global adapter at a site.
         head: `private` (it never leaves its site) or `federated` (it is sent and averaged with the adapter: all sites
             then have the same answers, see `data.answers`, and each must allow it in its own file).
+        matched_layers: layers of the deepest backbone, where sites have backbones of one family and of different depth
+            (`backbone.sites`): a layer is averaged with those at the same relative depth. None: all sites have the same
+            layers.
         initialization: `shared` (every site starts from one adapter) or `own` (from a seed of its own).
         secure_sum: the sites mask what they send, so that the server learns the weighted mean of all sites and no
             single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
@@ -60,6 +64,7 @@ class MethodSettings:
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
     head: str = PRIVATE
+    matched_layers: int | None = None
     initialization: str = "shared"
     secure_sum: bool = False
 
@@ -85,6 +90,7 @@ class MethodSettings:
         self._check_method()
         if self.secure_sum:
             self._check_secure_sum()
+        check_depths(self)
 
     @property
     def rule(self) -> Aggregation:
@@ -230,6 +236,12 @@ class MethodSettings:
                 "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
                 "layers: give a number as share, or set schedule.solver to 'all'.",
                 setting="method.pia.share",
+            )
+        if active and self.exchanges and self.matched_layers is not None:
+            raise FedpeftError(
+                f"method.matched_layers is {self.matched_layers}, and schedule.solver chooses among layers that all "
+                f"sites have: leave one of them out.",
+                setting="method.matched_layers",
             )
 
     def check_settings(self) -> None:

@@ -54,7 +54,7 @@ def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:
     yield values.get(name)
     if section == "method" and isinstance(values.get("settings"), Mapping):
         yield from values["settings"]
-    if section == "data" and isinstance(values.get("sites"), Mapping):
+    if section in ("backbone", "data") and isinstance(values.get("sites"), Mapping):
         yield from (own.get(name) for own in values["sites"].values() if isinstance(own, Mapping))
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
 from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import HEAD
+from fedpeft.keys import HEAD, layers_of
+from fedpeft.layer_matching import one_layer
 from fedpeft.messages.limits import MB, Limit
 from fedpeft.messages.types import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
@@ -45,7 +47,7 @@ def agree(
     Args:
         introductions: by site, each checked on its own.
         version: the server's.
-        method: whether adapters are exchanged, and whether their widths may differ.
+        method: whether adapters are exchanged, and whether sites may differ in widths or in layers.
     """
     problems = {
         site: f"site {site} runs fedpeft {introduction.version}, the server {version}: install the same version "
@@ -69,19 +71,41 @@ def agree(
     able = {site: introduction for site, introduction in introductions.items() if site not in problems}
     if not able or not method.exchanges:
         return able, problems
-    kinds = {site: _kind(introduction, method) for site, introduction in able.items()}
+    compared, unmatched = _compared(able, method)
+    problems |= unmatched
+    if not compared:
+        return {}, problems
+    kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
     common, _ = Counter(kinds.values()).most_common(1)[0]
     first = next(site for site, kind in kinds.items() if kind == common)
     for site, kind in kinds.items():
         try:
             if kind != common:
-                raise FedpeftError(_difference(first, able[first], site, able[site]))
+                raise FedpeftError(_difference(first, compared[first], site, compared[site], method))
             if method.site_settings:
-                model, own = (_shapes_only(able[name].schema) for name in (first, site))
+                model, own = (_shapes_only(compared[name].schema) for name in (first, site))
                 check_alike(own, f"site {site}", model, f"site {first}")
         except FedpeftError as error:
             problems[site] = str(error)
     return {site: introduction for site, introduction in able.items() if site not in problems}, problems
+
+
+def _compared(
+    introductions: Mapping[str, Introduction], method: MethodSettings
+) -> tuple[Mapping[str, Introduction], dict[str, str]]:
+    """What is compared of the sites, of backbones of different depth a single layer; and why some cannot be matched."""
+    deepest = method.matched_layers
+    if deepest is None:
+        return introductions, {}
+    compared, problems = {}, {}
+    for site, introduction in introductions.items():
+        try:
+            schema = one_layer(introduction.schema, deepest, owner=f"site {site}")
+        except FedpeftError as error:
+            problems[site] = str(error)
+        else:
+            compared[site] = replace(introduction, schema=schema)
+    return compared, problems
 
 
 def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
@@ -91,10 +115,11 @@ def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
     return introduction.family, frozenset(introduction.slots.items()), introduction.dtype, widths
 
 
-def _difference(first: str, expected: Introduction, site: str, own: Introduction) -> str:
+def _difference(first: str, expected: Introduction, site: str, own: Introduction, method: MethodSettings) -> str:
     if own.family != expected.family:
         return (
-            f"site {site} has a backbone of family {own.family}, site {first} of {expected.family}: use one backbone."
+            f"site {site} has a backbone of family {own.family}, site {first} of {expected.family}: use backbones of "
+            f"one family."
         )
     if own.slots != expected.slots:
         return (
@@ -103,6 +128,11 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
         )
     if own.dtype != expected.dtype:
         return f"site {site} sends tensors of {own.dtype}, site {first} of {expected.dtype}: load the backbone alike."
+    if method.matched_layers is None and _differ_in_layers(own.schema, expected.schema):
+        return (
+            f"sites {first} and {site} have {_layers(expected)} and {_layers(own)} layers: use one backbone, or set "
+            f"method.matched_layers to the layers of the deepest."
+        )
     if differing := set(own.schema) ^ set(expected.schema):
         return (
             f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
@@ -114,10 +144,26 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
             f"site {site} has {own.classes} answers and site {first} {expected.classes}, and a federated head needs "
             f"the same at all sites: set data.answers."
         )
+    if method.matched_layers is not None:
+        return (
+            f"{key.replace('layer.0.', '')} has shape {own.schema[key]} in the layers of site {site} and "
+            f"{expected.schema[key]} in those of site {first}: layers can be matched only if the backbones in "
+            f"backbone.sites are equally wide and method.settings make equal adapters in them."
+        )
     return (
         f"{key} has shape {own.schema[key]} at site {site} and {expected.schema[key]} at site {first}: use the "
         f"same backbone and method.settings, or declare the widths in method.site_settings."
     )
+
+
+def _differ_in_layers(own: Schema, expected: Schema) -> bool:
+    """Return whether two adapters are alike but for the number of layers."""
+    tensors = [{key.split(".", 2)[-1] if key.startswith("layer.") else key for key in s} for s in (own, expected)]
+    return tensors[0] == tensors[1] and layers_of(own) != layers_of(expected)
+
+
+def _layers(introduction: Introduction) -> int:
+    return len(layers_of(introduction.schema))
 
 
 def _bytes(schema: Schema, width: int) -> int:

@@ -16,6 +16,7 @@ from fedpeft.backbones import is_tiny
 from fedpeft.data import is_procedural
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
+from fedpeft.keys import layers_of
 from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.metrics import title_of
@@ -59,6 +60,7 @@ class RunRecorder:
         }
         self._manifest["sites"] = {
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}
+            | ({} if method.matched_layers is None else {"layers": len(layers_of(i.schema))})
             for site, i in introductions.items()
         } | {site: {"problem": problem} for site, problem in problems.items()}
         write_json(self.folder / HISTORY, self._history)

@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Refuse settings of a method that do not go with different backbones in one federation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fedpeft import methods
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.setting_limits import MOST_LAYERS
+
+if TYPE_CHECKING:
+    from fedpeft.methods.settings import MethodSettings
+
+SETTING = "method.matched_layers"
+
+
+def check_backbones(method: MethodSettings) -> None:
+    """Refuse several backbones where values of the backbones themselves are averaged.
+
+    Raises:
+        FedpeftError: naming the method.
+    """
+    if method.exchanges and not method.method.unequal_backbones:
+        able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
+        raise FedpeftError(
+            f"method.name is {method.name!r}, which exchanges values of the backbone itself, and these differ between "
+            f"the backbones of the sites: use one backbone, or one of {able}.",
+            setting="method.name",
+        )
+
+
+def check_depths(method: MethodSettings) -> None:
+    """Refuse backbones of different depth where layers cannot be matched.
+
+    Raises:
+        FedpeftError: naming the setting.
+    """
+    deepest = method.matched_layers
+    if deepest is None:
+        return
+    if not 1 <= deepest <= MOST_LAYERS:
+        raise FedpeftError(
+            f"matched_layers is {deepest}, it must be from 1 to {MOST_LAYERS}: give those of the deepest backbone.",
+            setting=SETTING,
+        )
+    if not method.exchanges:
+        return
+    check_backbones(method)
+    if not method.method.layers:
+        reason = f"name={method.name!r} trains nothing layer by layer"
+    elif method.secure_sum:
+        reason = "secure_sum adds up the same tensors of all sites"
+    elif method.initialization == "own":
+        reason = "all sites start from the adapter of one that has all layers, not with initialization='own'"
+    elif method.aligns and method.pia.client and method.pia.follows_agreement:
+        reason = "pia.share='agreement' compares whole adapters"
+    else:
+        return
+    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: leave out one of them.", setting=SETTING)

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The handshake of sites whose backbones differ in depth."""
+
+import re
+
+import pytest
+
+import fedpeft
+from fedpeft.errors import FedpeftError
+from fedpeft.layer_matching import matched
+from fedpeft.messages.types import Introduction
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.server import first_adapter
+from fedpeft.server.handshake import agree
+
+DEEPEST = 4
+METHOD = MethodSettings(matched_layers=DEEPEST)
+
+
+def schema(layers, *, stream=8, neurons=2):
+    return {
+        f"layer.{layer}.output.{name}": shape
+        for layer in layers
+        for name, shape in (("down.weight", [neurons, stream]), ("up.weight", [stream, neurons]))
+    }
+
+
+def introduction(own, **changes):
+    values = {"schema": schema(matched(own, DEEPEST)), "family": "vilt", "backbone": "tiny-vilt"}
+    return Introduction(**{"version": fedpeft.__version__, **values, **changes})
+
+
+def agreed(method=METHOD, **sites):
+    return agree(sites, version=fedpeft.__version__, method=method)
+
+
+def test_sites_of_any_depth_take_part_with_what_they_announced():
+    sites = {f"s{own}": introduction(own) for own in (2, 4, 3, 1)}
+    able, problems = agreed(**sites)
+    assert (able, problems) == (sites, {})
+    assert first_adapter.sender({site: i.schema for site, i in able.items()}, METHOD) == "s4"
+
+
+OTHERS = {
+    "wider": (
+        {"schema": schema([0, 3], stream=16)},
+        r"down.weight has shape \[2, 16\] in the layers of site x and \[2, 8\] in those of site a: layers can be "
+        r"matched only if the backbones in backbone.sites are equally wide",
+    ),
+    "more layers": ({"schema": schema(range(5))}, "site x has 5 layers, and method.matched_layers is 4"),
+    "other layers": ({"schema": schema([1, 2])}, "in layers 1, 2, and 2 layers are matched with 0, 3 of 4"),
+    "one tensor less": (
+        {"schema": {key: shape for key, shape in schema([0, 3]).items() if key != "layer.3.output.up.weight"}},
+        "output.up.weight in layers 0, and 2 layers are matched with 0, 3 of 4",
+    ),
+    "a place of two shapes": (
+        {"schema": schema([0, 3]) | {"layer.3.output.up.weight": [2, 2]}},
+        "and the same tensor of another layer with",
+    ),
+    "a parameter of the backbone": (
+        {"schema": schema([0, 3]) | {"backbone.encoder.layer.0.bias": [8]}},
+        "only one of them has backbone.encoder.layer.0.bias",
+    ),
+    "another family": ({"family": "vit"}, "site x has a backbone of family vit, site a of vilt"),
+    "nothing": ({"schema": {}}, "only one of them has layer.0.output.down.weight"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS)
+def test_what_does_not_fit_takes_no_part_and_the_reason_is_said(other):
+    changes, told = OTHERS[other]
+    able, problems = agreed(a=introduction(4), b=introduction(2), x=introduction(2, **changes))
+    assert list(able) == ["a", "b"]
+    assert re.search(told, problems["x"]), problems["x"]
+
+
+def test_unequal_widths_and_depths_go_together():
+    method = MethodSettings(matched_layers=DEEPEST, site_settings={"x": {"reduction_factor": 2}})
+    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], neurons=4)))
+    assert (list(able), problems) == (["a", "x"], {})
+    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], stream=16)))
+    assert "nothing but an adapter's number of neurons may differ" in problems["x"]
+
+
+def test_without_the_setting_other_layers_are_refused_and_the_setting_is_named():
+    able, problems = agreed(MethodSettings(), a=introduction(4), x=introduction(2))
+    assert list(able) == ["a"]
+    assert problems["x"] == (
+        "sites a and x have 4 and 2 layers: use one backbone, or set method.matched_layers to the layers of the "
+        "deepest."
+    )
+
+
+def test_somebody_must_have_all_layers():
+    with pytest.raises(FedpeftError, match=r"has all 4 layers of method.matched_layers, .*: why b is away\.$"):
+        first_adapter.sender({"a": schema([0, 3])}, METHOD, {"b": "site b: why b is away."})
+
+
+@pytest.mark.parametrize(
+    ("method", "needed"),
+    [
+        ({}, False),
+        ({"matched_layers": 4}, True),
+        ({"matched_layers": 4, "aggregation": "none"}, False),
+    ],
+)
+def test_one_site_sends_the_first_adapter_where_layers_are_matched(method, needed):
+    assert first_adapter.is_needed(MethodSettings(**method), ScheduleSettings()) == needed
