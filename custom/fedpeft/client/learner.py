@@ -337,7 +337,8 @@ class Learner:
         if self._products:
             self._products.set(received)
             start = {**self._initial, **{key: t for key, t in (received or own or {}).items() if not is_factor(key)}}
-            return fresh_factors(start, derive(self.training.seed, "adapter", self._init_site, round))
+            seed = derive(self.training.seed, "adapter", self._init_site, round)
+            return fresh_factors(start, seed, start_std=self.trainable.start_std)
         if self.method.rule.unequal_ranks and received:
             return fitted(received, self._initial)
         return received or own or self._initial

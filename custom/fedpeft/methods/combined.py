@@ -24,6 +24,7 @@ class Together(Trainable):
 
     def __init__(self, parts: Sequence[Trainable]) -> None:
         self._parts = tuple(parts)
+        self.start_std = next((part.start_std for part in parts if part.start_std is not None), None)
         self.train_only(None)  # each part froze those before it
 
     def parameters(self) -> Mapping[str, nn.Parameter]:

@@ -6,6 +6,7 @@ Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -16,26 +17,55 @@ from peft.tuners.lora import LoraLayer
 from peft.utils.other import get_pattern_key
 from torch import nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
 from fedpeft.backbones.structure import family_of, model_roles
 from fedpeft.backbones.targets import check_targets, known_roles, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
+from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
-from fedpeft.methods.products import Product
+from fedpeft.methods.products import Product, first_factor
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
+START_STD = "start_std"
 
 
 class LoraTuning(SlotTuning):
-    """PEFT's LoRA, on query and value with r = 4 and a scale (alpha / r) of 2 where nothing else is set."""
+    """PEFT's LoRA, on query and value with r = 4 and a scale (alpha / r) of 2 where nothing else is set.
+
+    With `start_std` in a job's settings the first values of A are from N(0, start_std^2), not uniform in 1 / sqrt(d_in)
+    as PEFT draws them; those of B are 0 either way.
+    """
 
     name = "lora"
 
     def matches(self, config: Any) -> bool:
         """Whether the configuration is LoRA's, without DoRA's magnitudes."""
         return type(config) is LoraConfig and not config.use_dora
+
+    def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a job without `start_std`."""
+        std = settings.get(START_STD)
+        if std is not None and (type(std) not in (int, float) or not 0 < std < math.inf):
+            raise FedpeftError(f"{self.name} has {START_STD}={std!r:.80}, it must be a number above 0.")
+        if std is not None and settings.get("init_lora_weights", True) is not True:
+            raise FedpeftError(
+                f"{self.name} has {START_STD}={std!r:.80} and another init_lora_weights: leave one of them out."
+            )
+        return {name: value for name, value in settings.items() if name != START_STD}
+
+    def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> AdapterTrainable:
+        """Freeze the backbone and attach LoRA to it; see `Tuning.prepare`."""
+        trainable = super().prepare(backbone, settings, seed=seed)
+        if (std := settings.get(START_STD)) is not None:
+            trainable.start_std = std
+            with torch.no_grad():
+                for key, parameter in trainable.parameters().items():
+                    if key.endswith(".A"):
+                        parameter.copy_(first_factor(tuple(parameter.shape), seed, key, start_std=std))
+        return trainable
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""

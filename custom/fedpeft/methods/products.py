@@ -66,19 +66,28 @@ class FrozenProducts:
             weight.copy_(computable(first).to(weight.device) + scale * added)
 
 
-def fresh_factors(state: State, seed: int) -> State:
+def first_factor(shape: tuple[int, ...], seed: int, key: str, *, start_std: float | None) -> Tensor:
+    """Return first values of a factor A (r, n), float32 on the CPU; see `fresh_factors`."""
+    generator = torch.Generator().manual_seed(derive(seed, key))
+    empty = torch.empty(shape, device="cpu", dtype=torch.float32)
+    if start_std is not None:
+        return empty.normal_(0.0, start_std, generator=generator)
+    bound = 1 / math.sqrt(shape[1])
+    return empty.uniform_(-bound, bound, generator=generator)
+
+
+def fresh_factors(state: State, seed: int, *, start_std: float | None = None) -> State:
     """Return a state whose factors are drawn anew, as LoRA begins: A uniform in 1 / sqrt(n), B zero.
 
     Args:
         state: of a method with factors; its other tensors stay.
         seed: with a tensor's key it determines its values.
+        start_std: A is normal with this standard deviation; None: uniform.
     """
     fresh = dict(state)
     for key, tensor in state.items():
         if key.endswith(".A"):
-            bound = 1 / math.sqrt(tensor.shape[1])
-            generator = torch.Generator().manual_seed(derive(seed, key))
-            fresh[key] = torch.empty(tensor.shape).uniform_(-bound, bound, generator=generator).to(tensor.dtype)
+            fresh[key] = first_factor(tuple(tensor.shape), seed, key, start_std=start_std).to(tensor.dtype)
         elif key.endswith(".B"):
             fresh[key] = torch.zeros_like(tensor)
     return fresh

@@ -103,6 +103,7 @@ LORA: Limits = {
     "bias": choice("none"),
     "use_rslora": flag,
     "init_lora_weights": flag,
+    "start_std": number(1e-4, 1),
 }
 MODULES: dict[str, Check] = {"target_modules": modules}
 RANKED: dict[str, Check] = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transform": LAYERS}

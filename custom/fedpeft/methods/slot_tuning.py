@@ -71,7 +71,15 @@ class SlotTuning(Tuning, ABC):
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of a job without a model; see `config`."""
-        self.config(settings)
+        self.config(self.of_peft(settings))
+
+    def of_peft(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of a job without those that are about the first values and not PEFT's.
+
+        Raises:
+            FedpeftError: one of these is out of range.
+        """
+        return dict(settings)
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with the method's defaults, in PEFT's form."""
@@ -91,7 +99,7 @@ class SlotTuning(Tuning, ABC):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Any:
         """Freeze the backbone and attach an adapter to it; see `Tuning.prepare`."""
         backbone.requires_grad_(False)
-        return AdapterTrainable(backbone, self.config(self.seeded(settings, seed)), seed=seed)
+        return AdapterTrainable(backbone, self.config(self.seeded(self.of_peft(settings), seed)), seed=seed)
 
     @abstractmethod
     def templates(self, config: PeftConfig, family: str | None) -> dict[str, str]:

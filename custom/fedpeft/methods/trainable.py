@@ -64,6 +64,7 @@ class Trainable:
     """
 
     one_model = True  # whether all passes of a step have the same active parts
+    start_std: float | None = None  # of the first values of a factor A; None: as PEFT draws them
 
     def state(self) -> State:
         """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.keys`)."""

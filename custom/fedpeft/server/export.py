@@ -56,4 +56,4 @@ def export_adapter(
         settings |= tuning.state_settings(state, settings)
     if slots:
         settings["target_modules"] = dict(slots)
-    return adapters.save_adapter(folder, state, tuning.config(settings), family)
+    return adapters.save_adapter(folder, state, tuning.config(tuning.of_peft(settings)), family)

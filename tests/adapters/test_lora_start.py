@@ -1,0 +1,77 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What LoRA starts from: PEFT's values, or A from N(0, start_std^2) as the federated tuning of vision transformers has it."""
+
+import math
+
+import pytest
+import torch
+
+from fedpeft import adapters, methods
+from fedpeft.backbones import BackboneSettings, build
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.products import fresh_factors
+from fedpeft.methods.setting_limits import refused_settings
+
+START = {"start_std": 0.1}
+
+
+def prepared(name="lora", settings=None, seed=0):
+    backbone = build(BackboneSettings(name="tiny-vit"))
+    return methods.get(name).tuning().prepare(backbone, settings or {}, seed=seed)
+
+
+def factors(trainable):
+    state = trainable.state()
+    return [{key: tensor for key, tensor in state.items() if key.endswith(end)} for end in (".A", ".B")]
+
+
+@pytest.mark.parametrize(("name", "settings"), [("lora", START), ("dora", START), ("lora_vpt", {"lora": START})])
+def test_a_is_normal_with_the_papers_deviation_and_b_is_zero(name, settings):
+    trainable = prepared(name, settings)
+    down, up = factors(trainable)
+    values = torch.cat([tensor.flatten() for tensor in down.values()])
+    assert values.std().item() == pytest.approx(0.1, rel=0.03)
+    assert abs(values.mean().item()) < 0.005
+    assert values.abs().max() > 0.3  # a uniform one with this deviation would end at 0.17
+    assert not any(tensor.any() for tensor in up.values())
+    assert trainable.start_std == 0.1
+
+
+def test_it_depends_on_the_seed_and_the_usual_start_is_pefts():
+    (first, _), (again, _), (other, _) = (factors(prepared(settings=START, seed=seed)) for seed in (0, 0, 1))
+    usual, _ = factors(prepared())
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    assert not any(torch.equal(first[key], other[key]) for key in first)
+    assert max(tensor.abs().max().item() for tensor in usual.values()) <= 1 / math.sqrt(96)
+
+
+def test_factors_that_start_anew_in_every_round_start_so_too():
+    state = prepared(settings=START).state()
+    fresh = fresh_factors(state, 3, start_std=0.1)
+    values = torch.cat([fresh[key].flatten() for key in fresh if key.endswith(".A")])
+    assert values.std().item() == pytest.approx(0.1, rel=0.03)
+    assert fresh_factors(state, 3, start_std=None)["layer.0.query.A"].abs().max() <= 1 / math.sqrt(96)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"start_std": 0}, "lora has start_std=0, it must be a number above 0"),
+        ({"start_std": "0.1"}, "lora has start_std='0.1'"),
+        ({"start_std": True}, "lora has start_std=True"),
+        ({"start_std": 0.1, "init_lora_weights": False}, "and another init_lora_weights: leave one of them out"),
+    ],
+)
+def test_what_is_no_deviation_is_refused(settings, message):
+    with pytest.raises(FedpeftError, match=message):
+        prepared(settings=settings)
+    with pytest.raises(FedpeftError, match=message):
+        methods.get("lora").tuning().check(settings)
+
+
+def test_a_site_has_limits_for_it_and_pefts_own_configuration_does_not_know_it():
+    limits = methods.get("lora").limits
+    assert not list(refused_settings(START, limits))
+    assert all(list(refused_settings({"start_std": value}, limits)) for value in (0, 1.5, "0.1", True))
+    with pytest.raises(FedpeftError, match="has no setting 'start_std'"):
+        adapters.config("lora", **START)
