@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What LoRA starts from: PEFT's values, or A from N(0, start_std^2) as the federated tuning of vision transformers has it."""
+"""What LoRA starts from: PEFT's values, or A from N(0, start_std^2), as the federated tuning of ViTs has it."""
 
 import math
 

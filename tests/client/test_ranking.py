@@ -4,7 +4,7 @@
 import numpy as np
 import pytest
 import torch
-from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapters
+from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapters, tuned_tensors
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
@@ -51,16 +51,23 @@ def batch_of(way):
     return way.collate([example.image for example in examples()], examples())
 
 
-def by_hand(way, batch, places=None):
-    """Log-probability of each answer of the pool for each question (B, N), one pair at a time."""
+def by_hand(way, batch, places=None, decoder=None):
+    """Log-probability of each answer of the pool for each question (B, N), one pair at a time.
+
+    Args:
+        way, batch: see above.
+        places: of adapters.
+        decoder: tensors of which the decoder's layers are; None: the encoder's.
+    """
     reference = Reference(albef_tensors(), places)
+    decoder = Reference(decoder, places) if decoder else reference
     states = reference.states(*(batch.inputs[name] for name in INPUTS))
     rows = []
     for number in range(len(states)):
         row = []
         for answer in POOL.answers:
             ids = torch.tensor([way.backbone.tokenizer(answer)["input_ids"]])
-            logits = reference.words(ids[:, :-1], states[[number]], batch.inputs["attention_mask"][[number]])
+            logits = decoder.words(ids[:, :-1], states[[number]], batch.inputs["attention_mask"][[number]])
             row.append(logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).sum())
         rows.append(torch.stack(row))
     return torch.stack(rows)
@@ -74,6 +81,40 @@ def test_ranking_is_the_decoders_log_probability_of_each_answer(folder):
     best = [POOL.answers[number] for number in expected.argmax(1)]
     assert way.right(batch).tolist() == [a == example.answer for a, example in zip(best, examples(), strict=True)]
     assert way.unanswerable(examples()) == 1
+
+
+TUNED = tuned_tensors(albef_tensors(), albef_tensors(seed=1))
+
+
+def test_a_checkpoint_that_was_tuned_on_questions_has_its_own_decoder(tmp_path):
+    folder = albef_folder(tmp_path, TUNED)
+    way = ranking(load(folder))
+    batch = batch_of(way)
+    expected = by_hand(way, batch, decoder=albef_tensors(seed=1))
+    assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-4)
+    assert not torch.allclose(expected, by_hand(way, batch), atol=1)
+    with torch.no_grad():
+        inputs = {name: batch.inputs[name] for name in INPUTS}
+        states = Reference(albef_tensors()).states(*inputs.values())
+        assert torch.allclose(load(folder, "albef")(**inputs), states[:, 0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"text_decoder.bert.encoder.layer.1.crossattention.self.key.bias": None}, "1 tensors missing .*decoder.encod"),
+        ({"text_decoder.cls.predictions.transform.dense.bias": None}, "1 tensors missing .*word_transform.dense.bias"),
+        ({"text_encoder.encoder.layer.0.output.dense.bias": None}, "1 tensors missing .*text_encoder.encoder.layer.0"),
+        ({"text_decoder.bert.encoder.layer.2.output.dense.bias": torch.ones(32)}, "does not have, first decoder.*r.2"),
+        ({"text_decoder.pooler.dense.bias": torch.ones(32)}, "that ALBEF does not have, first text_decoder.pooler"),
+        ({"text_encoder.bert.embeddings.LayerNorm.bias": torch.ones(32)}, "does not have, first text_encoder.bert.emb"),
+        ({"bias": torch.ones(9)}, "that ALBEF does not have, first bias"),
+    ],
+)
+def test_a_tuned_checkpoint_that_does_not_fit_is_refused(changes, message, tmp_path):
+    tensors = {name: tensor for name, tensor in (TUNED | changes).items() if tensor is not None}
+    with pytest.raises(FedpeftError, match=message):
+        load(albef_folder(tmp_path, tensors))
 
 
 def test_the_loss_is_the_negative_log_probability_of_the_answer(folder):

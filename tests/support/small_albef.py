@@ -33,9 +33,31 @@ GRID = IMAGE["image_size"] // IMAGE["patch_size"]
 Adapters = Mapping[str, Callable[[Tensor], Tensor]]
 
 
-def albef_tensors() -> dict[str, Tensor]:
+def tuned_tensors(encoder: Mapping[str, Tensor], decoder: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The layout of the official checkpoint that was fine-tuned on questions, with momentum copies.
+
+    Args:
+        encoder: `albef_tensors` of image and question.
+        decoder: `albef_tensors` of whose fusion layers, embeddings and head the decoder is.
+    """
+    bert, tensors = "text_encoder.bert.", {}
+    for name, tensor in encoder.items():
+        if name.startswith(("visual_encoder.", bert)):
+            tensors[name.replace(bert, "text_encoder.")] = tensor
+    for name, tensor in decoder.items():
+        parts = name.split(".")
+        if name.startswith(f"{bert}encoder.layer."):
+            if int(parts[4]) < FUSION:
+                continue
+            parts[4] = str(int(parts[4]) - FUSION)
+        if parts[0] == "text_encoder":
+            tensors[".".join(["text_decoder", *parts[1:]])] = tensor
+    return tensors | {name.replace(".", "_m.", 1): tensor.clone() for name, tensor in tensors.items()}
+
+
+def albef_tensors(seed: int = 0) -> dict[str, Tensor]:
     """The official names, heads of pre-training, momentum copies and queues included."""
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator) * 0.2

@@ -164,7 +164,7 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
     if unknown:
         raise unusable(
             f"The weights in {source!r} have {len(unknown)} tensors that ALBEF does not have, first {unknown[0]}: give "
-            f"the folder of the pre-trained checkpoint."
+            f"the folder of an official checkpoint."
         )
     model = _empty(kind, config)
     weights.check_size(model, {name: tuple(tensor.shape) for name, tensor in kept.items()})

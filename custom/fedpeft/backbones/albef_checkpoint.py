@@ -1,10 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The official checkpoint of ALBEF: its file, its tensors, and their names in `AlbefModel`.
+"""The official checkpoints of ALBEF: the file, its tensors, and their names in `AlbefModel`.
 
-visual_encoder.*                     as timm names a ViT              ->  visual_encoder.*, as transformers does
-text_encoder.bert.*                  BERT with cross-attention        ->  text_encoder.*
-text_encoder.cls.predictions.*       the head of masked words          ->  that of the answer decoder, if there is one
-text_proj.*, itm_head.* ...          heads of pre-training, momentum copies (`*_m`), queues: left out
+pre-trained
+    visual_encoder.*                 as timm names a ViT              ->  visual_encoder.*, as transformers does
+    text_encoder.bert.*              BERT with cross-attention        ->  text_encoder.*
+    text_encoder.cls.predictions.*   the head of masked words         ->  that of the answer decoder, if there is one
+    text_proj.*, itm_head.* ...      heads of pre-training, momentum copies (`*_m`), queues: left out
+fine-tuned on questions: it has a decoder of its own
+    visual_encoder.*                 as above
+    text_encoder.*                   without `bert.`                  ->  text_encoder.*
+    text_decoder.bert.*              the decoder's layers             ->  decoder.*, if there is one
+    text_decoder.cls.predictions.*   its head                         ->  that of the answer decoder, if there is one
 """
 
 from __future__ import annotations
@@ -24,11 +30,12 @@ from fedpeft.backbones.registry import ALBEF_PICKLE
 from fedpeft.backbones.vit_layouts import from_timm
 
 VISION, TEXT, WORDS = "visual_encoder.", "text_encoder.bert.", "text_encoder.cls.predictions."
+DECODER = "text_decoder."
 POSITIONS, PATCHES = f"{VISION}pos_embed", f"{VISION}patch_embed.proj.weight"
 NOT_READ = re.compile(
-    r"((visual_encoder_m|text_encoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
-    r"|temp|image_queue|text_queue|queue_ptr|text_encoder\.bert\.embeddings\.position_ids"
-    r"|text_encoder\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
+    r"((visual_encoder_m|text_encoder_m|text_decoder_m|vision_proj|vision_proj_m|text_proj|text_proj_m|itm_head)\..*"
+    r"|temp|image_queue|text_queue|queue_ptr|text_(encoder|decoder)\.(bert\.)?embeddings\.position_ids"
+    r"|text_(encoder|decoder)\.cls\.predictions\.decoder\..*)"  # the table of embeddings again, and the head's bias
 )
 HEAD = {"bias": "word_bias"} | {
     f"transform.{module}.{kind}": f"word_transform.{module}.{kind}"
@@ -100,24 +107,51 @@ def renamed(tensors: Mapping[str, Tensor], decoder_of: int | None = None) -> tup
 
     Args:
         tensors: by their own names.
-        decoder_of: the fusion layer of which the first layer of an answer decoder is a copy; None: there is no decoder.
+        decoder_of: the fusion layer of which the first layer of an answer decoder is a copy, where the checkpoint has
+            no decoder; None: the model has none.
     """
+    tuned = any(name.startswith(DECODER) for name in tensors)
+    if tuned:
+        tensors = _as_pretrained(tensors)
     vision = {name.removeprefix(VISION): tensor for name, tensor in tensors.items() if name.startswith(VISION)}
     placed, unknown = from_timm(vision)
     found = {f"{VISION}{name}": tensor for name, tensor in placed.items()}
     unknown = [f"{VISION}{name}" for name in unknown]
     for name, tensor in tensors.items():
         if name.startswith(TEXT):
-            inner = OUTPUT.sub(r"\1.inner.dense.", name.removeprefix(TEXT))  # `DenseHalf` of the block
-            found[f"text_encoder.{inner}"] = tensor
-        elif name.removeprefix(WORDS) in HEAD:
+            found[f"text_encoder.{_inner(name.removeprefix(TEXT))}"] = tensor
+        elif name.startswith(f"{DECODER}bert."):
+            if decoder_of is not None:
+                found[f"decoder.{_inner(name.removeprefix(f'{DECODER}bert.'))}"] = tensor
+        elif name.startswith(WORDS) and name.removeprefix(WORDS) in HEAD:
             if decoder_of is not None:
                 found[HEAD[name.removeprefix(WORDS)]] = tensor
         elif not name.startswith(VISION):
             unknown.append(name)
-    if decoder_of is not None:
+    if decoder_of is not None and not tuned:
         found |= _decoder(found, decoder_of)
     return found, unknown
+
+
+def _as_pretrained(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the tensors of a fine-tuned checkpoint with the names that encoder and head have in a pre-trained one.
+
+    A tensor that has such a name already is none of a fine-tuned checkpoint, and gets a name that nothing has.
+    """
+    head = WORDS.replace("encoder", "decoder", 1)
+    renamed = {}
+    for name, tensor in tensors.items():
+        if name.startswith(head):
+            name = name.replace(head, WORDS, 1)
+        elif name.startswith("text_encoder."):
+            name = name.replace("text_encoder.", TEXT, 1)
+        renamed[name] = tensor
+    return renamed
+
+
+def _inner(name: str) -> str:
+    """Return the name of a BERT's tensor where its output blocks have slots: `DenseHalf` of the block."""
+    return OUTPUT.sub(r"\1.inner.dense.", name)
 
 
 def _decoder(tensors: Mapping[str, Tensor], first: int) -> dict[str, Tensor]:

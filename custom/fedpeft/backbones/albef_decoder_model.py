@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ALBEF with the decoder that its authors answer questions with.
 
-The decoder is BERT's layers, which see the answer's tokens so far and attend to the states of the question. As in the
-authors' code it begins as a copy of the fusion layers, of the embeddings and of the head of masked words, whose output
-layer is the table of embeddings.
+The decoder is BERT's layers, which see the answer's tokens so far and attend to the states of the question. Its weights
+are those of a checkpoint that was fine-tuned on questions; from a pre-trained one it begins as in the authors' code, as
+a copy of the fusion layers, of the embeddings and of the head of masked words, whose output layer is the table of
+embeddings.
 """
 
 from __future__ import annotations
