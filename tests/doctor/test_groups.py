@@ -27,7 +27,7 @@ from fedpeft.doctor import (
     site_file,
     versions,
 )
-from fedpeft.doctor.footprint import Footprint
+from fedpeft.doctor.footprint import Footprint, largest
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.policy import default_scope
 from fedpeft.workspace import COMPONENTS, GUARDS, resources
@@ -352,6 +352,7 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
     assert re.search(expected, told(backbone.check(context)))
+    assert largest(context.job.sections, context.sites) == "vqa-rad"
 
 
 @pytest.mark.parametrize(
