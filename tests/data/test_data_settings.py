@@ -100,6 +100,7 @@ def test_images_can_be_left_out():
     site = SiteData("north", (_example("a"), _example("b")), (_example("c"),), (_example("b"), _example("d")), "")
     kept = site.without_images(["b"])
     assert [[e.image_id for e in part] for part in kept.splits().values()] == [["a"], ["c"], ["d"]]
+    assert kept.left_out == (("its image is excluded", 2),)
     with pytest.raises(DataError, match="'north' has no image 'z'"):
         site.without_images(["a", "z"])
     with pytest.raises(DataError, match="empty test split"):

@@ -1,10 +1,13 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One site that holds the data of others is centralized training through the same code."""
 
+import numpy as np
 import pytest
 import torch
 
 from fedpeft.client.learner import Learner
+from fedpeft.data import Example, SiteData
+from fedpeft.data.pool import pooled
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 
@@ -18,6 +21,15 @@ def test_a_pooled_site_holds_what_the_sites_hold(sections, tmp_path):
     for split, examples in one.data.splits().items():
         assert list(examples) == [example for learner in own for example in learner.data.splits()[split]]
     assert set(one.vocabulary.answers) == {answer for learner in own for answer in learner.vocabulary.answers}
+
+
+def test_a_pooled_site_adds_up_what_its_parts_left_out():
+    one = Example(image=np.zeros((1, 1, 3), np.uint8), question="q", answer="a", closed=False, image_id="i")
+    north = SiteData("north", (one,), (), (one,), "s", left_out=(("no answer", 2), ("no image", 1)), notes=("late",))
+    south = SiteData("south", (one,), (), (one,), "s", left_out=(("no answer", 3),), notes=("late",))
+    both = pooled("center", [north, south])
+    assert both.left_out == (("no answer", 5), ("no image", 1))
+    assert both.notes == ("late",)
 
 
 @pytest.mark.parametrize("head", ["private", "federated"])

@@ -33,6 +33,7 @@ def test_english_rows_as_published(tmp_path, validation, split):
     assert example.image == tmp_path / "Slake1.0" / "imgs" / "xmlab1" / "source.jpg"
     assert not site.train[0].closed
     assert site.site == "slake"
+    assert site.left_out == (("the question is not in English", 2),)
     assert site == _load(tmp_path, split=split)
 
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.schema import DataSettings
@@ -89,6 +89,18 @@ def images_below(folder: Path) -> dict[str, Path]:
     if not images:
         raise DataError(f"The folder {folder} holds no image; unpack the data set's images there.")
     return images
+
+
+def inside(root: Path, name: str, *, where: str) -> str:
+    """Return the name of an image that a row gives, relative to the data's folder and with slashes.
+
+    Raises:
+        DataError: it is the path of a file elsewhere; the message names the row (`where`).
+    """
+    path = PurePosixPath(name.replace("\\", "/"))
+    if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
+        raise DataError(f"{where}: the image {path} is not inside {root}; give a path relative to that folder.")
+    return str(path)
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:

@@ -12,11 +12,11 @@ Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
 
 from __future__ import annotations
 
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, image_file
+from fedpeft.data.folders import dataset_folder, image_file, inside
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
 from fedpeft.data.registry import DataSet
@@ -72,19 +72,17 @@ def _split_of(row: Row) -> str | None:
 
 
 def _example(row: Row, root: Path) -> Example:
-    name = PurePosixPath(row.text("image").replace("\\", "/"))
-    if name.is_absolute() or ".." in name.parts:
-        raise DataError(f"{row.where}: the image {name} is not inside {root}; give a path relative to the manifest.")
+    name = inside(root, row.text("image"), where=row.where)
     with reading(row):
         answer = normalize(row.values["answer"])
         kind = row.values.get("answer_type")
         closed = closed_by_type(kind) if kind else closed_by_answer(answer)
     return Example(
-        image=image_file(root, str(name), where=row.where),
+        image=image_file(root, name, where=row.where),
         question=row.text("question"),
         answer=answer,
         closed=closed,
-        image_id=str(name),
+        image_id=name,
         question_type=row.label("question_type"),
     )
 

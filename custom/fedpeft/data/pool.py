@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import chain
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.schema import SiteData
+from fedpeft.data.schema import SiteData, added
 
 
 def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
@@ -31,4 +31,6 @@ def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
             f"metric; pool sites of one kind."
         )
     labels, metric = kinds.pop()
-    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric)
+    left_out = added(*(part.left_out for part in parts))
+    notes = tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts)))
+    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -68,6 +69,9 @@ class SiteData:
         source: one sentence for tables and pictures on the data's origin, procedural or real.
         labels: all labels, sorted, where images have any number of them; empty: there are questions with one answer.
         metric: by which the site is measured (`fedpeft.metrics`).
+        left_out: what of the publisher's files is in no split: (reason, number of samples). With the examples it adds
+            up to all samples in those files, so that none is lost without a word.
+        notes: one sentence for each way in which the data are not what their papers print; counts, no answers.
 
     Raises:
         DataError: train or test is empty, or an example does not have what the others have.
@@ -80,6 +84,8 @@ class SiteData:
     source: str
     labels: tuple[str, ...] = ()
     metric: str = ACCURACY
+    left_out: tuple[tuple[str, int], ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):
@@ -118,7 +124,16 @@ class SiteData:
         kept: dict[str, Any] = {
             name: tuple(e for e in examples if e.image_id not in dropped) for name, examples in self.splits().items()
         }
-        return replace(self, **kept)
+        gone = sum(map(len, self.splits().values())) - sum(map(len, kept.values()))
+        return replace(self, **kept, left_out=added(self.left_out, [("its image is excluded", gone)]))
+
+
+def added(*counts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:
+    """Add up counts by reason, in the order of their first mention; what is 0 is left out."""
+    total: Counter[str] = Counter()
+    for reason, count in chain.from_iterable(counts):
+        total[reason] += count
+    return tuple((reason, count) for reason, count in total.items() if count)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import DataSettings, Example, SiteData, added
 
 FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
 _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")
@@ -36,22 +36,22 @@ def load(settings: DataSettings) -> SiteData:
     held_out = next((root / n for n in ("validate.json", "validation.json") if (root / n).is_file()), None)
     if held_out is None:
         raise DataError(f"{root} holds neither 'validate.json' nor 'validation.json'; unpack Slake1.0 there.")
-    train, validation, test = arrange(
-        settings,
-        train=_english(root / "train.json"),
-        validation=_english(held_out),
-        test=_english(root / "test.json"),
-    )
+    read = [_english(path) for path in (root / "train.json", held_out, root / "test.json")]
+    train, validation, test = (examples for examples, _ in read)
+    train, validation, test = arrange(settings, train=train, validation=validation, test=test)
     split = "split by image" if settings.split == "image_disjoint" else "published split"
     source = f"SLAKE (Liu et al., ISBI 2021), real data, English questions, {split}"
-    return SiteData(settings.site or "slake", train, validation, test, source)
+    left_out = added([("the question is not in English", sum(others for _, others in read))])
+    return SiteData(settings.site or "slake", train, validation, test, source, left_out=left_out)
 
 
-def _english(path: Path) -> tuple[Example, ...]:
-    rows = [row for row in json_rows(path, _KEYS) if row.text("q_lang") == "en"]
-    if not rows:
+def _english(path: Path) -> tuple[tuple[Example, ...], int]:
+    """Return the English examples of a file, and the number of its other rows."""
+    rows = json_rows(path, _KEYS)
+    english = [row for row in rows if row.text("q_lang") == "en"]
+    if not english:
         raise DataError(f"{path} holds no row with q_lang 'en'; put the publisher's file there.")
-    return tuple(_example(row, path.parent / "imgs") for row in rows)
+    return tuple(_example(row, path.parent / "imgs") for row in english), len(rows) - len(english)
 
 
 def _example(row: Row, folder: Path) -> Example:

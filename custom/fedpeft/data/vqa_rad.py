@@ -28,7 +28,7 @@ from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import DataSettings, Example, SiteData, added
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"
@@ -57,18 +57,26 @@ def load(settings: DataSettings) -> SiteData:
     if site != WHOLE and site not in PARTS:
         raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {WHOLE}, {', '.join(PARTS)}.")
     root = dataset_folder(settings, FOLDERS)
-    train_rows, test_rows = _published(root)
+    train_rows, test_rows, templates = _published(root)
+    others = len(train_rows) + len(test_rows)
     if site != WHOLE:
         images = _part(site, [*train_rows, *test_rows])
         train_rows, test_rows = ([row for row in rows if _image_id(row) in images] for rows in (train_rows, test_rows))
+    left_out = added(
+        [
+            ("a template that the owners do not publish as a pair", templates),
+            ("it belongs to another part of VQA-RAD", others - len(train_rows) - len(test_rows)),
+        ]
+    )
     folder = _image_folder(root)
     train, validation, test = arrange(settings, train=_examples(train_rows, folder), test=_examples(test_rows, folder))
     split = "split by image" if settings.split == "image_disjoint" else "published split"
     source = f"VQA-RAD (Lau et al., Sci Data 2018), real data, {'all of it' if site == WHOLE else site}, {split}"
-    return SiteData(site, train, validation, test, source)
+    return SiteData(site, train, validation, test, source, left_out=left_out)
 
 
-def _published(root: Path) -> tuple[list[Row], list[Row]]:
+def _published(root: Path) -> tuple[list[Row], list[Row], int]:
+    """Return the official training and test rows, and the number of the others."""
     if (root / _OFFICIAL).is_file():
         rows = json_rows(root / _OFFICIAL, _KEYS)
         tests = [row.text("phrase_type").startswith("test_") for row in rows]
@@ -78,7 +86,8 @@ def _published(root: Path) -> tuple[list[Row], list[Row]]:
         train, test = json_rows(root / "trainset.json", _KEYS), json_rows(root / "testset.json", _KEYS)
     else:
         raise DataError(f"{root} holds neither {_OFFICIAL!r} nor 'trainset.json'; unpack VQA-RAD there.")
-    return [row for row in train if _is_official(row)], [row for row in test if _is_official(row)]
+    official = [[row for row in rows if _is_official(row)] for rows in (train, test)]
+    return official[0], official[1], len(train) + len(test) - sum(map(len, official))
 
 
 def _is_official(row: Row) -> bool:

@@ -1,0 +1,219 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""OmniMedVQA (Hu et al., CVPR 2024) as the eight clients of FedPIA's and F3OCUS's task 2, one for each modality.
+
+    OmniMedVQA/Images/<data set>/..., OmniMedVQA/QA_information/{Open-access,Restricted-access}/<data set>.json
+
+    {"question_id": "Chest CT Scan_0000", "question_type": "Modality Recognition", "question": "...",
+     "gt_answer": "x_ray.", "image_path": "Images/...", "option_A": "...", ..., "modality_type": "X-Ray"}
+
+The site's name chooses the client: ct, ultrasound, oct, fundus, microscopy, histopathology, dermatoscopy, x-ray. Its
+data sets are those of F3OCUS, supplement C.2.2, all of which are in Open-access; Restricted-access may be absent. Two
+of them hold other modalities as well, of which the paper takes one: RadImageNet (ultrasound) and OCT & X-Ray 2017
+(OCT). One record of Chest CT Scan has the key `modality` for `modality_type`.
+
+Answers are written in several ways (`x_ray.`, `X-ray`). What differs from an answer that the supplement prints in case,
+blanks and punctuation only becomes that answer; others lose a full stop at their end. Answers that it does not print
+stay and are counted (`SiteData.notes`), as are the numbers of pairs and images that are not those of its table 1.
+
+The publisher has no splits. The papers split 80:20; whether by pair or by image they do not say, and print a share
+of pairs. Here every `split` is by image, with `test_fraction` and `validation_fraction`, since one image has several
+questions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from fedpeft.data.answers import closed_by_answer, normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder, find, image_file, inside
+from fedpeft.data.omni_med_vqa_answers import PRINTED
+from fedpeft.data.partition import pooled
+from fedpeft.data.records import Row, json_rows, reading
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData, added
+
+FOLDERS = ("omni_med_vqa", "OmniMedVQA")
+_KEYS = ("question", "gt_answer", "image_path")
+_ACCESS = ("Open-access", "Restricted-access")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Client:
+    """What the supplement says of one client.
+
+    Args:
+        sets: names of its data sets, as the publisher's files have them.
+        pairs, images: as table 1 prints them.
+        only: by data set, the word with which `modality_type` of the records that count begins.
+    """
+
+    sets: tuple[str, ...]
+    pairs: int
+    images: int
+    only: dict[str, str]
+
+
+CLIENTS = {
+    "ct": Client(sets=("Chest CT Scan", "Covid CT", "SARS-CoV-2 CT-scan"), pairs=1980, images=978, only={}),
+    "ultrasound": Client(sets=("RadImageNet",), pairs=10991, images=10855, only={"RadImageNet": "ultrasound"}),
+    "oct": Client(
+        sets=("OCT & X-Ray 2017", "Retinal OCT-C8"), pairs=4646, images=3791, only={"OCT & X-Ray 2017": "oct"}
+    ),
+    "fundus": Client(
+        sets=("ACRIMA", "DeepDRiD", "Diabetic Retinopathy", "DRIMDB", "JSIEC", "OLIVES", "PALM2019", "Yangxi"),
+        pairs=5311,
+        images=4986,
+        only={},
+    ),
+    "microscopy": Client(
+        sets=("BioMediTech", "Blood Cell", "HuSHeM", "ALL Challenge", "MHSMA"), pairs=3399, images=2969, only={}
+    ),
+    "histopathology": Client(
+        sets=("BreakHis", "NLM- Malaria Data", "CRC100k", "MAlig Lymph"), pairs=2281, images=2012, only={}
+    ),
+    "dermatoscopy": Client(
+        sets=(
+            "Fitzpatrick 17k",
+            "ISBI2016",
+            "ISIC2018",
+            "ISIC2019",
+            "ISIC2020",
+            "Monkeypox Skin Image 2022",
+            "PAD-UFES-20",
+        ),
+        pairs=6679,
+        images=5897,
+        only={},
+    ),
+    "x-ray": Client(
+        sets=(
+            "Knee Osteoarthritis",
+            "RUS CHN",
+            "Pulmonary Chest Shenzhen",
+            "Chest X-Ray PA",
+            "CoronaHack",
+            "Covid-19 tianchi",
+            "Covid19 heywhale",
+            "COVIDx CXR-4",
+            "MIAS",
+            "Mura",
+            "Pulmonary Chest MC",
+        ),
+        pairs=7245,
+        images=5752,
+        only={},
+    ),
+}
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load one of the eight clients.
+
+    Raises:
+        DataError: unknown site, missing folder, file, key or image, or too few images to split.
+    """
+    if settings.site not in CLIENTS:
+        raise DataError(f"site={settings.site!r} is not a client of OmniMedVQA; choose one of {', '.join(CLIENTS)}.")
+    client = CLIENTS[settings.site]
+    information = find(dataset_folder(settings, FOLDERS), "QA_information", folder=True)
+    files = _files(information)
+    chosen, others = [], 0
+    for name in client.sets:
+        rows = json_rows(_file(files, name, information), _KEYS)
+        kept = [row for row in rows if _letters(_modality(row)).startswith(client.only.get(name, ""))]
+        others += len(rows) - len(kept)
+        chosen += kept
+    printed = _by_letters(settings.site)
+    examples = tuple(_example(row, information.parent, printed) for row in chosen)
+    return SiteData(
+        settings.site,
+        *pooled(examples, settings),
+        f"OmniMedVQA (Hu et al., CVPR 2024), real data, {settings.site}, split by image",
+        left_out=added([("another modality of a data set of which the client has one", others)]),
+        notes=(*_deviations(client, examples, printed), *_absent(information)),
+    )
+
+
+def answers() -> Iterable[str]:
+    """Return the answers of all clients as the supplement prints them."""
+    return (answer for site in CLIENTS for answer in _by_letters(site).values())
+
+
+def _files(information: Path) -> dict[str, list[Path]]:
+    """Return the publisher's files by the letters and digits of their names, in both folders of access."""
+    files: dict[str, list[Path]] = {}
+    for access in _ACCESS:
+        for path in sorted((information / access).glob("*.json")):
+            files.setdefault(_letters(path.stem), []).append(path)
+    return files
+
+
+def _file(files: dict[str, list[Path]], name: str, information: Path) -> Path:
+    matches = files.get(_letters(name), [])
+    if not matches:
+        folder = information / _ACCESS[0]
+        raise DataError(f"The file {name + '.json'!r} is missing in {folder}; unpack OmniMedVQA there.")
+    if len(matches) > 1:
+        raise DataError(f"Both {matches[0]} and {matches[1]} are there; keep one of them.")
+    return matches[0]
+
+
+def _absent(information: Path) -> tuple[str, ...]:
+    if (information / _ACCESS[1]).is_dir():
+        return ()
+    return (f"{_ACCESS[1]} is not there; no data set of the eight clients is in it.",)
+
+
+def _modality(row: Row) -> str:
+    return row.label("modality_type") or row.label("modality")
+
+
+def _letters(text: str) -> str:
+    """Return the letters and digits of a text, in lower case."""
+    return "".join(character for character in text.lower() if character.isalnum())
+
+
+@cache
+def _by_letters(site: str) -> dict[str, str]:
+    """Return a client's printed answers, normalized, by their letters; of two with the same letters the first."""
+    pool: dict[str, str] = {}
+    for answer in PRINTED[site]:
+        pool.setdefault(_letters(answer), normalize(answer))
+    return pool
+
+
+def _example(row: Row, root: Path, printed: dict[str, str]) -> Example:
+    name = inside(root, row.text("image_path"), where=row.where)
+    with reading(row):
+        answer = normalize(row.values["gt_answer"])
+    answer = printed.get(_letters(answer), answer.rstrip(". ") or answer)
+    return Example(
+        image=image_file(root, name, where=row.where),
+        question=row.text("question"),
+        answer=answer,
+        closed=closed_by_answer(answer),
+        image_id=name.removeprefix("Images/"),
+        question_type=row.label("question_type").lower(),
+    )
+
+
+def _deviations(client: Client, examples: tuple[Example, ...], printed: dict[str, str]) -> Iterable[str]:
+    images = len({example.image_id for example in examples})
+    if (len(examples), images) != (client.pairs, client.images):
+        yield (
+            f"{len(examples)} pairs about {images} images; table 1 of F3OCUS prints {client.pairs} about "
+            f"{client.images}."
+        )
+    pool, used = set(printed.values()), {example.answer for example in examples}
+    if used - pool:
+        pairs = sum(example.answer not in pool for example in examples)
+        yield f"{pairs} pairs have {len(used - pool)} answers that F3OCUS does not print (C.2.2); they are kept."
+    if pool - used:
+        yield f"{len(pool - used)} of the {len(pool)} answers that F3OCUS prints (C.2.2) do not occur."
+
+
+DATASET = DataSet(load=load, answers=answers)
