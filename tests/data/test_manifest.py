@@ -98,7 +98,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         (
             "manifest.csv",
             ["image,question", "a,b"],
-            r"manifest\.csv has no column 'answer'; it needs .*image, question, answer",
+            r"line 2: 'answer' is missing; a manifest needs image, question, answer; or image, labels; or",
         ),
         ("manifest.csv", ["image,question,answer"], r"manifest\.csv holds no record"),
         ("manifest.csv", ["image,question,answer", "scans/0.png,a, b,c"], r"line 2: it has fewer or more fields"),
@@ -121,7 +121,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.csv", ["image,question,answer,answer_type", "scans/0.png,a,b,x"], r"line 2: answer_type is 'x'"),
         ("manifest.csv", ["image,question,answer", 'scans/0.png,"a"b,c'], r"line 2: not valid CSV"),
         ("manifest.jsonl", ['{"image": "scans/0.png"'], r"manifest\.jsonl, line 1: not valid JSON"),
-        ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: the key 'question' is missing"),
+        ("manifest.jsonl", ['{"image": "scans/0.png"}'], r"line 1: 'question' is missing; a manifest needs"),
         ("manifest.jsonl", ["[1]"], r"line 1: it is not a JSON object"),
         ("manifest.jsonl", ['{"image": ' + "[" * 100_000], r"line 1: nested too deeply"),
         ("manifest.jsonl", ['{"split": ' + "[" * 900 + "]" * 900 + "}"], r"line 1: nested too deeply"),
@@ -145,3 +145,49 @@ def test_two_manifests_and_the_papers_split_are_refused(tmp_path):
         _load(tmp_path)
     with pytest.raises(DataError, match="split='paper' has no meaning for a manifest"):
         _load(tmp_path, split="paper")
+
+
+@pytest.mark.parametrize("write", [_csv, _jsonl])
+def test_images_with_one_class_are_measured_by_balanced_accuracy(tmp_path, write):
+    _scans(tmp_path)
+    write(tmp_path, [{"image": row["image"], "label": f"Kind {n % 2}"} for n, row in enumerate(_rows())])
+    site = _load(tmp_path, site="north")
+    assert site.metric == "balanced_accuracy"
+    assert site.labels == ()
+    assert {(e.question, e.answer) for split in site.splits().values() for e in split} == {
+        ("", "kind 0"),
+        ("", "kind 1"),
+    }
+
+
+@pytest.mark.parametrize("write", [_csv, _jsonl])
+def test_images_with_labels_are_measured_by_macro_f1(tmp_path, write):
+    _scans(tmp_path)
+    labels = ("Edema", "", "Mass | edema", "mass")
+    rows = [
+        {"image": row["image"], "labels": labels[n % 4], "text": f"report {n}", "patient": f"p{n // 2}"}
+        for n, row in enumerate(_rows())
+    ]
+    write(tmp_path, rows)
+    site = _load(tmp_path, site="north")
+    assert (site.metric, site.labels) == ("macro_f1", ("edema", "mass"))
+    found = {e.image_id: (e.labels, e.question) for split in site.splits().values() for e in split}
+    assert found["scans/1.png"] == ((), "report 1")
+    assert found["scans/2.png"] == (("edema", "mass"), "report 2")
+    patients = [{e.group for e in split} for split in site.splits().values()]
+    assert sum(map(len, patients)) == 5
+
+
+def test_the_jobs_labels_hold_where_it_names_some(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [{"image": row["image"], "labels": "mass"} for row in _rows()])
+    assert _load(tmp_path, answers=["Nodule", "Mass"]).labels == ("mass", "nodule")
+    with pytest.raises(DataError, match=r"1 labels of the manifest are not in data\.answers; add them"):
+        _load(tmp_path, answers=["nodule"])
+
+
+def test_a_table_without_any_label_is_refused(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [{"image": row["image"], "labels": ""} for row in _rows()])
+    with pytest.raises(DataError, match="no image of the manifest has a label; fill in 'labels'"):
+        _load(tmp_path)

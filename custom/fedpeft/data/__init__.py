@@ -27,3 +27,23 @@ register("vqa_med_2020", "fedpeft.data.vqa_med_2020:DATASET")
 register("vqa_med_2021", "fedpeft.data.vqa_med_2021:DATASET")
 register("omni_med_vqa", "fedpeft.data.omni_med_vqa:DATASET")
 register("manifest", "fedpeft.data.manifest:DATASET")
+register("nih_cxr14", "fedpeft.data.nih_cxr14:DATASET")
+register("fed_isic2019", "fedpeft.data.fed_isic2019:DATASET")
+register("ham10000", "fedpeft.data.ham10000:DATASET")
+register("caltech101", "fedpeft.data.caltech101:DATASET")
+register("flowers102", "fedpeft.data.flowers102:DATASET")
+for name in (
+    "pathmnist",
+    "chestmnist",
+    "dermamnist",
+    "octmnist",
+    "pneumoniamnist",
+    "retinamnist",
+    "breastmnist",
+    "bloodmnist",
+    "tissuemnist",
+    "organamnist",
+    "organcmnist",
+    "organsmnist",
+):
+    register(name, f"fedpeft.data.medmnist:{name.upper()}")

@@ -1,29 +1,44 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's own data: a folder with its images and one table of questions.
+"""A site's own data: a folder with its images and one table, of questions, of classes or of labels.
 
-    manifest.csv     image,question,answer[,answer_type][,split][,question_type]     with a header
-    manifest.jsonl   {"image": "scans/1.png", "question": "...", "answer": "..."}    one object per line
+    manifest.csv     image,question,answer[,answer_type][,split][,question_type][,patient]     with a header
+                     image,label[,split][,patient]             one class for each image
+                     image,labels[,text][,split][,patient]     any number of labels, joined by |, and a report
+    manifest.jsonl   {"image": "scans/1.png", "question": "...", "answer": "..."}    one object per line, the same keys
 
 image: path relative to the folder, and the id of the image. answer_type: OPEN or CLOSED; without it yes and no are
 closed. split: train, validation (or val, validate) or test; without the column the images are split by
-`test_fraction` and `validation_fraction`, and with it a missing validation set is cut out of train.
+`test_fraction` and `validation_fraction`, and with it a missing validation set is cut out of train. patient: whose
+images never are in two of the splits that are made here. An image may have no label: the field is empty then.
 Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
+from fedpeft.data.labelled_images import class_example, label_example
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
-_KEYS = ("image", "question", "answer")
+_IMAGE = "image"
 _SPLITS = {"train": "train", "validation": "validation", "validate": "validation", "val": "validation", "test": "test"}
+
+
+class Kind(NamedTuple):
+    """What a table is about: the keys that it needs beside the image, an example of a row, and the metric."""
+
+    keys: tuple[str, ...]
+    example: Callable[[Row, Path, str], Example]
+    metric: str
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -35,31 +50,39 @@ def load(settings: DataSettings) -> SiteData:
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
-    rows = _rows(root)
-    labels = [_split_of(row) for row in rows]
-    examples = [_example(row, root) for row in rows]
-    if None in labels and any(labels):
-        row = rows[labels.index(None)]
+    rows, kind = _rows(root)
+    splits_of_rows = [_split_of(row) for row in rows]
+    examples = [_example(row, root, kind) for row in rows]
+    if None in splits_of_rows and any(splits_of_rows):
+        row = rows[splits_of_rows.index(None)]
         raise DataError(f"{row.where}: 'split' is empty while other rows have one; fill it in.")
-    if None in labels:
+    if None in splits_of_rows:
         splits = pooled(examples, settings)
     else:
         parts = {
-            name: [example for example, label in zip(examples, labels, strict=True) if label == name]
+            name: [example for example, split in zip(examples, splits_of_rows, strict=True) if split == name]
             for name in ("train", "validation", "test")
         }
         splits = arrange(settings, train=parts["train"], test=parts["test"], validation=parts["validation"] or None)
     site = settings.site or root.resolve().name
-    return SiteData(site, *splits, f"the site's own data ({site}), real data as its manifest lists them")
+    source = f"the site's own data ({site}), real data as its manifest lists them"
+    return SiteData(site, *splits, source, labels=_labels(settings, examples), metric=kind.metric)
 
 
-def _rows(root: Path) -> list[Row]:
+def _rows(root: Path) -> tuple[list[Row], Kind]:
     files = [root / name for name in ("manifest.csv", "manifest.jsonl") if (root / name).is_file()]
     if not files:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
     if len(files) > 1:
         raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
-    return csv_rows(files[0], _KEYS) if files[0].suffix == ".csv" else jsonl_rows(files[0], _KEYS)
+    rows = (csv_rows if files[0].suffix == ".csv" else jsonl_rows)(files[0], (_IMAGE,))
+    there = set(rows[0].values)
+    kind = next((kind for kind in KINDS if there.intersection(kind.keys)), KINDS[0])
+    for row in rows:
+        if missing := [key for key in kind.keys if key not in row.values]:
+            needed = "; or ".join(", ".join((_IMAGE, *kind.keys)) for kind in KINDS)
+            raise DataError(f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}.")
+    return rows, kind
 
 
 def _split_of(row: Row) -> str | None:
@@ -71,20 +94,53 @@ def _split_of(row: Row) -> str | None:
     return _SPLITS[label.strip().lower()]
 
 
-def _example(row: Row, root: Path) -> Example:
-    name = inside(root, row.text("image"), where=row.where)
+def _example(row: Row, root: Path, kind: Kind) -> Example:
+    name = inside(root, row.text(_IMAGE), where=row.where)
+    file = image_file(root, name, where=row.where)
     with reading(row):
-        answer = normalize(row.values["answer"])
-        kind = row.values.get("answer_type")
-        closed = closed_by_type(kind) if kind else closed_by_answer(answer)
+        return kind.example(row, file, name)
+
+
+def _question(row: Row, file: Path, name: str) -> Example:
+    answer = normalize(row.values["answer"])
+    answer_type = row.values.get("answer_type")
     return Example(
-        image=image_file(root, name, where=row.where),
+        image=file,
         question=row.text("question"),
         answer=answer,
-        closed=closed,
+        closed=closed_by_type(answer_type) if answer_type else closed_by_answer(answer),
         image_id=name,
         question_type=row.label("question_type"),
+        group=row.label("patient"),
     )
+
+
+def _class(row: Row, file: Path, name: str) -> Example:
+    return class_example(file, row.values["label"], image_id=name, group=row.label("patient"))
+
+
+def _labelled(row: Row, file: Path, name: str) -> Example:
+    labels = {label.strip() for label in row.label("labels").split("|")} - {""}
+    return label_example(file, labels, image_id=name, group=row.label("patient"), text=row.label("text"))
+
+
+KINDS = (
+    Kind(("question", "answer"), _question, ACCURACY),
+    Kind(("labels",), _labelled, MACRO_F1),
+    Kind(("label",), _class, BALANCED_ACCURACY),
+)
+
+
+def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
+    """Return the labels of the job, or where it names none those of the table; empty: there are none in this kind."""
+    found = {label for example in examples if example.labels is not None for label in example.labels}
+    if all(example.labels is None for example in examples):
+        return ()
+    if settings.answers and (others := found - set(settings.answers)):
+        raise DataError(f"{len(others)} labels of the manifest are not in data.answers; add them.")
+    if not found:
+        raise DataError("no image of the manifest has a label; fill in 'labels'.")
+    return tuple(sorted(settings.answers or found))
 
 
 DATASET = DataSet(load=load)

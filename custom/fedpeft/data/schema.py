@@ -10,7 +10,7 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.data.answers import normalize
+from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.metrics import ACCURACY
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
+NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
+MOST_PARTS = 10_000
 MOST_ANSWERS = 10_000
 
 
@@ -107,6 +109,10 @@ class SiteData:
             return len({label for example in self.train for label in example.labels or ()})
         return len({normalize(example.answer) for example in self.train})
 
+    def unseen(self, vocabulary: AnswerVocabulary) -> int:
+        """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""
+        return 0 if self.labels else vocabulary.unseen(self.test)
+
     def splits(self) -> dict[str, tuple[Example, ...]]:
         """Return the three splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
@@ -157,6 +163,11 @@ class DataSettings:
         train_size, validation_size, test_size: examples per split, phantom only; None: its own sizes.
         dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
             at about half of the sites, each pair at other ones; 0: all sites mean the same.
+        partition: how sites share one data set: "natural", as the data set itself has sites, or none; "iid", at random;
+            "dirichlet", each label in other proportions. The number at the end of a site's name (client-3) is that of
+            its part. No patient or image is at two sites.
+        parts: number of sites that share it, with "iid" and "dirichlet".
+        alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
@@ -177,6 +188,9 @@ class DataSettings:
     validation_size: int | None = None
     test_size: int | None = None
     dialects: int = 0
+    partition: str = NATURAL
+    parts: int = 1
+    alpha: float = 0.5
     exclude: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
@@ -201,6 +215,7 @@ class DataSettings:
         self._check_fractions()
         self._check_sizes()
         self._check_dialects()
+        self._check_partition()
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -253,10 +268,24 @@ class DataSettings:
         if self.dialects:
             self._check_taken("dialects")
 
+    def _check_partition(self) -> None:
+        one_of("partition", self.partition, PARTITIONS)
+        if not _is_whole(self.parts) or not 1 <= self.parts <= MOST_PARTS:
+            raise DataError(f"parts={self.parts!r} must be a whole number from 1 to {MOST_PARTS:,}.", setting="parts")
+        if not isinstance(self.alpha, int | float) or not 0.001 <= self.alpha <= 1e6:
+            raise DataError(f"alpha={self.alpha!r} must be a number from 0.001 to 1,000,000.", setting="alpha")
+        if self.partition != NATURAL:
+            self._check_taken("partition")
+        elif self.parts != 1:
+            raise DataError(
+                f"parts={self.parts}, and partition={NATURAL!r} shares nothing out; choose iid or dirichlet.",
+                setting="parts",
+            )
+
     def _check_taken(self, name: str) -> None:
         if name not in DATASETS.get(self.dataset).takes:
             raise DataError(
-                f"{name}={getattr(self, name)} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
+                f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
 
 

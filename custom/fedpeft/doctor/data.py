@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folders import VARIABLE
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import SiteData
@@ -37,10 +38,13 @@ def check(context: Context) -> Iterator[Finding]:
             yield failed(f"site {site}: {error}")
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
-        yield passed(
-            f"site {site}: {counts}; {len(answers)} answers, {answers.unseen(loaded.test)} test questions with none of "
-            f"them; {opened}."
-        )
+        yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+
+
+def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
+    if loaded.labels:
+        return f"{loaded.answers_in_training} of {len(vocabulary)} labels in training"
+    return f"{len(vocabulary)} answers, {loaded.unseen(vocabulary)} test questions with none of them"
 
 
 def _open_some(loaded: SiteData) -> str:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from fedpeft.data import AnswerVocabulary, SiteData
+from fedpeft.data import SiteData
+from fedpeft.data.answer_space import vocabulary_of
 
 
 def data_summary(sites: Sequence[SiteData]) -> Table:
-    """Return one row per site: examples per split, images, answers, and test questions with unseen answers.
+    """Return one row per site: examples per split, images, answers or labels, and test questions with unseen answers.
 
     Args:
         sites: data of each site; the table holds counts only.
@@ -21,10 +22,10 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
     for header in ("train", "validation", "test", "images", "answers", "closed in test", "unseen in test"):
         table.add_column(header, justify="right")
     for data in sites:
-        vocabulary = AnswerVocabulary.from_examples(data.train)
+        vocabulary = vocabulary_of(data, None)
         splits = data.splits()
         images = {example.image_id for examples in splits.values() for example in examples}
         closed = sum(example.closed for example in data.test)
-        counts = [*map(len, splits.values()), len(images), len(vocabulary), closed, vocabulary.unseen(data.test)]
+        counts = [*map(len, splits.values()), len(images), len(vocabulary), closed, data.unseen(vocabulary)]
         table.add_row(data.site, *map(str, counts))
     return table

@@ -1,0 +1,100 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Fed-ISIC2019 (du Terrail et al., FLamby, NeurIPS 2022): dermatoscopy of eight kinds of lesions from six centers.
+
+    ISIC_2019_Training_Input_preprocessed/<image>.jpg, train_test_split      FLamby's table, without extension
+    ISIC_2019_Training_Metadata.csv                                          may be missing; says which lesion it is
+
+A site's name is its center: bcn, vidir-molemax, vidir-modern, rosendahl, mskcc or vienna-dias; fed-isic2019 (or None)
+has all of them. FLamby's split has some lesions on both sides: use `split="image_disjoint"` and the table of lesions
+for whatever claims to generalize. An image that was not downloaded is left out and counted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import contains, dataset_folder, find, images_below
+from fedpeft.data.labelled_images import TAKES, class_example, site_of
+from fedpeft.data.records import Row, csv_rows
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import NATURAL, DataSettings, Example, SiteData
+
+FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
+TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
+WHOLE = "fed-isic2019"
+CENTERS = ("bcn", "vidir-molemax", "vidir-modern", "rosendahl", "mskcc", "vienna-dias")
+CLASSES = (
+    "melanoma",
+    "melanocytic nevus",
+    "basal cell carcinoma",
+    "actinic keratosis",
+    "benign keratosis",
+    "dermatofibroma",
+    "vascular lesion",
+    "squamous cell carcinoma",
+)
+FOLDS = ("train", "test")
+
+
+def answers() -> tuple[str, ...]:
+    """Return the eight classes."""
+    return CLASSES
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load one center, or all.
+
+    Raises:
+        DataError: unknown site, missing folder or table, a value that is not FLamby's, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS)
+    site = settings.site or WHOLE
+    rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
+    if settings.partition == NATURAL and site != WHOLE:
+        if site not in CENTERS:
+            known = ", ".join((WHOLE, *CENTERS))
+            raise DataError(f"site={site!r} is not a center of Fed-ISIC2019; choose one of {known}.")
+        rows = [row for row in rows if _number(row, "center", CENTERS) == CENTERS.index(site)]
+    files, lesions = images_below(root), _lesions(root)
+    there = [row for row in rows if row.text("image") in files]
+    parts: dict[str, list[Example]] = {fold: [] for fold in FOLDS}
+    for row in there:
+        if (fold := row.text("fold")) not in parts:
+            raise DataError(f"{row.where}: fold is {fold!r:.40}, neither train nor test; put FLamby's table there.")
+        parts[fold].append(_example(row, files, lesions))
+    return site_of(
+        settings,
+        WHOLE,
+        f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == WHOLE else site}",
+        train=parts["train"],
+        test=parts["test"],
+        left_out=[("its image is not there", len(rows) - len(there))],
+    )
+
+
+def _example(row: Row, files: Mapping[str, Path], lesions: Mapping[str, str]) -> Example:
+    name = row.text("image")
+    target = CLASSES[_number(row, "target", CLASSES)]
+    return class_example(files[name], target, image_id=name, group=lesions.get(name, ""))
+
+
+def _number(row: Row, column: str, names: tuple[str, ...]) -> int:
+    text = row.text(column)
+    if not text.isdecimal() or int(text) >= len(names):
+        raise DataError(
+            f"{row.where}: {column} is {text!r:.40}, it must be from 0 to {len(names) - 1}; put FLamby's table there."
+        )
+    return int(text)
+
+
+def _lesions(root: Path) -> dict[str, str]:
+    """Return the lesion of each image, where the table is there and says it."""
+    if not contains(root, METADATA):
+        return {}
+    rows = csv_rows(find(root, METADATA), ("image", "lesion_id"))
+    return {row.text("image"): f"lesion {row.label('lesion_id')}" for row in rows if row.label("lesion_id")}
+
+
+DATASET = DataSet(load=load, answers=answers, takes=TAKES)

@@ -1,0 +1,110 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Images that have a class, or any number of labels, and no question: what their loaders share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedpeft.data.answers import normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import IMAGE_SUFFIXES
+from fedpeft.data.partition import arrange, pooled
+from fedpeft.data.schema import NATURAL, DataSettings, Example, SiteData
+from fedpeft.data.sharing import own_parts
+from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
+
+TAKES = frozenset({"partition"})
+
+
+def class_example(image: Any, name: str, *, image_id: str, group: str = "") -> Example:
+    """Return an image with its class; see `Example` for the arguments."""
+    return Example(image, "", normalize(name), closed=False, image_id=image_id, group=group)
+
+
+def label_example(
+    image: Any, labels: Iterable[str], *, image_id: str, group: str = "", text: str = "", unknown: Iterable[str] = ()
+) -> Example:
+    """Return an image with its labels.
+
+    Args:
+        image, image_id, group: see `Example`.
+        labels, unknown: that apply, and of which nobody knows whether they do.
+        text: beside the image, for instance a report.
+    """
+    has, open_ = (tuple(sorted(map(normalize, names))) for names in (labels, unknown))
+    return Example(image, text, "", closed=False, image_id=image_id, labels=has, unknown_labels=open_, group=group)
+
+
+def site_of(
+    settings: DataSettings,
+    usual: str,
+    source: str,
+    *,
+    train: Sequence[Example],
+    test: Sequence[Example] | None = None,
+    validation: Sequence[Example] | None = None,
+    labels: Iterable[str] = (),
+    left_out: Iterable[tuple[str, int]] = (),
+) -> SiteData:
+    """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
+
+    Args:
+        settings: of the site.
+        usual: its name where the settings have none.
+        source: see `SiteData`.
+        train, validation, test: as published; without `test` everything in `train` is split here, by image and group.
+        labels: all of the data set, where images have labels.
+        left_out: see `SiteData`; entries with a count of 0 are dropped.
+
+    Raises:
+        DataError: the settings ask for another split than there is, or for a part that there is not.
+    """
+    if settings.split == "paper":
+        raise DataError(f"split='paper' has no meaning for {settings.dataset}; choose published or image_disjoint.")
+    if test is None:
+        splits = pooled(own_parts(settings, train)[0], settings)
+    else:
+        mine, held_out, tested = own_parts(settings, train, validation or (), test)
+        splits = arrange(settings, train=mine, test=tested, validation=None if validation is None else held_out)
+    if settings.partition != NATURAL:
+        splits = (_own_copies(splits[0]), _own_copies(splits[1]), _own_copies(splits[2]))
+    known = tuple(sorted(map(normalize, labels)))
+    return SiteData(
+        settings.site or usual,
+        *splits,
+        source,
+        labels=known,
+        metric=MACRO_F1 if known else BALANCED_ACCURACY,
+        left_out=tuple((why, count) for why, count in left_out if count),
+    )
+
+
+def class_folders(root: Path, *, without: Sequence[str] = ()) -> dict[str, list[Path]]:
+    """Return the image files of each folder below `root`, sorted.
+
+    Args:
+        root: holds one folder for each class.
+        without: folders that are none.
+
+    Raises:
+        DataError: there is no folder with an image.
+    """
+    found = {
+        folder.name: sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        for folder in sorted(root.iterdir())
+        if folder.is_dir() and folder.name not in without and not folder.name.startswith((".", "__MACOSX"))
+    }
+    found = {name: files for name, files in found.items() if files}
+    if not found:
+        raise DataError(f"{root} holds no folder of images; put one folder for each class there.")
+    return found
+
+
+def _own_copies(examples: Sequence[Example]) -> tuple[Example, ...]:
+    """Let go of the array that holds the images of all parts."""
+    return tuple(replace(e, image=e.image.copy()) if isinstance(e.image, np.ndarray) else e for e in examples)

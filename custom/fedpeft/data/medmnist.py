@@ -1,0 +1,218 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""MedMNIST v2 (Yang et al., Sci Data 2023): twelve sets of small medical images, each with its published split.
+
+    <name>.npz, <name>_64.npz, <name>_128.npz or <name>_224.npz      the largest that is there is read
+
+Keys: {train,val,test}_{images,labels}, uint8. ChestMNIST has 14 labels, the others one class for each image.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder
+from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData
+
+FOLDERS = ("medmnist", "MedMNIST")
+SIZES = ("_224", "_128", "_64", "")
+SPLITS = ("train", "val", "test")
+
+
+class MedMnist(NamedTuple):
+    """One of the sets: its file's name, its classes in the order of their numbers, and whether these are labels."""
+
+    name: str
+    classes: tuple[str, ...]
+    labelled: bool = False
+
+
+_ORGANS = (
+    "bladder",
+    "left femur",
+    "right femur",
+    "heart",
+    "left kidney",
+    "right kidney",
+    "liver",
+    "left lung",
+    "right lung",
+    "pancreas",
+    "spleen",
+)
+SETS = (
+    MedMnist(
+        "pathmnist",
+        (
+            "adipose",
+            "background",
+            "debris",
+            "lymphocytes",
+            "mucus",
+            "smooth muscle",
+            "normal colon mucosa",
+            "cancer-associated stroma",
+            "colorectal adenocarcinoma epithelium",
+        ),
+    ),
+    MedMnist(
+        "chestmnist",
+        (
+            "atelectasis",
+            "cardiomegaly",
+            "effusion",
+            "infiltration",
+            "mass",
+            "nodule",
+            "pneumonia",
+            "pneumothorax",
+            "consolidation",
+            "edema",
+            "emphysema",
+            "fibrosis",
+            "pleural thickening",
+            "hernia",
+        ),
+        labelled=True,
+    ),
+    MedMnist(
+        "dermamnist",
+        (
+            "actinic keratosis",
+            "basal cell carcinoma",
+            "benign keratosis",
+            "dermatofibroma",
+            "melanoma",
+            "melanocytic nevus",
+            "vascular lesion",
+        ),
+    ),
+    MedMnist("octmnist", ("choroidal neovascularization", "diabetic macular edema", "drusen", "normal")),
+    MedMnist("pneumoniamnist", ("normal", "pneumonia")),
+    MedMnist("retinamnist", ("grade 0", "grade 1", "grade 2", "grade 3", "grade 4")),
+    MedMnist("breastmnist", ("malignant", "normal or benign")),
+    MedMnist(
+        "bloodmnist",
+        (
+            "basophil",
+            "eosinophil",
+            "erythroblast",
+            "immature granulocyte",
+            "lymphocyte",
+            "monocyte",
+            "neutrophil",
+            "platelet",
+        ),
+    ),
+    MedMnist(
+        "tissuemnist",
+        (
+            "collecting duct or connecting tubule",
+            "distal convoluted tubule",
+            "glomerular endothelial cells",
+            "interstitial endothelial cells",
+            "leukocytes",
+            "podocytes",
+            "proximal tubule segments",
+            "thick ascending limb",
+        ),
+    ),
+    MedMnist("organamnist", _ORGANS),
+    MedMnist("organcmnist", _ORGANS),
+    MedMnist("organsmnist", _ORGANS),
+)
+
+
+def load(kind: MedMnist, settings: DataSettings) -> SiteData:
+    """Load one of the sets, or one site's part of it.
+
+    Raises:
+        DataError: missing folder or file, a file of another form, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS)
+    file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
+    if file is None:
+        raise DataError(f"{root} holds no {kind.name}.npz, nor one with _64, _128 or _224; put the owners' file there.")
+    train, validation, test = (_examples(kind, split, *_arrays(file, split, kind)) for split in SPLITS)
+    return site_of(
+        settings,
+        kind.name,
+        f"{kind.name} (MedMNIST v2, Yang et al. 2023), real data, published split",
+        train=train,
+        validation=validation,
+        test=test,
+        labels=kind.classes if kind.labelled else (),
+    )
+
+
+def _arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split.
+
+    Raises:
+        DataError: they are not there, or of another form.
+    """
+    try:
+        with np.load(file, allow_pickle=False) as stored:
+            images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
+    except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise DataError(f"{file} cannot be read as MedMNIST's arrays of {split}; download it again.") from error
+    images = np.repeat(images[..., None], 3, axis=-1) if images.ndim == 3 else images
+    width = len(kind.classes) if kind.labelled else 1
+    highest = 2 if kind.labelled else len(kind.classes)
+    if (
+        images.dtype != np.uint8
+        or images.ndim != 4
+        or images.shape[-1] != 3
+        or labels.shape != (len(images), width)
+        or (labels.size and not 0 <= labels.min() <= labels.max() < highest)
+    ):
+        raise DataError(
+            f"{file} has {split} images of shape {images.shape} ({images.dtype}) and labels of shape {labels.shape}, "
+            f"not (n, H, W) or (n, H, W, 3) in uint8 and (n, {width}) below {highest}; download it again."
+        )
+    return images, labels
+
+
+def _examples(kind: MedMnist, split: str, images: np.ndarray, labels: np.ndarray) -> Sequence[Example]:
+    names = [f"{kind.name} {split} {number}" for number in range(len(images))]
+    if kind.labelled:
+        return [
+            label_example(image, [kind.classes[i] for i in np.flatnonzero(row)], image_id=name)
+            for image, row, name in zip(images, labels, names, strict=True)
+        ]
+    return [
+        class_example(image, kind.classes[int(row[0])], image_id=name)
+        for image, row, name in zip(images, labels, names, strict=True)
+    ]
+
+
+def _classes(kind: MedMnist) -> tuple[str, ...]:
+    return kind.classes
+
+
+def _data_set(kind: MedMnist) -> DataSet:
+    return DataSet(load=partial(load, kind), answers=partial(_classes, kind), takes=TAKES)
+
+
+(
+    PATHMNIST,
+    CHESTMNIST,
+    DERMAMNIST,
+    OCTMNIST,
+    PNEUMONIAMNIST,
+    RETINAMNIST,
+    BREASTMNIST,
+    BLOODMNIST,
+    TISSUEMNIST,
+    ORGANAMNIST,
+    ORGANCMNIST,
+    ORGANSMNIST,
+) = map(_data_set, SETS)

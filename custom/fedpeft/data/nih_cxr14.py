@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""NIH ChestX-ray14 (Wang et al., CVPR 2017): chest radiographs with any of 14 findings, read from their reports.
+
+    Data_Entry_2017_v2020.csv (or Data_Entry_2017.csv), images/ or images_001/images/ ... images_012/images/
+    train_val_list.txt, test_list.txt       the owners' split by patient; without them the patients are split here
+
+"No Finding" is no label: such an image has none. No patient is in two splits or at two sites. An image whose archive
+was not unpacked is left out and counted.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder, images_below
+from fedpeft.data.labelled_images import TAKES, label_example, site_of
+from fedpeft.data.records import Row, csv_rows
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData
+
+FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
+TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
+LISTS = ("train_val_list.txt", "test_list.txt")
+NO_FINDING = "No Finding"
+FINDINGS = (
+    "Atelectasis",
+    "Cardiomegaly",
+    "Consolidation",
+    "Edema",
+    "Effusion",
+    "Emphysema",
+    "Fibrosis",
+    "Hernia",
+    "Infiltration",
+    "Mass",
+    "Nodule",
+    "Pleural_Thickening",
+    "Pneumonia",
+    "Pneumothorax",
+)
+_KEYS = ("Image Index", "Finding Labels", "Patient ID")
+
+
+def answers() -> tuple[str, ...]:
+    """Return the 14 findings."""
+    return tuple(_spelled(finding) for finding in FINDINGS)
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load the data set, or one site's part of it.
+
+    Raises:
+        DataError: missing folder or table, an unknown finding, or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS)
+    table = next((root / name for name in TABLES if (root / name).is_file()), None)
+    if table is None:
+        raise DataError(f"{root} holds neither {TABLES[0]!r} nor {TABLES[1]!r}; put the owners' table there.")
+    rows = csv_rows(table, _KEYS)
+    files = images_below(root)
+    there = {row.text("Image Index"): row for row in rows if Path(row.text("Image Index")).stem in files}
+    examples = {name: _example(row, files[Path(name).stem]) for name, row in there.items()}
+    left_out = [("its image is not there", len(rows) - len(examples))]
+    source = "NIH ChestX-ray14 (Wang et al., CVPR 2017), real data"
+    if all((root / name).is_file() for name in LISTS):
+        train, test = ([examples[name] for name in _listed(root / file) if name in examples] for file in LISTS)
+        left_out.append(("it is in neither list", len(examples) - len(train) - len(test)))
+        return site_of(
+            settings,
+            "nih-cxr14",
+            f"{source}, published split",
+            train=train,
+            test=test,
+            labels=answers(),
+            left_out=left_out,
+        )
+    return site_of(
+        settings,
+        "nih-cxr14",
+        f"{source}, split by patient",
+        train=tuple(examples.values()),
+        labels=answers(),
+        left_out=left_out,
+    )
+
+
+def _listed(file: Path) -> list[str]:
+    return [name for line in file.read_text(encoding="utf-8").splitlines() if (name := line.strip())]
+
+
+def _example(row: Row, file: Path) -> Example:
+    findings = [part.strip() for part in row.text("Finding Labels").split("|")]
+    unknown = [finding for finding in findings if finding not in (*FINDINGS, NO_FINDING)]
+    if unknown:
+        raise DataError(f"{row.where}: a finding is none of the owners' 14; correct that row.")
+    return label_example(
+        file,
+        [_spelled(finding) for finding in findings if finding != NO_FINDING],
+        image_id=file.stem,
+        group=f"patient {row.text('Patient ID')}",
+    )
+
+
+def _spelled(finding: str) -> str:
+    return finding.lower().replace("_", " ")
+
+
+DATASET = DataSet(load=load, answers=answers, takes=TAKES)

@@ -1,0 +1,101 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Share one data set out to several sites (`data.partition`): at random, or with labels in other proportions at each.
+
+Every site computes the same partition from the whole table and the seed, and keeps its own part. What is never divided,
+an image or a group of images such as those of one patient, is a unit here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import numpy as np
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.schema import DIRICHLET, NATURAL, DataSettings, Example
+
+LEAST_UNITS = 3  # of a part: one for each split
+DRAWS = 100
+_NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
+NO_LABEL = ""
+
+
+def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
+    """Return the examples of one site, split by split and in their order.
+
+    Args:
+        settings: `partition`, `parts`, `alpha`, `seed`, and `site`, whose number at its end says which part it has.
+        splits: of the whole data set; a unit that is in several of them is at one site all the same.
+
+    Raises:
+        DataError: the site's name has no number from 1 to `parts`, or there are too few images for so many parts.
+    """
+    if settings.partition == NATURAL:
+        return [tuple(examples) for examples in splits]
+    part = part_of(settings)
+    labels = labels_of_units([example for examples in splits for example in examples])
+    owner = _shared(settings, labels, np.random.default_rng([settings.seed, settings.parts]))
+    return [tuple(example for example in examples if owner[example.unit] == part) for examples in splits]
+
+
+def part_of(settings: DataSettings) -> int:
+    """Return a site's part, counted from 0.
+
+    Raises:
+        DataError: its name has no number from 1 to `parts` at its end.
+    """
+    found = _NUMBER.search(settings.site or "")
+    if not found or int(found[1]) > settings.parts:
+        raise DataError(
+            f"site={settings.site!r} does not say which of {settings.parts} parts it has; end its name with a number "
+            f"from 1 to {settings.parts}, as in client-1."
+        )
+    return int(found[1]) - 1
+
+
+def labels_of_units(examples: Sequence[Example]) -> dict[str, tuple[str, ...]]:
+    """Return the labels, or answers, of every unit, sorted; units in the order of their ids."""
+    labels: dict[str, set[str]] = {}
+    for example in examples:
+        own = (example.answer,) if example.labels is None else example.labels
+        labels.setdefault(example.unit, set()).update(own)
+    return {unit: tuple(sorted(labels[unit])) for unit in sorted(labels)}
+
+
+def _shared(settings: DataSettings, labels: dict[str, tuple[str, ...]], rng: np.random.Generator) -> dict[str, int]:
+    """Return the part of every unit; draw again while a part has too few.
+
+    Raises:
+        DataError: after many draws one still has.
+    """
+    if len(labels) < LEAST_UNITS * settings.parts:
+        raise DataError(f"{len(labels)} images (or patients) are too few for parts={settings.parts}; lower parts.")
+    for _ in range(DRAWS):
+        owner = _dirichlet(labels, settings, rng) if settings.partition == DIRICHLET else _iid(labels, settings, rng)
+        if np.bincount(list(owner.values()), minlength=settings.parts).min() >= LEAST_UNITS:
+            return owner
+    raise DataError(
+        f"alpha={settings.alpha:g} leaves one of parts={settings.parts} with fewer than {LEAST_UNITS} of "
+        f"{len(labels)} images (or patients); raise alpha, or lower parts.",
+        setting="alpha",
+    )
+
+
+def _iid(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: np.random.Generator) -> dict[str, int]:
+    units = list(labels)
+    return {units[i]: place % settings.parts for place, i in enumerate(rng.permutation(len(units)))}
+
+
+def _dirichlet(labels: dict[str, tuple[str, ...]], settings: DataSettings, rng: np.random.Generator) -> dict[str, int]:
+    """Cut the units of each label by proportions drawn from Dir(alpha); of several labels of a unit one, at random."""
+    of_label: dict[str, list[str]] = {}
+    for unit, own in labels.items():
+        of_label.setdefault(own[rng.integers(len(own))] if own else NO_LABEL, []).append(unit)
+    owner: dict[str, int] = {}
+    for label in sorted(of_label):
+        units = of_label[label]
+        ends = np.cumsum(rng.dirichlet(np.full(settings.parts, settings.alpha))) * len(units)
+        parts = np.searchsorted(np.round(ends[:-1]), np.arange(len(units)), side="right")
+        owner.update((units[i], int(part)) for i, part in zip(rng.permutation(len(units)), parts, strict=True))
+    return owner

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One data set shared out to sites: nothing twice, nothing lost, no patient at two sites, as uneven as alpha says."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.schema import DataSettings, Example
+from fedpeft.data.sharing import own_parts
+
+LABELS = ("edema", "effusion", "mass", "nodule")
+IMAGE = np.zeros((4, 4, 3), np.uint8)
+
+
+def chosen(partition, parts, number=1, **values):
+    return DataSettings(dataset="nih_cxr14", site=f"client-{number}", partition=partition, parts=parts, **values)
+
+
+def images(count, seed=0, patients=None):
+    """Images with up to two labels each, of so many patients."""
+    rng = np.random.default_rng(seed)
+    return [
+        Example(
+            IMAGE,
+            "",
+            "",
+            closed=False,
+            image_id=f"{number}",
+            labels=tuple(sorted(set(rng.choice(LABELS, size=rng.integers(0, 3)).tolist()))),
+            group=f"patient {rng.integers(patients)}" if patients else "",
+        )
+        for number in range(count)
+    ]
+
+
+def shared(settings_of, examples):
+    return [own_parts(settings_of(number), examples)[0] for number in range(1, settings_of(1).parts + 1)]
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    partition=st.sampled_from(["iid", "dirichlet"]),
+    parts=st.integers(1, 6),
+    seed=st.integers(0, 5),
+    patients=st.sampled_from([None, 40]),
+)
+def test_parts_are_disjoint_and_complete(partition, parts, seed, patients):
+    examples = images(120, seed, patients)
+    found = shared(lambda n: chosen(partition, parts, n, seed=seed, alpha=1.0), examples)
+    assert sorted(e.image_id for part in found for e in part) == sorted(e.image_id for e in examples)
+    units = [{e.unit for e in part} for part in found]
+    assert sum(map(len, units)) == len(set().union(*units))
+    assert all(len(part) >= 3 for part in units)
+
+
+def test_a_patient_with_images_in_train_and_test_is_at_one_site():
+    train, test = images(60, 1, 20), images(60, 2, 20)
+    found = [own_parts(chosen("iid", 3, number), train, test) for number in (1, 2, 3)]
+    at = [{e.unit for split in splits for e in split} for splits in found]
+    assert sum(map(len, at)) == len(set().union(*at))
+
+
+def test_at_random_the_parts_are_equally_large():
+    sizes = [len(part) for part in shared(lambda n: chosen("iid", 7, n), images(100))]
+    assert max(sizes) - min(sizes) <= 1
+
+
+def skew(alpha, seeds=8):
+    """Mean total variation between a site's labels and those of all sites."""
+    distances = []
+    for seed in range(seeds):
+        examples = [e for e in images(2000, seed) if e.labels]
+        whole = counts(examples)
+        parts = shared(lambda n, seed=seed: chosen("dirichlet", 4, n, seed=seed, alpha=alpha), examples)
+        distances += [np.abs(counts(part) - whole).sum() / 2 for part in parts]
+    return np.mean(distances)
+
+
+def counts(examples):
+    found = np.array([sum(label in e.labels for e in examples) for label in LABELS], float)
+    return found / found.sum()
+
+
+def test_labels_are_the_more_uneven_the_smaller_alpha():
+    distances = [skew(alpha) for alpha in (0.1, 0.5, 2.0, 100.0)]
+    assert distances == sorted(distances, reverse=True)
+    assert distances[0] > 0.25 > 0.05 > distances[-1]
+
+
+@pytest.mark.parametrize("site", ["client", "client-0", "client-5", "5-client", None])
+def test_a_name_must_say_which_part_it_is(site):
+    with pytest.raises(DataError, match="does not say which of 4 parts it has; end its name with a number from 1 to 4"):
+        own_parts(DataSettings(dataset="nih_cxr14", site=site, partition="iid", parts=4), images(40))
+
+
+@pytest.mark.parametrize("site", ["client-03", "3", "client3", "ward 3"])
+def test_the_number_at_the_end_counts(site):
+    one = own_parts(DataSettings(dataset="nih_cxr14", site=site, partition="iid", parts=4), images(40))
+    assert one == own_parts(chosen("iid", 4, 3), images(40))
+
+
+def test_too_many_parts_are_refused():
+    with pytest.raises(DataError, match=r"8 images \(or patients\) are too few for parts=4"):
+        own_parts(chosen("iid", 4), images(8))
+    with pytest.raises(DataError, match=r"alpha=0.001 leaves one of parts=10 with fewer than 3 of 60"):
+        own_parts(chosen("dirichlet", 10, alpha=0.001), images(60))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"partition": "random"}, "partition is 'random'"),
+        ({"partition": "iid", "parts": 0}, "parts=0 must be a whole number from 1"),
+        ({"partition": "dirichlet", "parts": 2, "alpha": 0}, "alpha=0 must be a number from"),
+        ({"partition": "dirichlet", "parts": 2, "alpha": float("nan")}, "alpha=nan must be a number from"),
+        ({"parts": 3}, "parts=3, and partition='natural' shares nothing out"),
+        ({"dataset": "slake", "partition": "iid", "parts": 2}, "partition='iid' is not a setting of dataset='slake'"),
+    ],
+)
+def test_settings_that_make_no_partition_are_refused(values, message):
+    with pytest.raises(Exception, match=message):
+        DataSettings(**{"dataset": "nih_cxr14", **values})
