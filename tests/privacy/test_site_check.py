@@ -139,6 +139,12 @@ REFUSED = [
     ("a solver that is not listed", {"schedule": {"solver": "nsga2"}}, {"solvers": ("exact",)}, "schedule.solver"),
     ("choices that show in uploads", {"method": {"pia": {"accept": True}}}, {"metrics": False}, "method.pia"),
     ("a share chosen by few", {"method": {"pia": {"share": "validation"}}}, {"metrics": False}, "method.pia"),
+    (
+        "a part of the site's data",
+        {"data": {"dataset": "nih_cxr14", "partition": "iid", "parts": 9}},
+        {},
+        "data.partition",
+    ),
     ("data of others", {"data": {"pool": ["south"]}}, {}, "data.pool"),
     ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
     ("any model", {"backbone": {"name": "transformers", "source": "/srv/clip"}}, {}, "backbone.source"),
@@ -219,6 +225,8 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "data.seed": "the site's own holds",
     "data.validation_fraction": "the site's own holds",
     "data.test_fraction": "the site's own holds",
+    "data.parts": "a partition is refused",
+    "data.alpha": "a partition is refused",
     "data.dialects": "questions that are drawn by program are asked in so many ways; none is added",
 }
 

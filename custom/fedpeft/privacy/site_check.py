@@ -15,6 +15,7 @@ from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.pool import pooled
+from fedpeft.data.schema import NATURAL
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy
@@ -125,6 +126,11 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
     if chosen.pool:
         yield "data.pool", "is set: a site trains on its own data, pooled data are for the simulator"
+    if chosen.partition != NATURAL:
+        yield (
+            "data.partition",
+            "is set: a site trains on all of its own data, partitions are for the simulator",
+        )
     if chosen.exclude:
         yield "data.exclude", "is set: only this site decides which images are excluded"
     if chosen.site not in (job.site, policy.site):
