@@ -162,3 +162,29 @@ def test_a_file_that_is_not_utf_8_is_named(tmp_path):
     (tmp_path / (TEST_2021 + "Questions.txt")).write_bytes(b"synpic800|\xe9?\n")
     with pytest.raises(DataError, match=r"Questions\.txt is not UTF-8 \(byte 10\); save it as UTF-8"):
         _load(tmp_path, "vqa_med_2021")
+
+
+def test_2018_reads_tabs_and_leaves_the_papers_split_to_others(tmp_path):
+    site = _load(layouts.vqa_med_2018(tmp_path), "vqa_med_2018")
+    assert _sizes(site) == [10, 3, 4]
+    assert (site.train[0].answer, site.train[0].closed, site.train[1].closed) == ("yes", True, False)
+    assert site.train[1].answer == "lesion at tail | of pancreas"
+    assert (site.site, site.left_out) == ("vqa-med-2018", ())
+    with pytest.raises(DataError, match="split='paper' has no meaning for VQA-Med 2018"):
+        _load(tmp_path, "vqa_med_2018", split="paper")
+
+
+def test_2018_counts_test_questions_without_an_answer(tmp_path):
+    layouts.vqa_med_2018(tmp_path, answered=False)
+    with pytest.raises(DataError, match=r"VQAMed2018Test-QA\.csv has no answers; put .*'VQAMed2018Test-QA-Eval\.csv'"):
+        _load(tmp_path, "vqa_med_2018")
+    site = _load(tmp_path, "vqa_med_2018", split="image_disjoint")
+    assert sum(_sizes(site)) == 13
+    assert site.left_out == (("the question has no published answer", 4),)
+
+
+def test_2018_names_a_line_with_too_few_fields(tmp_path):
+    file = layouts.vqa_med_2018(tmp_path) / "VQAMed2018Train" / "VQAMed2018Train-QA.csv"
+    file.write_text("1|synpic1|what?|that\n")
+    with pytest.raises(DataError, match=r"line 1: 1 fields, expected number and a tab, id and a tab, question"):
+        _load(tmp_path, "vqa_med_2018")

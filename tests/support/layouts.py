@@ -90,6 +90,20 @@ def slake(root: Path, *, validation: str = "validate.json") -> Path:
     return root
 
 
+def vqa_med_2018(root: Path, *, answered: bool = True) -> Path:
+    """Ten training, three validation and four test images; tabs between the fields, CRLF ends in one file."""
+    parts = {"Train": (ids(0, 10), "\r\n"), "Valid": (ids(20, 3), "\n"), "Test": (ids(40, 4), "\n")}
+    for part, (image_ids, end) in parts.items():
+        folder = root / f"VQAMed2018{part}"
+        pictures(folder / f"VQAMed2018{part}-images", image_ids)
+        known = answered or part != "Test"
+        answers = ["lesion at tail | of pancreas" if known else "", "Yes" if known else ""]
+        rows = [f"{n}\t{i}\twhat does mri show?\t{answers[n % 2]}" for n, i in enumerate(image_ids, 1)]
+        name = "Test-QA-Eval" if answered and part == "Test" else f"{part}-QA"
+        lines(folder / f"VQAMed2018{name}.csv", rows, end=end)
+    return root
+
+
 def vqa_med_2019(root: Path, *, by_category: bool = True, everything: bool = True) -> Path:
     """Ten training, three validation and two test images; the training file ends its lines with CRLF."""
     parts = {

@@ -102,22 +102,24 @@ def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     return _checked(path, rows, keys, columns=reader.fieldnames or ())
 
 
-def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False) -> list[Row]:
+def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, separator: str = "|") -> list[Row]:
     """Read a file without header whose fields are separated by `|`, with LF or CRLF ends; blank lines are skipped.
 
     Args:
         path: the file.
         fields: names of the fields in their order.
         alternatives: a line may have more fields; the key `alternatives` holds them.
+        separator: what is between the fields.
     """
     rows = []
     for number, line in enumerate(_read(path).split("\n"), 1):
-        parts = [part.strip() for part in line.strip().split("|")]
-        if parts == [""]:
+        if not line.strip():
             continue
+        parts = [part.strip() for part in line.split(separator)]
         where = f"{path}, line {number}"
         if len(parts) < len(fields) or (len(parts) > len(fields) and not alternatives):
-            raise DataError(f"{where}: {len(parts)} fields, expected {'|'.join(fields)}; correct that line.")
+            expected = (" and a tab, " if separator == "\t" else separator).join(fields)
+            raise DataError(f"{where}: {len(parts)} fields, expected {expected}; correct that line.")
         values = dict(zip(fields, parts, strict=False))
         rows.append(Row(where, {**values, "alternatives": [part for part in parts[len(fields) :] if part]}))
     return _checked(path, rows, fields)
