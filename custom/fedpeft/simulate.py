@@ -42,7 +42,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     Args:
         job: a FLARE job folder.
         workspace: the simulator's folder; an earlier run in it is moved to `<workspace>_runs/`.
-        threads: sites that run at the same time.
+        threads: sites that run at the same time; fewer run where they train on a GPU that has no room for so many.
         overrides: settings as `section.name=value`; the job is then composed again from `app_configs/`.
 
     Returns:
@@ -64,6 +64,8 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
         check_place(workspace, job)
+        if threads > 1:
+            threads = _that_fit(folder, workspace, threads)
         with held(workspace) as lock:
             _check_resume(folder, _state(workspace) / SERVER)
             seed(workspace)
@@ -71,6 +73,16 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
                 print(f"earlier  {earlier}", flush=True)
             code = _run_simulator(folder, workspace, threads, results / MANIFEST, lock)
             return _verdict(results, workspace, sites, code)
+
+
+def _that_fit(job: Path, workspace: Path, threads: int) -> int:
+    """Return how many sites may run at once, by the memory of the GPU that they train on, if they do."""
+    from fedpeft.doctor.card import sites_at_once
+
+    count, sentence = sites_at_once(job, threads, workspace=workspace)
+    if count < threads:
+        print(f"at once  {count} of {threads} sites; {sentence}", flush=True)
+    return count
 
 
 def _sites(job: Path) -> list[str]:

@@ -42,6 +42,8 @@ class TrainingSettings:
             transformers has none (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
             token in its last layer. The results differ by rounding.
+        compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
+            Triton). It takes its time when a site's process first trains. The results differ by rounding.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
@@ -74,6 +76,7 @@ class TrainingSettings:
     frozen_precision: str = FLOAT32
     attention: str = "usual"
     last_layer: str = "whole"
+    compile: bool = False
     checkpointing: bool = False
     micro_batch: int = 0
     reuse_passes: bool = False

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.client import compiled
 from fedpeft.client.kept_features import KeptFeatures
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.trainable import Trainable
@@ -74,6 +75,8 @@ def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Ten
                 setting="training.frozen_precision",
             )
         _round_frozen(weights)
+    if settings.compile:
+        compiled.check(backbone)
 
 
 @contextmanager
@@ -89,7 +92,10 @@ def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFea
     if only:
         _switch(backbone, only=True)
     try:
-        with features.used() if features else nullcontext():
+        with (
+            features.used() if features else nullcontext(),
+            compiled.compiled(backbone) if settings.compile else nullcontext(),
+        ):
             yield
     finally:
         if only:

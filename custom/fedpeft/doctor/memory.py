@@ -23,20 +23,31 @@ def check(context: Context) -> Iterator[Finding]:
     if not context.sites:
         return
     one, count = context.footprint, len(context.sites)
-    on_gpu = one.device.startswith("cuda")
+    cuda = one.device.startswith("cuda")
     yield passed(f"training runs on {one.device}.")
-    if on_gpu:
-        import torch
+    if cuda:
+        free, name = card(one.device)
+        yield gpu(one, free, count, name=name)
+    yield main_memory(one, available() + one.process, count, on_gpu=cuda)
 
-        free, total = torch.cuda.mem_get_info(one.device)
-        free += torch.cuda.memory_reserved(one.device)  # held by this measurement
-        yield gpu(one, free, count, name=f"{torch.cuda.get_device_name(one.device)} with {total / GB:.0f} GB")
-    yield main_memory(one, available() + one.process, count, on_gpu=on_gpu)
+
+def card(device: str) -> tuple[int, str]:
+    """Return the bytes of a GPU that are free when this measurement ends, and its name with its size."""
+    import torch
+
+    free, total = torch.cuda.mem_get_info(device)
+    free += torch.cuda.memory_reserved(device)  # held by this measurement
+    return free, f"{torch.cuda.get_device_name(device)} with {total / GB:.0f} GB"
+
+
+def on_gpu(one: Footprint) -> int:
+    """Return what a site needs of a GPU, in bytes: weights, a training step and CUDA's context."""
+    return one.weights + one.step + CUDA_CONTEXT
 
 
 def gpu(one: Footprint, free: int, count: int, *, name: str) -> Finding:
-    """Check GPU memory: weights, a training step and CUDA's context."""
-    return fits(f"memory of {name}", one.weights + one.step + CUDA_CONTEXT, free, count, how=one.method)
+    """Check GPU memory."""
+    return fits(f"memory of {name}", on_gpu(one), free, count, how=one.method)
 
 
 def main_memory(one: Footprint, free: int, count: int, *, on_gpu: bool) -> Finding:
