@@ -126,13 +126,16 @@ def _data(arguments: argparse.Namespace) -> None:
     from fedpeft.data.duplicates import duplicates, fingerprints, summary
     from fedpeft.federation import site_data
     from fedpeft.jobs import compose
-    from fedpeft.report.data_summary import data_summary
+    from fedpeft.report.data_summary import data_summary, remarks
     from fedpeft.settings import build
 
     sections = compose(arguments.configs, arguments.job.removeprefix("jobs/").rstrip("/"), arguments.set)
     data_sections = (site_data(sections["data"], site) for site in sections["federation"]["sites"])
     sites = [data.load(build(data.DataSettings, values, section="data")) for values in data_sections]
-    Console().print(data_summary(sites))
+    console = Console()
+    console.print(data_summary(sites))
+    for remark in remarks(sites):
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
     print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
 
 

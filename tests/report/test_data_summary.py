@@ -3,7 +3,7 @@ import numpy as np
 
 from fedpeft.cli import main
 from fedpeft.data import Example, SiteData
-from fedpeft.report.data_summary import data_summary
+from fedpeft.report.data_summary import data_summary, remarks
 
 IMAGE = np.zeros((4, 4, 3), dtype=np.uint8)
 
@@ -21,7 +21,20 @@ def test_it_counts_splits_images_answers_and_unanswerable_questions():
         source="made here",
     )
     table = data_summary([site])
-    assert [next(iter(column.cells)) for column in table.columns] == ["here", "2", "0", "3", "3", "2", "1", "2"]
+    cells = [next(iter(column.cells)) for column in table.columns]
+    assert cells == ["here", "2", "0", "3", "3", "2", "1", "2", "0.0"]
+
+
+def test_what_was_left_out_and_what_is_unusual_is_said():
+    rows = (example(1, "yes"),)
+    site = SiteData("here", rows, (), rows, "made here", left_out=(("no image", 2), ("Chinese", 1000)), notes=("Odd.",))
+    measured = "Measured by accuracy; the baseline is the most frequent answer of training."
+    assert list(remarks([site])) == [
+        measured,
+        "here: 2 left out: no image.",
+        "here: 1,000 left out: Chinese.",
+        "here: Odd.",
+    ]
 
 
 def test_the_command_shows_every_site_and_images_in_common(capsys, monkeypatch, request):

@@ -1,31 +1,67 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A table of what the sites of a job hold on this machine: examples, images, answers."""
+"""What the sites of a job hold on this machine: examples, images, answers, and what was left out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.baseline import baseline
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
+from fedpeft.report.wording import percent
+
+CONSTANT = {
+    ACCURACY: "the most frequent answer of training",
+    BALANCED_ACCURACY: "any one class",
+    MACRO_F1: "every label",
+}
+HEADS = (
+    "train",
+    "validation",
+    "test",
+    "images",
+    "answers",
+    "closed in test",
+    "unseen in test",
+    "baseline %",
+)
 
 
 def data_summary(sites: Sequence[SiteData]) -> Table:
-    """Return one row per site: examples per split, images, answers or labels, and test questions with unseen answers.
+    """Return one row per site.
+
+    Its cells: examples per split, images, answers or labels, closed test questions and those with unseen answers,
+    and what the best constant answer reaches.
 
     Args:
         sites: data of each site; the table holds counts only.
     """
     table = Table(box=None, header_style="bold")
     table.add_column("site", no_wrap=True)
-    for header in ("train", "validation", "test", "images", "answers", "closed in test", "unseen in test"):
-        table.add_column(header, justify="right")
+    for header in HEADS:
+        table.add_column(header, justify="right", min_width=max(map(len, header.split())))
     for data in sites:
-        vocabulary = vocabulary_of(data, None)
-        splits = data.splits()
+        splits, answers = data.splits(), vocabulary_of(data, None)
         images = {example.image_id for examples in splits.values() for example in examples}
         closed = sum(example.closed for example in data.test)
-        counts = [*map(len, splits.values()), len(images), len(vocabulary), closed, data.unseen(vocabulary)]
-        table.add_row(data.site, *map(str, counts))
+        counts = [*map(len, splits.values()), len(images), len(answers), closed, data.unseen(answers)]
+        table.add_row(data.site, *map(str, counts), percent(baseline(data)))
     return table
+
+
+def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
+    """Yield a sentence on each metric, and with the site on what was left out and on what is unusual.
+
+    Args:
+        sites: data of each site.
+    """
+    for metric in dict.fromkeys(data.metric for data in sites):
+        yield f"Measured by {TITLES[metric]}; the baseline is {CONSTANT[metric]}."
+    for data in sites:
+        for why, count in data.left_out:
+            yield f"{data.site}: {count:,} left out: {why}."
+        for note in data.notes:
+            yield f"{data.site}: {note}"

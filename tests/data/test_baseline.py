@@ -1,0 +1,50 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The figure of the best constant answer, against what the metrics themselves say of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from fedpeft.client.metrics import MEASURES
+from fedpeft.data.baseline import baseline
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+
+IMAGE = np.zeros((4, 4, 3), np.uint8)
+LABELS = ("edema", "mass", "nodule")
+
+
+def site(answers, tested, metric):
+    rows, tests = ([Example(IMAGE, "?", a, False, "i") for a in some] for some in (answers, tested))
+    return SiteData("here", tuple(rows), (), tuple(tests), "made here", metric=metric)
+
+
+def test_accuracy_is_that_of_the_most_frequent_training_answer():
+    assert baseline(site(["no", "yes", "no"], ["no", "yes", "never", "no"], ACCURACY)) == 0.5
+
+
+def test_one_class_is_recognized_wholly_and_the_others_never():
+    assert baseline(site(["a", "b"], ["a", "a", "b", "c"], BALANCED_ACCURACY)) == pytest.approx(1 / 3)
+
+
+def test_macro_f1_of_predicting_every_label():
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(20):
+        drawn = rng.integers(0, 3, size=2)  # absent, present, unknown; nobody has a nodule
+        has, unknown = (tuple(LABELS[k] for k in range(2) if drawn[k] == kind) for kind in (1, 2))
+        rows.append(Example(IMAGE, "", "", False, f"{number}", labels=has, unknown_labels=unknown))
+    data = SiteData("here", tuple(rows), (), tuple(rows), "made here", labels=LABELS, metric=MACRO_F1)
+    target = torch.tensor([[-1 if x in e.unknown_labels else int(x in e.labels) for x in LABELS] for e in rows])
+
+    class Everything:
+        def probabilities(self, batch):
+            return torch.ones(batch.target.shape)
+
+    class Rows:
+        target = None
+
+    measure, batch = MEASURES[MACRO_F1](), Rows()
+    batch.target = target
+    measure.add(Everything(), batch)
+    assert baseline(data) == pytest.approx(measure.figures()["overall"])
