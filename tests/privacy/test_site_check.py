@@ -58,6 +58,12 @@ REFUSED = [
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
     ("a folder", {"data": {"root": "/etc"}}, {}, "data.root"),
     ("the folder of the site", {"data": {"root": "/srv"}}, {"roots": {"manifest": "/srv"}}, "data.root"),
+    (
+        "other columns of its tables",
+        {"data": {"dataset": "hugging_face", "columns": {"answer": "patient_name"}}},
+        {"columns": {"answer": "finding"}},
+        "data.columns",
+    ),
     ("another site's data", {"data": {"site": "../south"}}, {}, "data.site"),
     ("another seed of the cuts", {"data": {"seed": 1}}, {}, "data.seed"),
     ("another validation set", {"data": {"validation_fraction": 0.9, "test_fraction": 0.05}}, {}, "data.validation"),
@@ -254,6 +260,8 @@ def test_the_sites_values_hold_where_a_job_says_nothing():
     chosen = admitted(SitePolicy(roots={"manifest": "/srv/scans"}, **own), job())
     assert (chosen.data.validation_fraction, chosen.data.test_fraction, chosen.data.seed) == (0.3, 0.1, 7)
     assert (str(chosen.data.root), chosen.data.site, chosen.training.device) == ("/srv/scans", "ward 3", "cpu")
+    tables = job(data={"dataset": "hugging_face"})
+    assert admitted(SitePolicy(columns={"answer": "finding"}), tables).data.columns == {"answer": "finding"}
     other = admitted(SitePolicy(roots={"vqa_rad": "/srv/rad"}), job())
     assert other.data.root is None, "the data set is looked for under FEDPEFT_DATA"
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Decoded images of files, kept in main memory within a budget, so that a file is read and decoded once."""
+"""Decoded images of files and tables, kept in main memory within a budget, so that a file is read and decoded once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedpeft.data.images import open_image
+from fedpeft.data.images import EncodedImage, open_image
 
 MIB = 2**20
 
@@ -24,7 +24,7 @@ class KeptImages:
         self._limit, self._held = mib * MIB, 0
         self._images: dict[str, np.ndarray] = {}
 
-    def open(self, image: Path | str | np.ndarray) -> Image.Image:
+    def open(self, image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
         """Open an image; see `fedpeft.data.images.open_image`."""
         if isinstance(image, np.ndarray):
             return open_image(image)

@@ -31,7 +31,7 @@ from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.images import as_array
+from fedpeft.data.images import EncodedImage, as_array
 from fedpeft.data.schema import SiteData
 
 _SALT_BYTES = 16
@@ -55,7 +55,7 @@ class Duplicate:
     same_content: bool
 
 
-def content_digest(image: Path | np.ndarray, *, salt: bytes = b"") -> str:
+def content_digest(image: Path | np.ndarray | EncodedImage, *, salt: bytes = b"") -> str:
     """Return the HMAC-SHA256 of height, width and decoded RGB pixels in hex; file format and metadata do not count.
 
     Raises:

@@ -8,6 +8,9 @@ finding is a clinical choice, and a wrong window hides it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -16,11 +19,27 @@ from PIL import Image
 from fedpeft.data.errors import DataError
 
 
-def open_image(image: Path | str | np.ndarray) -> Image.Image:
+@dataclass(frozen=True, slots=True)
+class EncodedImage:
+    """An image file inside a table, read and decoded when it is needed.
+
+    Args:
+        name: its place, as errors give it; no two have the same.
+        read: returns the bytes of the file.
+    """
+
+    name: str
+    read: Callable[[], bytes] = field(compare=False)
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def open_image(image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
     """Open an image as a PIL image in mode RGB.
 
     Args:
-        image: path of an image file, or an (H, W, 3) uint8 array.
+        image: path of an image file, an image file inside a table, or an (H, W, 3) uint8 array.
 
     Raises:
         DataError: the file is missing, corrupt, cut off, or has 16 or more bits per gray value; the array has another
@@ -33,9 +52,9 @@ def open_image(image: Path | str | np.ndarray) -> Image.Image:
             )
         return Image.fromarray(np.ascontiguousarray(image))
     try:
-        with Image.open(image) as opened:
+        with Image.open(BytesIO(image.read()) if isinstance(image, EncodedImage) else image) as opened:
             opened.load()
-            return _as_rgb(opened, Path(image))
+            return _as_rgb(opened, str(image))
     except FileNotFoundError as error:
         raise DataError(f"The image {image} is missing; restore the file or remove its rows.") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -44,12 +63,12 @@ def open_image(image: Path | str | np.ndarray) -> Image.Image:
         raise DataError(f"The image {image} cannot be decoded; replace the file by a sound copy.") from error
 
 
-def as_array(image: Path | str | np.ndarray) -> np.ndarray:
+def as_array(image: Path | str | np.ndarray | EncodedImage) -> np.ndarray:
     """Return the image as an (H, W, 3) uint8 array; raises as `open_image`."""
     return np.asarray(open_image(image))
 
 
-def _as_rgb(image: Image.Image, path: Path) -> Image.Image:
+def _as_rgb(image: Image.Image, path: str) -> Image.Image:
     if image.mode in ("I", "F") or image.mode.startswith("I;"):
         raise DataError(
             f"The image {path} has more than 8 bits per pixel (mode {image.mode}); choose a window, save 8-bit."

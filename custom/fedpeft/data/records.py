@@ -55,7 +55,7 @@ def reading(row: Row) -> Iterator[None]:
 
 def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Read the records of a JSON list; each must have the keys."""
-    text = _read(path)
+    text = read_text(path)
     try:
         records = _parsed(text)
     except json.JSONDecodeError as error:
@@ -71,7 +71,7 @@ def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Read a file with one JSON object per line; blank lines are skipped."""
     rows = []
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         try:
@@ -87,7 +87,7 @@ def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
 
 def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold commas and line breaks."""
-    reader = csv.DictReader(io.StringIO(_read(path), newline=""), strict=True)
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
     rows = []
     try:
         for record in reader:
@@ -112,7 +112,7 @@ def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, s
         separator: what is between the fields.
     """
     rows = []
-    for number, line in enumerate(_read(path).split("\n"), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line.strip():
             continue
         parts = [part.strip() for part in line.split(separator)]
@@ -137,7 +137,12 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def _read(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """Return a file's text, without a byte order mark.
+
+    Raises:
+        DataError: it is missing, cannot be read, or is not UTF-8.
+    """
     try:
         return path.read_bytes().decode("utf-8-sig")
     except FileNotFoundError as error:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -19,11 +19,14 @@ from fedpeft.settings import one_of
 if TYPE_CHECKING:
     import numpy as np
 
+    from fedpeft.data.images import EncodedImage
+
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
 NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
 MOST_PARTS = 10_000
 MOST_ANSWERS = 10_000
+COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +34,8 @@ class Example:
     """One question about one image, or the labels of one image.
 
     Args:
-        image: path of the image file, decoded when it is needed (`fedpeft.data.images`), or an (H, W, 3) uint8 array.
+        image: path of the image file, or its place in a table, decoded when it is needed (`fedpeft.data.images`), or
+            an (H, W, 3) uint8 array.
         question: as its author wrote it; the text beside the image where there is no question, for instance a report;
             empty: the image stands alone.
         answer: normalized (`fedpeft.data.answers.normalize`), also the class of an image; empty where there are labels.
@@ -44,7 +48,7 @@ class Example:
         group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
     """
 
-    image: Path | np.ndarray = field(compare=False)
+    image: Path | np.ndarray | EncodedImage = field(compare=False)
     question: str
     answer: str
     closed: bool
@@ -168,6 +172,8 @@ class DataSettings:
             its part. No patient or image is at two sites.
         parts: number of sites that share it, with "iid" and "dirichlet".
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
+        columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
+            image, question, answer, answer_type, question_type, split, id.
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
@@ -191,6 +197,7 @@ class DataSettings:
     partition: str = NATURAL
     parts: int = 1
     alpha: float = 0.5
+    columns: Mapping[str, str] = field(default_factory=dict)
     exclude: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
@@ -216,6 +223,7 @@ class DataSettings:
         self._check_sizes()
         self._check_dialects()
         self._check_partition()
+        self._check_columns()
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -282,11 +290,26 @@ class DataSettings:
                 setting="parts",
             )
 
+    def _check_columns(self) -> None:
+        check_columns(self.columns)
+        if self.columns:
+            self._check_taken("columns")
+
     def _check_taken(self, name: str) -> None:
         if name not in DATASETS.get(self.dataset).takes:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Refuse names of columns that are not text, or of what no table has."""
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) and name for name in columns.values()):
+        raise DataError(f"columns={columns!r:.200} must give names of columns (text).", setting="columns")
+    if unknown := [str(key) for key in columns if key not in COLUMNS]:
+        raise DataError(
+            f"columns names {unknown[0]!r:.80}, which is none of {', '.join(COLUMNS)}; remove it.", setting="columns"
+        )
 
 
 def _is_whole(value: object) -> bool:

@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
+
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folders import VARIABLE
@@ -50,7 +52,7 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
 def _open_some(loaded: SiteData) -> str:
     """Decode images spread evenly over all splits."""
     images = {e.image_id: e.image for examples in loaded.splits().values() for e in examples}
-    files = [image for image in images.values() if isinstance(image, str | Path)]
+    files = [image for image in images.values() if not isinstance(image, np.ndarray)]
     if not files:
         return f"{len(images)} images drawn by program"
     chosen = files[:: max(1, len(files) // OPENED)]

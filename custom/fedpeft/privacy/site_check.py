@@ -15,6 +15,7 @@ from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.pool import pooled
+from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import NATURAL
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
@@ -131,6 +132,8 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
             "data.partition",
             "is set: a site trains on all of its own data, partitions are for the simulator",
         )
+    if chosen.columns and chosen.columns != policy.columns:
+        yield "data.columns", "is set: only this site decides what is read as question and answer, columns names them"
     if chosen.exclude:
         yield "data.exclude", "is set: only this site decides which images are excluded"
     if chosen.site not in (job.site, policy.site):
@@ -158,6 +161,8 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
         )
     own = {} if data.is_procedural(job.data.dataset) else {name: getattr(policy, name) for name in OWN}
     root, site = policy.roots.get(job.data.dataset), policy.site or job.site
+    if "columns" in DATASETS.get(job.data.dataset).takes:
+        own["columns"] = policy.columns
     chosen = replace(job.data, root=root, site=site, **own)
     device = policy.device if job.training.device == "auto" else job.training.device
     return replace(job, data=chosen, training=replace(job.training, device=device))

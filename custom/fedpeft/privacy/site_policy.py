@@ -18,7 +18,7 @@ from typing import Any
 from fedpeft.backbones import BACKBONES
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.schema import SPLITS
+from fedpeft.data.schema import SPLITS, check_columns
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
@@ -56,6 +56,7 @@ class SitePolicy:
         datasets: registered data sets that a job may name.
         roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
             environment in which the site was started.
+        columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
         splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
@@ -109,6 +110,7 @@ class SitePolicy:
 
     datasets: tuple[str, ...] = field(default_factory=DATASETS.own_names)
     roots: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
     splits: tuple[str, ...] = SPLITS
@@ -158,6 +160,7 @@ class SitePolicy:
         for name, root in self.roots.items():
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
+        check_columns(self.columns)
         for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")

@@ -1,0 +1,222 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Find and read the files of a Hugging Face `datasets` folder: Parquet as on the hub, Arrow as `save_to_disk` writes.
+
+Rows are read in small batches. The bytes of an image stay in the file until the image is opened: then one row group of
+a Parquet file is read (a hundred rows, as `datasets` writes them), or the image's place in an Arrow file, which is
+memory-mapped. So a site needs no memory for the images that it does not look at.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import inside
+from fedpeft.data.records import read_text
+
+SPLITS = {
+    **dict.fromkeys(("train",), "train"),
+    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test",), "test"),
+}
+EXPECTED = """
+    data/train-00000-of-00001.parquet       as the hub has it (other splits beside it; with or without data/)
+    train/state.json, train/data-00000-of-00001.arrow, ...       as save_to_disk writes it"""
+_BATCH = 64
+_SHOWN = 8
+_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+
+
+class Shard(NamedTuple):
+    """One file with rows, and the name of its split as the folder has it; empty: it names none."""
+
+    file: Path
+    split: str
+
+
+def shards(root: Path) -> list[Shard]:
+    """Return the files with rows below a folder, in the order of their paths.
+
+    Raises:
+        DataError: there are none, of two kinds, or of several configurations.
+    """
+    below = [path for path in sorted(root.rglob("*")) if not _hidden(path.relative_to(root))]
+    parquet = [path for path in below if path.suffix == ".parquet"]
+    states = [path for path in below if path.name == "state.json"]
+    if parquet and states:
+        raise DataError(f"Both {parquet[0]} and {states[0]} are there; let root be the folder of one of the two.")
+    if not parquet and not states:
+        here = ", ".join(repr(path.name) for path in sorted(root.iterdir())[:_SHOWN]) or "nothing"
+        raise DataError(f"{root} is no folder of Hugging Face datasets. Expected:{EXPECTED}\nThere is {here}.")
+    if states:
+        return [shard for state in states for shard in _saved(state)]
+    named = [(path, *_split_of(path, root)) for path in parquet]
+    homes = sorted({home for _, _, home in named})
+    if len(homes) > 1:
+        raise DataError(f"Both {homes[0]} and {homes[1]} hold Parquet files; let root be the folder of one of them.")
+    return [Shard(path, split) for path, split, _ in named]
+
+
+def columns_of(file: Path) -> tuple[tuple[str, ...], dict[str, list[str]]]:
+    """Return the names of a file's columns, and the classes of those whose numbers stand for classes."""
+    schema = _parquet(file).schema_arrow if file.suffix == ".parquet" else _arrow(file).schema
+    try:
+        features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
+    except (KeyError, TypeError, ValueError):
+        features = {}
+    classes = {
+        name: feature["names"]
+        for name, feature in features.items()
+        if isinstance(feature, dict) and isinstance(feature.get("names"), list)
+    }
+    return tuple(schema.names), classes
+
+
+def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
+    """Yield the values of some columns, row by row.
+
+    Raises:
+        DataError: the file is broken.
+    """
+    chosen = list(dict.fromkeys(columns))
+    try:
+        if file.suffix == ".parquet":
+            batches = _parquet(file).iter_batches(_BATCH, columns=chosen, use_threads=False)
+        else:
+            batches = _arrow(file).select(chosen).to_batches(max_chunksize=_BATCH)
+        for batch in batches:
+            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+    except (OSError, ValueError) as error:
+        raise _broken(file) from error
+
+
+def image_bytes(file: Path, column: str, row: int) -> bytes:
+    """Return the encoded image of one row.
+
+    Raises:
+        DataError: the file is gone or broken.
+    """
+    try:
+        if file.suffix != ".parquet":
+            return _content(_arrow(file).column(column)[row].as_py())
+        metadata = _parquet(file).metadata
+        for group in range(metadata.num_row_groups):
+            if row < (count := metadata.row_group(group).num_rows):
+                return _content(_images(file, _stamp(file), column, group)[row].as_py())
+            row -= count
+    except (OSError, ValueError, IndexError, KeyError) as error:
+        raise _broken(file) from error
+    raise _broken(file)
+
+
+def encoded(cell: Any) -> bytes | str | None:
+    """Return what an image column has in one row: the bytes of the file, its path, or None.
+
+    Args:
+        cell: `{"bytes": ..., "path": ...}`, bytes, a path, or a list with one of these.
+    """
+    if isinstance(cell, list):
+        cell = cell[0] if len(cell) == 1 else None
+    if isinstance(cell, dict):
+        cell = cell.get("bytes") or cell.get("path")
+    return cell if isinstance(cell, bytes | str) and cell else None
+
+
+def _content(cell: Any) -> bytes:
+    image = encoded(cell)
+    return image if isinstance(image, bytes) else b""
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
+
+
+def _split_of(file: Path, root: Path) -> tuple[str, Path]:
+    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration."""
+    if file.stem.isdigit() and file.parent != root:
+        return file.parent.name.lower().removeprefix("partial-"), file.parent.parent
+    if shard := _SHARD.fullmatch(file.stem):
+        return shard[1].lower(), file.parent
+    return (file.stem.lower() if file.stem.lower() in SPLITS else ""), file.parent
+
+
+def _saved(state: Path) -> list[Shard]:
+    try:
+        values = json.loads(read_text(state))
+        names = [entry["filename"] for entry in values["_data_files"]]
+        split = str(values.get("_split") or "").partition("[")[0].lower() or state.parent.name.lower()
+    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+        raise DataError(f"{state} is not what save_to_disk writes; save the data set again.") from error
+    files = [state.parent / inside(state.parent, str(name), where=str(state)) for name in names]
+    if missing := [file for file in files if not file.is_file()]:
+        raise DataError(f"The file {missing[0]}, named in {state}, is missing; copy the whole folder.")
+    if not values.get("_split") and split not in SPLITS:
+        split = ""
+    return [Shard(file, split) for file in files]
+
+
+def _stamp(file: Path) -> tuple[int, int]:
+    """Return time and size of a file, so that one that was written anew is opened anew."""
+    try:
+        stat = file.stat()
+    except OSError as error:
+        raise _broken(file) from error
+    return stat.st_mtime_ns, stat.st_size
+
+
+def _parquet(file: Path) -> Any:
+    return _open_parquet(file, _stamp(file))
+
+
+def _arrow(file: Path) -> Any:
+    return _open_arrow(file, _stamp(file))
+
+
+@lru_cache(maxsize=64)
+def _open_parquet(file: Path, stamp: tuple[int, int]) -> Any:
+    parquet = _pyarrow("parquet")
+    try:
+        return parquet.ParquetFile(file, memory_map=True, pre_buffer=False)
+    except (OSError, ValueError) as error:
+        raise _broken(file) from error
+
+
+@lru_cache(maxsize=2)
+def _images(file: Path, stamp: tuple[int, int], column: str, group: int) -> Any:
+    return _open_parquet(file, stamp).read_row_group(group, columns=[column], use_threads=False).column(column)
+
+
+@lru_cache(maxsize=64)
+def _open_arrow(file: Path, stamp: tuple[int, int]) -> Any:
+    """Return the table of an Arrow file; its buffers are the file's own pages."""
+    ipc = _pyarrow("ipc")
+    import pyarrow
+
+    try:
+        mapped = pyarrow.memory_map(str(file))
+        try:
+            return ipc.open_stream(mapped).read_all()
+        except pyarrow.ArrowInvalid:
+            return ipc.open_file(mapped).read_all()
+    except (OSError, ValueError) as error:
+        raise _broken(file) from error
+
+
+def _pyarrow(module: str) -> Any:
+    try:
+        from importlib import import_module
+
+        return import_module(f"pyarrow.{module}")
+    except ImportError as error:
+        raise DataError(
+            "Parquet and Arrow files need pyarrow, which is not installed: pip install 'flare-fedpeft[parquet]'."
+        ) from error
+
+
+def _broken(file: Path) -> DataError:
+    return DataError(f"{file} cannot be read; copy or download it again.")

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Any Hugging Face `datasets` folder on disk that has questions about images.
+
+    data/train-00000-of-00001.parquet, data/test-...        as the hub has them, with or without the folder data/
+    default/train/0000.parquet                              as the hub converts other sets
+    dataset_dict.json, train/{state.json,data-00000-of-00001.arrow}, ...         as `save_to_disk` writes them
+
+`columns` names the columns: image, question and answer, which are called so where it does not, and, only where it does,
+answer_type, question_type, split and id (of the image). An image is a cell with the file's bytes, or a path inside the
+folder. An answer is text, a whole number, a class, or a list, of which the first is learned and all count as right.
+Without an id column images are recognized by their bytes. Without `root` the folder is FEDPEFT_DATA/<site>.
+
+Rows without an image, or with several, without a question or an answer, and splits other than train, validation and
+test are counted and left out. Where there is no train or no test, everything is split by image.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder, image_file, inside
+from fedpeft.data.hub_files import SPLITS, Shard, columns_of, encoded, image_bytes, rows, shards
+from fedpeft.data.images import EncodedImage
+from fedpeft.data.partition import arrange, pooled
+from fedpeft.data.records import Row, reading
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData, added
+
+REQUIRED = ("image", "question", "answer")
+_INCOMPLETE = "no image or several, no question or no answer"
+_OTHER_SPLIT = "its split is none of train, validation and test"
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load the data of such a folder as one site.
+
+    Raises:
+        DataError: pyarrow is not installed; missing folder, column or image; a broken file; or an empty split.
+    """
+    if settings.split == "paper":
+        raise DataError("split='paper' has no meaning for a hugging_face folder; choose published or image_disjoint.")
+    root = dataset_folder(settings, (settings.site or "hugging_face",))
+    files = shards(root)
+    parts: dict[str, list[Example]] = {"train": [], "validation": [], "test": [], "": []}
+    left_out: Counter[str] = Counter()
+    images: dict[str, Path | EncodedImage] = {}
+    for shard in files:
+        for split, example in _examples(root, shard, settings.columns, images):
+            if split in parts and example is not None:
+                parts[split].append(example)
+            else:
+                left_out[_INCOMPLETE if example is None else _OTHER_SPLIT] += 1
+    train, validation, test, rest = parts.values()
+    notes: tuple[str, ...] = ()
+    if train and test and not rest:
+        splits = arrange(settings, train=train, validation=validation or None, test=test)
+    else:
+        splits = pooled([*train, *validation, *test, *rest], settings)
+        notes = ("The folder has no train or no test split; all of it is split by image.",)
+    site = settings.site or root.resolve().name
+    source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
+    return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=notes)
+
+
+def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage]) -> Any:
+    """Yield the split and the example of each row of a file; None where the row is incomplete."""
+    columns = {**{key: key for key in REQUIRED}, **named}
+    there, classes = columns_of(shard.file)
+    for key, name in columns.items():
+        if name not in there:
+            raise DataError(
+                f"{shard.file} has no column {name!r:.80}; it has {', '.join(there):.200}: set data.columns.{key}.",
+                setting="columns",
+            )
+    of_file = SPLITS.get(shard.split, shard.split)
+    for number, values in enumerate(rows(shard.file, list(columns.values()))):
+        cells = {key: _named(value, classes.get(columns[key])) for key, value in zip(columns, values, strict=True)}
+        row = Row(f"{shard.file}, row {number + 1}", cells)
+        split = of_file if "split" not in named else SPLITS.get(row.label("split").lower(), "other")
+        image = encoded(cells["image"])
+        if image is None or not all(_filled(cells[key]) for key in ("question", "answer")):
+            yield split, None
+            continue
+        digest = hashlib.sha256(image).hexdigest() if isinstance(image, bytes) else inside(root, image, where=row.where)
+        if digest not in images:
+            images[digest] = (
+                EncodedImage(row.where, partial(image_bytes, shard.file, columns["image"], number))
+                if isinstance(image, bytes)
+                else image_file(root, digest, where=row.where)
+            )
+        yield split, _example(row, images[digest], digest)
+
+
+def _named(value: Any, classes: list[str] | None) -> Any:
+    """Return the name of a class whose number a cell holds, and any other value as it is."""
+    if classes and isinstance(value, int) and 0 <= value < len(classes):
+        return classes[value]
+    return value
+
+
+def _filled(cell: Any) -> bool:
+    entries = cell if isinstance(cell, list) else [cell]
+    return any(entry is not None and str(entry).strip() for entry in entries)
+
+
+def _example(row: Row, image: Path | EncodedImage, digest: str) -> Example:
+    answers = row.values["answer"]
+    with reading(row):
+        entries = answers if isinstance(answers, list) else [answers]
+        normal = tuple(dict.fromkeys(normalize(entry) for entry in entries if _filled(entry)))
+        kind = row.label("answer_type")
+        closed = closed_by_type(kind) if kind else closed_by_answer(normal[0])
+    return Example(
+        image=image,
+        question=row.text("question"),
+        answer=normal[0],
+        closed=closed,
+        image_id=row.label("id") or digest,
+        question_type=row.label("question_type"),
+        alternatives=normal[1:],
+    )
+
+
+DATASET = DataSet(load=load, takes=frozenset({"columns"}))

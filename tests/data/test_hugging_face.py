@@ -1,0 +1,250 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face `datasets` folder on disk: Parquet and Arrow, encoded images, named columns."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+import sys
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from layouts import picture
+from PIL import Image
+
+from fedpeft.client.kept_images import KeptImages
+from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.duplicates import fingerprints
+from fedpeft.data.images import as_array
+
+PARTS = {"train": 10, "validation": 3, "test": 5}
+
+
+def _pixels(number):
+    return np.random.default_rng(number).integers(0, 256, (6, 5, 3), dtype=np.uint8)
+
+
+def _png(number):
+    buffer = io.BytesIO()
+    Image.fromarray(_pixels(number)).save(buffer, "png")
+    return buffer.getvalue()
+
+
+def _rows(start, count, **more):
+    """Two questions about each image; the hub's copies repeat the image in each row."""
+    return [
+        {
+            "image": {"bytes": _png(number), "path": f"{number}.png"},
+            "question": f"Question {asked}?",
+            "answer": ("Yes", "left  Lung")[asked],
+            **more,
+        }
+        for number in range(start, start + count)
+        for asked in range(2)
+    ]
+
+
+def _parquet(file, rows, **options):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), file, **{"row_group_size": 3, **options})
+
+
+def _hub(root):
+    start = 0
+    for split, count in PARTS.items():
+        _parquet(root / "data" / f"{split}-00000-of-00001.parquet", _rows(start, count))
+        start += count
+
+
+def _converted(root):
+    start = 0
+    for split, count in PARTS.items():
+        _parquet(root / "default" / split / "0000.parquet", _rows(start, count))
+        start += count
+
+
+def _saved(root):
+    start = 0
+    for split, count in PARTS.items():
+        folder = root / split
+        folder.mkdir(parents=True)
+        table = pa.Table.from_pylist(_rows(start, count))
+        with pa.ipc.new_stream(folder / "data-00000-of-00001.arrow", table.schema) as stream:
+            stream.write_table(table, max_chunksize=4)
+        state = {"_data_files": [{"filename": "data-00000-of-00001.arrow"}], "_split": split}
+        (folder / "state.json").write_text(json.dumps(state))
+        (folder / "cache-0123.arrow").write_bytes(b"what a map left there")
+        start += count
+    (root / "dataset_dict.json").write_text(json.dumps({"splits": list(PARTS)}))
+
+
+def _load(root, **settings):
+    return load(DataSettings(dataset="hugging_face", root=root, **settings))
+
+
+def _all(data):
+    return [example for part in data.splits().values() for example in part]
+
+
+@pytest.mark.parametrize("write", [_hub, _converted, _saved])
+def test_splits_answers_and_pixels(tmp_path, write):
+    write(tmp_path)
+    data = _load(tmp_path, site="north")
+    assert [len(part) for part in data.splits().values()] == [2 * count for count in PARTS.values()]
+    assert [(e.answer, e.closed) for e in data.test[:2]] == [("yes", True), ("left lung", False)]
+    assert len({example.image_id for example in _all(data)}) == sum(PARTS.values())
+    for number, example in enumerate(_all(data)):
+        assert (as_array(example.image) == _pixels(number // 2)).all()
+    assert data == _load(tmp_path, site="north")
+    assert (data.site, data.left_out, data.notes) == ("north", (), ())
+    assert len(fingerprints(data)) == sum(PARTS.values())
+    assert as_array(pickle.loads(pickle.dumps(data.train[4].image))).shape == (6, 5, 3)
+
+
+def test_an_image_in_several_rows_is_one_and_is_kept_once(tmp_path):
+    _hub(tmp_path)
+    data = _load(tmp_path)
+    assert data.train[0].image is data.train[1].image
+    kept = KeptImages(1.0)
+    first = kept.open(data.train[0].image)
+    (tmp_path / "data" / "train-00000-of-00001.parquet").unlink()
+    assert (np.asarray(kept.open(data.train[1].image)) == np.asarray(first)).all()
+
+
+def test_columns_are_named_in_the_settings(tmp_path):
+    table = [
+        {
+            "pic": row["image"]["bytes"],
+            "prompt": row["question"],
+            "answers": [row["answer"], "maybe", row["answer"].upper()],
+            "kind": "OPEN",
+            "fold": ("train", "test", "hidden")[number % 3],
+            "scan": f"scan-{number // 2}",
+        }
+        for number, row in enumerate(_rows(0, 6))
+    ]
+    _parquet(tmp_path / "vqa.parquet", table)
+    columns = {"image": "pic", "question": "prompt", "answer": "answers"}
+    more = {"answer_type": "kind", "split": "fold", "id": "scan"}
+    data = _load(tmp_path, columns={**columns, **more}, validation_fraction=0)
+    assert [len(part) for part in data.splits().values()] == [4, 0, 4]
+    assert data.left_out == (("its split is none of train, validation and test", 4),)
+    one = data.train[0]
+    assert (one.answer, one.alternatives, one.closed, one.image_id) == ("yes", ("maybe",), False, "scan-0")
+    with pytest.raises(DataError, match=r"no column 'image'; it has pic, prompt, .*: set data\.columns\.image\."):
+        _load(tmp_path)
+    with pytest.raises(DataError, match=r"no column 'ask'.*: set data\.columns\.question\."):
+        _load(tmp_path, columns={**columns, "question": "ask"})
+
+
+def test_the_names_of_classes_are_answers(tmp_path):
+    table = pa.Table.from_pylist([{**row, "answer": number % 2} for number, row in enumerate(_rows(0, 6))])
+    features = {"answer": {"names": ["no", "yes"], "_type": "ClassLabel"}, "question": {"dtype": "string"}}
+    table = table.replace_schema_metadata({"huggingface": json.dumps({"info": {"features": features}})})
+    pq.write_table(table, tmp_path / "train.parquet")
+    assert {example.answer for example in _all(_load(tmp_path))} == {"no", "yes"}
+
+
+def test_what_is_incomplete_is_counted(tmp_path):
+    rows = _rows(0, 10)
+    rows[0]["answer"], rows[1]["question"], rows[2]["image"], rows[3]["answer"] = None, " ", None, ""
+    _parquet(tmp_path / "data" / "train-00000-of-00002.parquet", rows[:12])
+    _parquet(tmp_path / "data" / "train-00001-of-00002.parquet", rows[12:])
+    _parquet(tmp_path / "data" / "unlabelled-00000-of-00001.parquet", _rows(50, 2))
+    data = _load(tmp_path)
+    assert dict(data.left_out) == {
+        "no image or several, no question or no answer": 4,
+        "its split is none of train, validation and test": 4,
+    }
+    assert len(_all(data)) + 8 == 24
+    assert data.notes == ("The folder has no train or no test split; all of it is split by image.",)
+    assert not {e.image_id for e in data.train} & {e.image_id for e in data.test}
+
+
+def test_an_image_may_be_a_path_inside_the_folder(tmp_path):
+    for number in range(6):
+        picture(tmp_path / "scans" / f"{number}.png")
+    rows = [{"image": f"scans/{number % 6}.png", "question": "q?", "answer": "a"} for number in range(12)]
+    _parquet(tmp_path / "train.parquet", rows)
+    data = _load(tmp_path)
+    assert {example.image for example in _all(data)} == {tmp_path / "scans" / f"{n}.png" for n in range(6)}
+    for path, sentence in (("../x.png", "is not inside"), ("scans/9.png", r"9\.png, named in .*row 3, is missing")):
+        _parquet(tmp_path / "train.parquet", [*rows[:2], {**rows[0], "image": path}])
+        with pytest.raises(DataError, match=sentence):
+            _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"not an image", r"train\.parquet, row 1 cannot be decoded"),
+        (_png(1)[:40], r"train\.parquet, row 1 cannot be decoded"),
+        ("16 bit", r"train\.parquet, row 1 has more than 8 bits"),
+    ],
+)
+def test_an_image_in_a_table_is_refused_as_a_file_is(tmp_path, content, sentence):
+    if content == "16 bit":
+        buffer = io.BytesIO()
+        Image.fromarray(np.full((3, 3), 40_000, np.uint16)).save(buffer, "png")
+        content = buffer.getvalue()
+    rows = _rows(0, 10)
+    rows[0]["image"] = {"bytes": content, "path": None}
+    _parquet(tmp_path / "train.parquet", rows)
+    (broken,) = [e.image for e in _all(_load(tmp_path)) if str(e.image).endswith("row 1")]
+    with pytest.raises(DataError, match=sentence):
+        as_array(broken)
+
+
+def test_a_folder_of_another_kind_shows_what_is_expected_and_what_is_there(tmp_path):
+    (tmp_path / "images").mkdir()
+    (tmp_path / "manifest.csv").touch()
+    with pytest.raises(DataError, match=r"(?s)no folder of Hugging Face.*data/train-0.*There is 'images', 'manifest"):
+        _load(tmp_path)
+
+
+def test_of_several_configurations_one_has_to_be_chosen(tmp_path):
+    for language in ("en", "zh"):
+        _hub(tmp_path / language)
+    with pytest.raises(DataError, match=r"Both .*en.data and .*zh.data hold Parquet files; let root be"):
+        _load(tmp_path)
+    assert len(_all(_load(tmp_path / "en"))) == 36
+
+
+def test_broken_files_are_named(tmp_path):
+    _saved(tmp_path / "saved")
+    (tmp_path / "saved" / "test" / "data-00000-of-00001.arrow").unlink()
+    with pytest.raises(DataError, match=r"data-00000-of-00001\.arrow, named in .*state\.json, is missing"):
+        _load(tmp_path / "saved")
+    (tmp_path / "saved" / "test" / "state.json").write_text("[]")
+    with pytest.raises(DataError, match=r"state\.json is not what save_to_disk writes"):
+        _load(tmp_path / "saved")
+    _hub(tmp_path / "hub")
+    file = tmp_path / "hub" / "data" / "test-00000-of-00001.parquet"
+    file.write_bytes(file.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"test-00000-of-00001\.parquet cannot be read"):
+        _load(tmp_path / "hub")
+
+
+def test_without_pyarrow_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    _hub(tmp_path)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(DataError, match=r"need pyarrow, .* pip install 'flare-fedpeft\[parquet\]'"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"columns": {"question": ""}}, "must give names of columns"),
+        ({"columns": ["question"]}, "must give names of columns"),
+        ({"columns": {"caption": "text"}}, "columns names 'caption', which is none of image, question"),
+        ({"dataset": "slake", "columns": {"question": "q"}}, "is not a setting of dataset='slake'"),
+        ({"split": "paper", "root": "."}, "split='paper' has no meaning"),
+    ],
+)
+def test_wrong_settings_are_refused(settings, sentence):
+    with pytest.raises(DataError, match=sentence):
+        load(DataSettings(**{"dataset": "hugging_face", **settings}))
