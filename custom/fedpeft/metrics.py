@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+VALIDATION = "validation"  # the name of the same figure on the validation split
 ACCURACY, BALANCED_ACCURACY, MACRO_F1 = "accuracy", "balanced_accuracy", "macro_f1"
 TITLES = {ACCURACY: "accuracy", BALANCED_ACCURACY: "balanced accuracy", MACRO_F1: "macro-F1"}
 

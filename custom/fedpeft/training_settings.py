@@ -44,6 +44,7 @@ class TrainingSettings:
             token in its last layer. The results differ by rounding.
         compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
+        validate: measure every round on the validation split as well, so that the report can name the best round.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
@@ -77,6 +78,7 @@ class TrainingSettings:
     attention: str = "usual"
     last_layer: str = "whole"
     compile: bool = False
+    validate: bool = True
     checkpointing: bool = False
     micro_batch: int = 0
     reuse_passes: bool = False

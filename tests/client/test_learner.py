@@ -66,6 +66,16 @@ def test_every_method_runs_and_repeats_to_the_bit(sections, tmp_path, overrides)
     assert bool(first.state) == MethodSettings(**chosen["method"]).exchanges
 
 
+def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path):
+    usual = last_round(sections(), tmp_path / "a")
+    without = last_round(sections("training.validate=false"), tmp_path / "b")
+    assert equal(usual.state, without.state)
+    for site, update in usual.updates.items():
+        assert 0 <= update.metrics["validation"] <= 1
+        assert without.updates[site].metrics["validation"] is None
+        assert {**update.metrics, "validation": None} == without.updates[site].metrics
+
+
 def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     learner = learners(sections(), tmp_path, ["slake"])["slake"]
     frozen = {n: p.clone() for n, p in learner.backbone.named_parameters() if "houlsby" not in n}

@@ -37,7 +37,7 @@ INTRODUCTION = {
 
 def measured(value, questions):
     metrics = dict.fromkeys(METRICS, value)
-    return {"samples": 50, "metrics": metrics, "questions": questions, "scores": []}
+    return {"samples": 50, "metrics": metrics, "questions": questions, "scores": [], "validation": 0}
 
 
 class Consortium:

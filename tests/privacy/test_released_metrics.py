@@ -25,6 +25,13 @@ def test_a_small_group_takes_the_other_with_it(questions, expected):
     assert released_metrics(MEASURED, questions, least=10) == expected
 
 
+@pytest.mark.parametrize(("enough", "expected"), [(True, 0.71), (False, None)])
+def test_a_small_validation_split_is_not_reported(enough, expected):
+    measured = {"overall": 0.612, "validation": 0.7149}
+    released = released_metrics(measured, {"open": 90, "closed": 90}, least=10, enough_validation=enough)
+    assert released == {"overall": 0.61, "validation": expected}
+
+
 def test_what_was_not_measured_stays_so():
     measured = {"overall": 0.5, "open": None, "closed": 0.5, "loss": None}
     assert released_metrics(measured, {"open": 0, "closed": 20}, least=10) == measured

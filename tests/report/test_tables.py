@@ -14,7 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.report.history_reader import parse
 from fedpeft.report.markdown import markdown
 from fedpeft.report.series import means, series
-from fedpeft.report.tables import all_tables, by_round, last_round
+from fedpeft.report.tables import all_tables, best_round, by_round, last_round
 from fedpeft.report.terminal import print_tables
 from fedpeft.report.tidy_csv import tidy_csv
 
@@ -195,6 +195,36 @@ def test_sites_of_two_metrics_have_a_mean_of_each():
     assert by_round(history).columns[-2:] == ("mean macro-F1", "mean accuracy")
     assert terminal(mixed).count("mean") >= 4
     assert "macro-F1" in markdown(history)
+
+
+def validated(values):
+    """A run of as many rounds, with these means on validation."""
+    made = record(rounds=len(values))
+    for entry, value in zip(made["rounds"], values, strict=True):
+        for place, figures in enumerate(entry["sites"].values()):
+            figures["validation"] = None if value is None else value + 0.01 * (place - 2)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [([0.2, 0.5, 0.4], 2), ([0.5, 0.5, 0.4], 1), ([None, 0.3, None], 2), ([0.1, 0.2, 0.3], 3)],
+)
+def test_the_best_round_is_that_of_the_validation_splits(values, best):
+    made = validated(values)
+    history = parse(made, origin="h")
+    table = best_round(history)
+    assert [row[1] for row in table.rows] == [str(best), "3"]
+    overall = [site["overall"] for site in made["rounds"][best - 1]["sites"].values()]
+    assert float(table.rows[0][2]) == pytest.approx(100 * values[best - 1], abs=0.06)
+    assert float(table.rows[0][3]) == pytest.approx(100 * sum(overall) / 5, abs=0.06)
+    assert "best by validation" in terminal(made)
+    assert "Best round" in markdown(history)
+
+
+def test_without_validation_no_round_is_the_best():
+    assert best_round(parse(record(), origin="h")) is None
+    assert best_round(parse(validated([None, None]), origin="h")) is None
 
 
 def test_an_unknown_metric_is_refused_by_name():

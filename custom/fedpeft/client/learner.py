@@ -36,6 +36,7 @@ from fedpeft.methods.factors import is_factor
 from fedpeft.methods.products import FrozenProducts, fresh_factors
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
+from fedpeft.metrics import VALIDATION
 from fedpeft.privacy.site_check import admitted, check_parameters, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -245,6 +246,7 @@ class Learner:
                 **compared,
             ),
         )
+        metrics[VALIDATION] = self._validated()
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         sent = self._numbers.to_send(sent)
         sent |= head_state(self.head) if self.method.federates_head else {}
@@ -305,6 +307,12 @@ class Learner:
     def evaluate(self, examples: Sequence[Example] | None = None) -> Measured:
         """Measure the current model on the site's own test split, or on `examples`: overall, open, closed."""
         return self.measured(self.data.test if examples is None else examples).figures()
+
+    def _validated(self) -> float | None:
+        """The metric on the validation split; None without one, and where it is not wanted."""
+        if not (self.training.validate and self.data.validation):
+            return None
+        return self.evaluate(self.data.validation)["overall"]
 
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""

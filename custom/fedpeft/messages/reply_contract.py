@@ -20,7 +20,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.keys import HEAD, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
-from fedpeft.messages.types import ACCURACIES, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
+from fedpeft.messages.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
 from fedpeft.metrics import TITLES
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
@@ -253,5 +253,5 @@ def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
             continue
         if not (math.isfinite(value) and abs(value) <= LARGEST_FIGURE):
             raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a finite number.")
-        if name in ACCURACIES and not 0 <= value <= 1:
+        if name in FRACTIONS and not 0 <= value <= 1:
             raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a fraction from 0 to 1.")

@@ -18,12 +18,13 @@ import torch
 from fedpeft.errors import FedpeftError
 from fedpeft.messages.fields import REFUSED, check_fields, shown, some
 from fedpeft.messages.limits import Unread
-from fedpeft.metrics import ACCURACY
+from fedpeft.metrics import ACCURACY, VALIDATION
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 TOO_LARGE = "message-too-large"
 ACCURACIES = ("overall", "open", "closed")
-METRICS = (*ACCURACIES, "loss", "loss_first")
+FRACTIONS = (*ACCURACIES, VALIDATION)
+METRICS = (*FRACTIONS, "loss", "loss_first")
 SPLITS = ("train", "validation", "test")
 Schema = dict[str, list[int]]
 

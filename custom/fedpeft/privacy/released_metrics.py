@@ -15,6 +15,7 @@ from typing import Any
 
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
+from fedpeft.metrics import VALIDATION
 
 ACCURACY_DECIMALS = 2  # whole percent
 LOSS_DIGITS = 3
@@ -24,7 +25,9 @@ SCORE_DIGITS = 3
 Metrics = dict[str, float | None]
 
 
-def released_metrics(measured: Mapping[str, float | None], questions: Mapping[str, int], *, least: int) -> Metrics:
+def released_metrics(
+    measured: Mapping[str, float | None], questions: Mapping[str, int], *, least: int, enough_validation: bool = True
+) -> Metrics:
     """Round accuracies to whole percent and losses to three digits; withheld values become None.
 
     If one group is too small, all groups are withheld: it could be computed from the others and the overall accuracy.
@@ -33,9 +36,11 @@ def released_metrics(measured: Mapping[str, float | None], questions: Mapping[st
         measured: fractions and losses by name; None: not measured.
         questions: number of questions in each group, by the name of its fraction.
         least: the smallest group whose fraction may leave.
+        enough_validation: whether the validation split has as many samples as the site requires.
     """
     withheld = set(questions) if any(0 < count < least for count in questions.values()) else set()
-    fractions = {OVERALL, *questions}
+    withheld |= set() if enough_validation else {VALIDATION}
+    fractions = {OVERALL, VALIDATION, *questions}
     return {
         name: None if value is None or name in withheld else _rounded(value, fraction=name in fractions)
         for name, value in measured.items()

@@ -12,7 +12,8 @@
 
 ``metrics`` says by what a site is measured (``fedpeft.metrics``), which is its ``overall``; accuracy, where nothing is
 said. ``open`` and ``closed`` are accuracies of questions of these kinds. All are fractions in [0, 1], or null where the
-test split has no such questions or nothing was measured; ``loss`` is the mean training
+test split has no such questions or nothing was measured; so is ``validation``, the same on the validation split, which
+may be left out; ``loss`` is the mean training
 loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter;
 ``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
 ``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
@@ -38,6 +39,7 @@ class SiteResult:
     closed: float | None
     loss: float | None = None
     samples: int | None = None
+    validation: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -203,5 +203,6 @@ def _site(entry: Any, where: str) -> SiteResult:
     return SiteResult(
         **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
         loss=as_number(entry.get("loss"), where, "'loss'", low=-math.inf),
+        validation=as_number(entry.get("validation"), where, "'validation'", high=1),
         samples=None if samples is None else as_count(samples, where, "'samples'"),
     )

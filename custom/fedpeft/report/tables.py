@@ -80,6 +80,23 @@ def by_round(history: History, metric: str = "overall") -> Table:
     return _table(f"{heading(history, metric)}, round by round", ("round", *lines, *averages), rows)
 
 
+def best_round(history: History) -> Table | None:
+    """Return the round with the highest mean on the validation splits beside the last one; None: nothing was validated.
+
+    Of equally good rounds the first is the best. The test splits have no part in the choice.
+    """
+    validated = enumerate(mean.value for mean in means(history, "validation"))
+    known = [(value, -index) for index, value in validated if value is not None]
+    if not known:
+        return None
+    best = -max(known)[1]
+    rows: list[tuple[str, ...]] = [
+        (name, str(history.rounds[index].round), _mean(history, "validation", index), _mean(history, "overall", index))
+        for name, index in (("best by validation", best), ("last", len(history.rounds) - 1))
+    ]
+    return _table("Best round", ("round", "number", "mean on validation (%)", "mean on test (%)"), rows)
+
+
 def trained_layers(history: History) -> Table:
     """Return what the schedule saved: a row for every scheduled site, the mean of the sites last.
 
@@ -107,7 +124,13 @@ def trained_layers(history: History) -> Table:
 def all_tables(history: History) -> tuple[Table, ...]:
     """Return the last round, every figure by round, and the trained layers if any round was scheduled."""
     scheduled = (trained_layers(history),) if history.scheduled else ()
-    return (last_round(history), *(by_round(history, metric) for metric in parts(history)), *scheduled)
+    return (*last_and_best(history), *(by_round(history, metric) for metric in parts(history)), *scheduled)
+
+
+def last_and_best(history: History) -> tuple[Table, ...]:
+    """Return the last round and, where there is one, the best by validation."""
+    best = best_round(history)
+    return (last_round(history), best) if best else (last_round(history),)
 
 
 def _table(title: str, columns: tuple[str, ...], rows: list[tuple[str, ...]]) -> Table:

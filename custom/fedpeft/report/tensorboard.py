@@ -26,6 +26,7 @@ ABSENT = (
 )
 NAMES = {
     "overall": "{metric}/overall",
+    "validation": "{metric}/validation",
     "open": "accuracy/open",
     "closed": "accuracy/closed",
     "loss": "loss/last epoch",

@@ -14,7 +14,7 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.report.history import History
-from fedpeft.report.tables import MEAN, Table, by_round, last_round, trained_layers
+from fedpeft.report.tables import MEAN, Table, by_round, last_and_best, trained_layers
 from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, parts, rejections
 
 LONGEST = 20  # letters of a name before it is folded
@@ -23,7 +23,7 @@ FRAME = 3  # letters that rich puts around a column
 
 
 def print_tables(history: History, *, console: Console | None = None, metrics: Sequence[str] = ("overall",)) -> None:
-    """Print the last round, a table round by round for each metric, the layers trained, and the rejected replies.
+    """Print the last round, the best one, each metric round by round, the layers trained, and the rejected replies.
 
     A table that is wider than the console is cut into blocks of columns; none of its figures is left out.
 
@@ -38,7 +38,11 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
     console = console or Console()
     shown = [name for name in metrics if name not in TITLES or name in parts(history)]
     scheduled = (trained_layers(history),) if history.scheduled else ()
-    for table in (last_round(history), *(by_round(history, name) for name in shown), *scheduled):
+    for table in (
+        *last_and_best(history),
+        *(by_round(history, name) for name in shown),
+        *scheduled,
+    ):
         table = _printable_table(table, console)
         console.print(Text(table.title, style="bold"))
         for block in _blocks(table, console.width):

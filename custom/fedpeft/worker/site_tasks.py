@@ -90,7 +90,12 @@ def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
     scores = answer.values["scores"]
     if site.policy:
         scores = first_scores_of_round(scores, TRAIN, order.round, site.run)
-        metrics = released_metrics(metrics, answer.values["questions"], least=site.policy.least_test_samples)
+        metrics = released_metrics(
+            metrics,
+            answer.values["questions"],
+            least=site.policy.least_test_samples,
+            enough_validation=answer.values["validation"] >= site.policy.least_validation_samples,
+        )
         metrics = first_of_round(metrics, order.round, site.run)
     sent = member.upload(answer.state, folder, order, samples=samples, received=state)
     reply = TrainReply(

@@ -140,6 +140,7 @@ def _train(
     update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
     values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
+    values["validation"] = len(learner.data.validation)
     return values, update.state
 
 
