@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | doctor | status | verify | report | methods | backbones`."""
+"""The command line: `fedpeft simulate | jobs | data | build-vqa | doctor | status | verify | report | ...`."""
 
 from __future__ import annotations
 
@@ -59,6 +59,21 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     data.set_defaults(command=_data)
+
+    built = commands.add_parser("build-vqa", help="make questions and answers from images of which a class is known")
+    built.add_argument("source", type=Path, help="a folder of class folders, or of such folders, or MedMNIST's .npz")
+    built.add_argument("out", type=Path, help="a new folder, with a folder for each site: manifest.csv and images")
+    built.add_argument("--modality", default="", help="of images in class folders, e.g. 'x-ray'; asked for if given")
+    built.add_argument("--anatomy", default="", help="what they show, e.g. 'lung'; asked for if given")
+    built.add_argument(
+        "--classes",
+        default="disease",
+        choices=("disease", "grade", "tissue", "anatomy", "other"),
+        help="what the names of the class folders are (default disease)",
+    )
+    built.add_argument("--seed", type=int, default=0, help="of types, wordings and splits (default 0)")
+    built.add_argument("--test-fraction", type=float, default=0.2, help="share of images for the test (default 0.2)")
+    built.set_defaults(command=_build_vqa)
 
     doctor = commands.add_parser("doctor", help="find what would keep a job from running on this machine")
     doctor.add_argument("job", type=Path, nargs="?", help="job folder, e.g. jobs/fedpia_task1")
@@ -137,6 +152,18 @@ def _data(arguments: argparse.Namespace) -> None:
     for remark in remarks(sites):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
+
+
+def _build_vqa(arguments: argparse.Namespace) -> None:
+    from fedpeft.data.build_vqa import build
+    from fedpeft.data.vqa_sources import sources
+
+    known = {"modality": arguments.modality, "anatomy": arguments.anatomy, "classes_are": arguments.classes}
+    parts = sources(arguments.source, **known)
+    build(parts, arguments.out, seed=arguments.seed, test_fraction=arguments.test_fraction)
+    for part in parts:
+        print(f"{arguments.out / part.site}  {part.name}: {len(part.items)} images")
+    print(arguments.out / "statistics.md")
 
 
 def _doctor(arguments: argparse.Namespace) -> None:

@@ -141,7 +141,7 @@ def load(kind: MedMnist, settings: DataSettings) -> SiteData:
     file = next((path for size in SIZES if (path := root / f"{kind.name}{size}.npz").is_file()), None)
     if file is None:
         raise DataError(f"{root} holds no {kind.name}.npz, nor one with _64, _128 or _224; put the owners' file there.")
-    train, validation, test = (_examples(kind, split, *_arrays(file, split, kind)) for split in SPLITS)
+    train, validation, test = (_examples(kind, split, *stored_arrays(file, split, kind)) for split in SPLITS)
     return site_of(
         settings,
         kind.name,
@@ -153,7 +153,7 @@ def load(kind: MedMnist, settings: DataSettings) -> SiteData:
     )
 
 
-def _arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, np.ndarray]:
+def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, np.ndarray]:
     """Return the images (n, H, W, 3) and the labels (n, 1), or (n, L), of a split.
 
     Raises:
