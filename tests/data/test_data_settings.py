@@ -37,6 +37,12 @@ WRONG = [
         {"dataset": "slake", "test_size": 5},
         "test_size=5 is not a setting of dataset='slake'; remove it",
     ),
+    ("unknown treatment of uncertain labels", {"uncertain": "maybe"}, "uncertain.*'maybe'.*ignore, positive, negative"),
+    (
+        "uncertain labels of a set without them",
+        {"dataset": "nih_cxr14", "uncertain": "positive"},
+        "uncertain='positive' is not a setting of dataset='nih_cxr14'; remove it",
+    ),
     ("exclude is one text", {"exclude": "synpic1"}, "exclude='synpic1'"),
 ]
 

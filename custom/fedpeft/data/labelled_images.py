@@ -50,6 +50,7 @@ def site_of(
     validation: Sequence[Example] | None = None,
     labels: Iterable[str] = (),
     left_out: Iterable[tuple[str, int]] = (),
+    notes: Iterable[str] = (),
 ) -> SiteData:
     """Return a site's part of a set of images; classes are measured by balanced accuracy, labels by macro-F1.
 
@@ -60,6 +61,7 @@ def site_of(
         train, validation, test: as published; without `test` everything in `train` is split here, by image and group.
         labels: all of the data set, where images have labels.
         left_out: see `SiteData`; entries with a count of 0 are dropped.
+        notes: see `SiteData`.
 
     Raises:
         DataError: the settings ask for another split than there is, or for a part that there is not.
@@ -81,6 +83,7 @@ def site_of(
         labels=known,
         metric=MACRO_F1 if known else BALANCED_ACCURACY,
         left_out=tuple((why, count) for why, count in left_out if count),
+        notes=tuple(notes),
     )
 
 

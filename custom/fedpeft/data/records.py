@@ -137,18 +137,36 @@ def _parsed(text: str) -> Any:
     return value
 
 
-def read_text(path: Path) -> str:
-    """Return a file's text, without a byte order mark.
+def text_bytes(path: Path, most: int = -1) -> bytes:
+    """Return the bytes of a file.
+
+    Args:
+        path: the file.
+        most: that it may have; -1: any number.
 
     Raises:
-        DataError: it is missing, cannot be read, or is not UTF-8.
+        DataError: it is missing, cannot be read, or is larger.
     """
     try:
-        return path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            data = file.read(most + 1 if most >= 0 else -1)
     except FileNotFoundError as error:
         raise DataError(f"The file {path} is missing; unpack the data set there.") from error
     except OSError as error:
         raise DataError(f"The file {path} cannot be read ({error.strerror}); check its permissions.") from error
+    if 0 <= most < len(data):
+        raise DataError(f"{path} has more than {most >> 10} KiB; download it again.")
+    return data
+
+
+def read_text(path: Path, most: int = -1) -> str:
+    """Return the text of a file, which must be UTF-8; see `text_bytes`.
+
+    Raises:
+        DataError: it cannot be read as such.
+    """
+    try:
+        return text_bytes(path, most).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise DataError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8.") from error
 

@@ -23,8 +23,8 @@ class DataSet:
         procedural: the data are computed, not measured; every table and picture of them says so.
         answers: returns all answers that any site with this data set can have, as its publisher lists them, for a head
             that is federated; None: there is no such list.
-        takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `partition` and `columns` that it
-            reads; others are refused.
+        takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `partition`, `columns` and `uncertain`
+            that it reads; others are refused.
     """
 
     load: Callable[[DataSettings], SiteData]

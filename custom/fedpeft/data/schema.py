@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
 NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
+IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
 MOST_PARTS = 10_000
 MOST_ANSWERS = 10_000
 COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
@@ -174,6 +175,8 @@ class DataSettings:
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
+        uncertain: MIMIC-CXR-JPG only: labels of which the report is uncertain are neither trained nor measured
+            ("ignore"), or count as "positive" or "negative".
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
@@ -198,6 +201,7 @@ class DataSettings:
     parts: int = 1
     alpha: float = 0.5
     columns: Mapping[str, str] = field(default_factory=dict)
+    uncertain: str = IGNORED
     exclude: tuple[str, ...] = ()
     pool: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
@@ -224,6 +228,9 @@ class DataSettings:
         self._check_dialects()
         self._check_partition()
         self._check_columns()
+        one_of("uncertain", self.uncertain, UNCERTAIN)
+        if self.uncertain != IGNORED:
+            self._check_taken("uncertain")
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))

@@ -1,0 +1,160 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019): chest radiographs with their reports and CheXpert's labels of these.
+
+    files/p10/p10000032/s50414267/<dicom_id>.jpg
+    mimic-cxr-2.0.0-{chexpert,metadata,split}.csv.gz                          or unpacked, .csv
+    files/p10/p10000032/s50414267.txt, or the same below mimic-cxr-reports/   the reports, from MIMIC-CXR
+
+A sample is a frontal view (PA or AP) with the findings of its report and 15 labels (`chest_labels`). Labels belong to a
+study; those of which the report is uncertain are `data.uncertain`, those that it does not mention do not apply. The
+owners' split, by patient, is `published`; the papers train on 80 % of the samples, as `image_disjoint` does with
+`test_fraction=0.2`. No patient is in two splits or at two sites.
+
+Left out and counted: other views, images without file, split or labels, and those whose report is not there or has no
+FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.data import chest_labels, mimic_reports
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder
+from fedpeft.data.labelled_images import TAKES, label_example, site_of
+from fedpeft.data.large_tables import column_rows, table
+from fedpeft.data.records import Row, reading
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import DataSettings, Example, SiteData, added
+
+FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
+TABLE = "mimic-cxr-2.0.0-{}"
+IMAGES, REPORTS = "files", ("files", "mimic-cxr-reports/files")
+FRONTAL = frozenset({"PA", "AP"})
+SPLITS = {"train": "train", "validate": "validation", "test": "test"}
+_ID = re.compile(r"[0-9]{1,12}", re.ASCII)
+_IMAGE = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+Study = tuple[str, str]
+Labels = tuple[tuple[str, ...], tuple[str, ...]]
+
+
+def answers() -> tuple[str, ...]:
+    """Return the 15 labels."""
+    return chest_labels.LABELS
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load the data set, or one site's part of it.
+
+    Raises:
+        DataError: missing folder or table, a table that is not the owners', or an empty split.
+    """
+    root = dataset_folder(settings, FOLDERS)
+    left_out: Counter[str] = Counter()
+    images = _frontal(root, left_out)
+    labels = _labels(root, settings.uncertain)
+    parts = _split(root, images)
+    splits: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
+    for image, study in images.items():
+        file = root / IMAGES / mimic_reports.folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
+        if image not in parts:
+            left_out["the owners' split does not name it"] += 1
+        elif study not in labels:
+            left_out["its study has no labels"] += 1
+        elif not file.is_file():
+            left_out["its image is not there"] += 1
+        else:
+            known, unknown = labels[study]
+            example = label_example(file, known, unknown=unknown, image_id=image, group=f"patient {study[0]}")
+            splits[parts[image]].append(example)
+    data = site_of(
+        settings,
+        "mimic-cxr",
+        "MIMIC-CXR-JPG 2.0.0 (Johnson et al., 2019), real data",
+        train=splits["train"],
+        validation=splits["validation"] or None,
+        test=splits["test"],
+        labels=answers(),
+        left_out=left_out.items(),
+    )
+    return _with_findings(data, root)
+
+
+def _frontal(root: Path, left_out: Counter[str]) -> dict[str, Study]:
+    """Return the study of every frontal view, by the name of the image."""
+    images: dict[str, Study] = {}
+    path = table(root, TABLE.format("metadata"))
+    for row, (image, subject, study, view) in column_rows(path, ("dicom_id", "subject_id", "study_id", "ViewPosition")):
+        if image in images:
+            raise DataError(f"{path}, row {row}: there is another row with its image; keep one of them.")
+        if view not in FRONTAL:
+            left_out["neither a PA nor an AP view"] += 1
+            continue
+        if not _IMAGE.fullmatch(image) or not _ID.fullmatch(subject) or not _ID.fullmatch(study):
+            raise DataError(
+                f"{path}, row {row}: dicom_id is no name of an image, or subject_id or study_id no number; put the "
+                f"owners' table there."
+            )
+        images[image] = subject, study
+    return images
+
+
+def _labels(root: Path, uncertain: str) -> dict[Study, Labels]:
+    labels: dict[Study, Labels] = {}
+    of_values: dict[tuple[str, ...], Labels] = {}
+    path = table(root, TABLE.format("chexpert"))
+    for row, (subject, study, *values) in column_rows(path, ("subject_id", "study_id", *chest_labels.CHEXPERT)):
+        if (subject, study) in labels:
+            raise DataError(f"{path}, row {row}: there is another row with its study; keep one of them.")
+        if (own := tuple(values)) not in of_values:
+            with reading(Row(f"{path}, row {row}", {})):
+                of_values[own] = chest_labels.of_chexpert(own, uncertain)
+        labels[subject, study] = of_values[own]
+    return labels
+
+
+def _split(root: Path, images: dict[str, Study]) -> dict[str, str]:
+    """Return the split of those images that are in one, under the same patient and study."""
+    parts: dict[str, str] = {}
+    path = table(root, TABLE.format("split"))
+    for row, (image, subject, study, split) in column_rows(path, ("dicom_id", "subject_id", "study_id", "split")):
+        if split not in SPLITS:
+            raise DataError(f"{path}, row {row}: split is none of {', '.join(SPLITS)}; put the owners' table there.")
+        if image in parts:
+            raise DataError(f"{path}, row {row}: there is another row with its image; keep one of them.")
+        if images.get(image) == (subject, study):
+            parts[image] = SPLITS[split]
+    return parts
+
+
+def _with_findings(data: SiteData, root: Path) -> SiteData:
+    """Add the findings to each example, and leave out those without."""
+    roots = tuple(root / name for name in REPORTS)
+    studies = sorted({_folder(example) for examples in data.splits().values() for example in examples})
+    texts = {folder: _findings(roots, folder) for folder in studies}
+    splits: dict[str, Any] = {}
+    left_out: Counter[str] = Counter()
+    for name, examples in data.splits().items():
+        own = [(example, texts[_folder(example)]) for example in examples]
+        splits[name] = tuple(replace(example, question=text) for example, text in own if text)
+        left_out["its report is not there"] += sum(text is None for _, text in own)
+        left_out["its report has no findings"] += sum(text == "" for _, text in own)
+    return replace(data, **splits, left_out=added(data.left_out, left_out.items()))
+
+
+def _folder(example: Example) -> Path:
+    """Return the folder of a study, which holds its images."""
+    return Path(str(example.image)).parent
+
+
+def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
+    """Return the findings of the study whose images are in a folder; None: its report is not there."""
+    path = mimic_reports.report_file(roots, folder.parent.name[1:], folder.name[1:])
+    return None if path is None else mimic_reports.findings(mimic_reports.read(path))
+
+
+DATASET = DataSet(load=load, answers=answers, takes=TAKES | {"uncertain"})
