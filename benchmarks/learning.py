@@ -36,7 +36,7 @@ from rich.table import Table
 from fedpeft import importance, scheduling
 from fedpeft.client.learner import Learner
 from fedpeft.client.loop import parts_of
-from fedpeft.client.lr_schedule import linear_warmup_decay
+from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.optimizer import build_optimizer
 from fedpeft.federate import federate
 from fedpeft.jobs import compose
@@ -130,6 +130,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     optimizer = build_optimizer(
         first.trainable.parameters().items(),
         heads,
+        kind=settings.optimizer,
         learning_rate=settings.learning_rate,
         head_learning_rate=settings.head_learning_rate or settings.learning_rate,
         weight_decay=settings.weight_decay,
@@ -143,7 +144,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
             mixed = [(s, batch) for s in learners for batch in rows[s]]
             for i in torch.randperm(len(mixed), generator=generator).tolist():
                 site, batch = mixed[i]
-                rate = linear_warmup_decay(step, total_steps=total, warmup=settings.warmup)
+                rate = rate_factor(step, total_steps=total, warmup=settings.warmup)
                 for group in optimizer.param_groups:
                     group["lr"] = settings.learning_rate * rate  # body and heads have one rate here
                 first.trainable.step(parts_of(batch, learners[site].answering.train()), optimizer)

@@ -96,6 +96,7 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     optimizer = build_optimizer(
         trainable.parameters().items(),
         head.named_parameters(),
+        kind=settings.optimizer,
         learning_rate=1e-4,
         head_learning_rate=1e-4,
         weight_decay=0.01,

@@ -9,6 +9,7 @@ from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import at_least, one_of
 
+ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
 IMAGES_MIB = 64
 FUSED, FIRST_TOKEN = "fused", "first_token"
@@ -16,7 +17,7 @@ FUSED, FIRST_TOKEN = "fused", "first_token"
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSettings:
-    """The local recipe: AdamW with linear warm-up and decay over all rounds.
+    """The local recipe: optimizer, learning rate over all rounds, how a site answers, computes and measures.
 
     Args:
         rounds: communication rounds of the whole job.
@@ -26,8 +27,10 @@ class TrainingSettings:
         batch_size: samples per step.
         learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
         head_learning_rate: peak learning rate of the head; None: the same.
-        weight_decay: AdamW's, not applied to biases and LayerNorm.
+        weight_decay: not applied to biases and LayerNorm.
         warmup: fraction of all steps over which the learning rate rises linearly.
+        decay: of the learning rate after that: `linear` to 0 at the end of the last round, or `none`.
+        optimizer: `adamw`, or `sgd` without momentum.
         optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
         answering: how a site answers a question (`fedpeft.client.answering.names()`): `classification` over the answers
             of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
@@ -68,6 +71,8 @@ class TrainingSettings:
     head_learning_rate: float | None = None
     weight_decay: float = 0.01
     warmup: float = 0.1
+    decay: str = LINEAR
+    optimizer: str = ADAMW
     optimizer_state: str = "keep"
     answering: str = "classification"
     candidates: int = 128
@@ -101,6 +106,8 @@ class TrainingSettings:
             at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
+        one_of("decay", self.decay, (LINEAR, "none"))
+        one_of("optimizer", self.optimizer, (ADAMW, SGD))
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
         one_of("answering", self.answering, ANSWERING.names())
         one_of("head", self.head, ("linear", "mlp"))

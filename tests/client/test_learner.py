@@ -76,6 +76,34 @@ def test_the_validation_split_is_measured_and_changes_nothing(sections, tmp_path
         assert {**update.metrics, "validation": None} == without.updates[site].metrics
 
 
+@pytest.mark.parametrize("decay", ["linear", "none"])
+def test_one_step_of_sgd_is_the_rate_times_the_gradient(sections, tmp_path, monkeypatch, decay):
+    chosen = sections(
+        "method.aggregation=fedavg",
+        "training.optimizer=sgd",
+        f"training.decay={decay}",
+        "training.warmup=0",
+        "training.weight_decay=0",
+        "training.learning_rate=0.1",
+        "training.rounds=2",
+        "training.batch_size=500",
+        "training.local_epochs=1",
+    )
+    learner = learners(chosen, tmp_path, ["slake"])["slake"]
+    gradients = {}
+    parameters = learner.trainable.parameters()
+    for key, parameter in parameters.items():
+        parameter.register_post_accumulate_grad_hook(lambda p, key=key: gradients.update({key: p.grad.clone()}))
+    before = learner.trainable.state()
+    first = learner.train_round(1, {})
+    for key, tensor in first.state.items():
+        torch.testing.assert_close(tensor, before[key] - 0.1 * gradients[key].cpu())
+    second = learner.train_round(2, first.state)
+    rate = 0.1 if decay == "none" else 0.05
+    for key, tensor in second.state.items():
+        torch.testing.assert_close(tensor, first.state[key] - rate * gradients[key].cpu())
+
+
 def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     learner = learners(sections(), tmp_path, ["slake"])["slake"]
     frozen = {n: p.clone() for n, p in learner.backbone.named_parameters() if "houlsby" not in n}
@@ -92,6 +120,7 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
         "method.pia.integration=frozen_global",
         "method.name=adapterfusion",
         "method.name=feddat_adapterfusion",
+        "training.optimizer=sgd",
     ],
 )
 def test_a_new_process_goes_on_where_the_old_one_stopped(sections, tmp_path, override):

@@ -47,8 +47,8 @@ def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypa
 def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
     calls = set()
     monkeypatch.setattr(
-        "fedpeft.client.learner.linear_warmup_decay",
-        lambda step, *, total_steps, warmup: calls.add((step, total_steps)) or 1.0,
+        "fedpeft.client.learner.rate_factor",
+        lambda step, *, total_steps, warmup, decays: calls.add((step, total_steps)) or 1.0,
     )
     own = learner("training.batch_size=8", "training.local_epochs=2", own={"least_batch_size": 4})
     for round in (1, 2):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.federated_head import head_state, only_head, without_head
 from fedpeft.client.kept_images import KeptImages
 from fedpeft.client.loop import mean_loss, train_epochs
-from fedpeft.client.lr_schedule import linear_warmup_decay
+from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.metrics import Measure, Measured, check_metric, measured
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import measure_budget, score_layers
@@ -44,7 +45,7 @@ from fedpeft.seeds import derive
 from fedpeft.settings import about
 from fedpeft.site_job import SiteJob
 from fedpeft.states import State
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.training_settings import LINEAR, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +287,9 @@ class Learner:
         batch = self._sample(at_once, derive(self.training.seed, "budget", self.site))[0]
         self.trainable.train_only(None)
         with computing.as_trained(self.backbone, self.training):
-            return measure_budget(self.answering.train(), self.trainable.parameters(), batch)
+            return measure_budget(
+                self.answering.train(), self.trainable.parameters(), batch, optimizer=self.training.optimizer
+            )
 
     def finished(self, most: int) -> int:
         """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
@@ -363,12 +366,13 @@ class Learner:
             return share_of(agreement)
         return self.pia.share_in(round, self.training.rounds)
 
-    def _optimizer(self) -> torch.optim.AdamW:
-        """AdamW over what is trained now."""
+    def _optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of what is trained now."""
         settings = self.training
         return build_optimizer(
             self.trainable.parameters().items(),
             ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
+            kind=settings.optimizer,
             learning_rate=settings.learning_rate,
             head_learning_rate=settings.head_learning_rate or settings.learning_rate,
             weight_decay=settings.weight_decay,
@@ -385,7 +389,7 @@ class Learner:
                 self.answering.train(),
                 rows,
                 optimizer,
-                lambda step: linear_warmup_decay(step, total_steps=total, warmup=settings.warmup),
+                partial(rate_factor, total_steps=total, warmup=settings.warmup, decays=settings.decay == LINEAR),
                 first_step=len(rows) * settings.epochs_before(round, first=first),
                 epochs=settings.epochs_in(round, first=first),
                 device=self.device,

@@ -1,29 +1,36 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""AdamW with the papers' parameter groups, and its moments as named tensors."""
+"""The optimizer with the papers' parameter groups, and what it keeps from step to step as named tensors."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
 
+from fedpeft.training_settings import ADAMW, SGD
+
 Named = Iterable[tuple[str, nn.Parameter]]
 
 
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {ADAMW: torch.optim.AdamW, SGD: torch.optim.SGD}
+KEPT_TENSORS = {ADAMW: 2, SGD: 0}  # numbers that are kept for each trained number
+
+
 def build_optimizer(
-    body: Named, head: Named, *, learning_rate: float, head_learning_rate: float, weight_decay: float
-) -> torch.optim.AdamW:
-    """Build AdamW for the trained parameters; no weight decay on biases and LayerNorm (the 1-D tensors).
+    body: Named, head: Named, *, kind: str, learning_rate: float, head_learning_rate: float, weight_decay: float
+) -> torch.optim.Optimizer:
+    """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm (the 1-D tensors).
 
     Args:
         body: named parameters of adapters or backbone.
         head: named parameters of the classifier.
+        kind: `adamw`, or `sgd` without momentum.
         learning_rate: peak rate of the body.
         head_learning_rate: peak rate of the head.
-        weight_decay: decoupled weight decay of the matrices.
+        weight_decay: of the matrices, decoupled from the gradient with AdamW.
 
-    Source: FedPIA, Training and Implementation Details.
+    Source: FedPIA, Training and Implementation Details (AdamW); the federated tuning of vision transformers (SGD).
     """
     groups = []
     for named, rate in ((body, learning_rate), (head, head_learning_rate)):
@@ -39,10 +46,10 @@ def build_optimizer(
                         "weight_decay": weight_decay if decays else 0.0,
                     }
                 )
-    return torch.optim.AdamW(groups, foreach=True)
+    return OPTIMIZERS[kind](groups, foreach=True)
 
 
-def moments(optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
+def moments(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
     """Copy the optimizer's state to CPU tensors named `<parameter>/<entry>`."""
     return {
         f"{name}/{entry}": value.detach().cpu().clone()
@@ -51,7 +58,7 @@ def moments(optimizer: torch.optim.AdamW) -> dict[str, torch.Tensor]:
     }
 
 
-def restore_moments(optimizer: torch.optim.AdamW, tensors: dict[str, torch.Tensor]) -> None:
+def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.Tensor]) -> None:
     """Restore what `moments` returned; parameters without stored moments start at zero."""
     for name, parameter in _named(optimizer):
         stored = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
@@ -62,6 +69,6 @@ def restore_moments(optimizer: torch.optim.AdamW, tensors: dict[str, torch.Tenso
             }
 
 
-def _named(optimizer: torch.optim.AdamW) -> Iterable[tuple[str, nn.Parameter]]:
+def _named(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:
     for group in optimizer.param_groups:
         yield from zip(group["names"], group["params"], strict=True)

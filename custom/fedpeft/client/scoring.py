@@ -10,7 +10,9 @@ from torch import nn
 
 from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
+from fedpeft.client.optimizer import KEPT_TENSORS
 from fedpeft.importance import layer_budget, method_settings, score
+from fedpeft.importance.settings import MemorySettings
 from fedpeft.keys import layer_of, layers_of
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.states import State
@@ -57,13 +59,18 @@ def score_layers(
     return [float(value) for value in scores]
 
 
-def measure_budget(answering: Answering, parameters: Mapping[str, nn.Parameter], batch: Batch) -> int:
+def measure_budget(
+    answering: Answering, parameters: Mapping[str, nn.Parameter], batch: Batch, *, optimizer: str
+) -> int:
     """How many transformer layers fit into the device's memory when training on batches of this size.
 
     Source: F3OCUS, supplement, Algorithm 46.
     """
     losses = _losses(answering)
-    return layer_budget(lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering)
+    memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[optimizer])
+    return layer_budget(
+        lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
+    )
 
 
 def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tensor]:

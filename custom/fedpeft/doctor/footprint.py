@@ -21,6 +21,7 @@ from fedpeft import backbones
 from fedpeft.backbones import BackboneSettings
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
+from fedpeft.client.optimizer import KEPT_TENSORS
 from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
@@ -37,7 +38,6 @@ from fedpeft.site_job import SiteJob
 # a site's own answers are known only where its data are; heads are small beside the rest
 ANSWERS = AnswerVocabulary([f"answer {number}" for number in range(500)])
 BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with a batch of 16: up to a fifth
-OPTIMIZER_TENSORS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         image = np.zeros((size, size, 3), dtype=np.uint8)
         example = Example(image, "word " * settings.text_length, ANSWERS.answers[-1], closed=False, image_id="")
         batch = answering.collate([image] * examples, [example] * examples).to(device)
-        memory = MemorySettings(optimizer_tensors=OPTIMIZER_TENSORS)
+        memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[training.optimizer])
         fixed, costs = layer_memory(
             lambda rows: answering(rows.inputs),
             {0: trained},
@@ -133,7 +133,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         process=psutil.Process().memory_info().rss,
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=kept * (1 + OPTIMIZER_TENSORS) * KEPT_ROUNDS,
+        state=kept * (1 + KEPT_TENSORS[training.optimizer]) * KEPT_ROUNDS,
         device=str(device),
         method=how,
     )
