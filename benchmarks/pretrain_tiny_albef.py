@@ -16,16 +16,13 @@ The heads are thrown away but for that of words. An interrupted run goes on from
 """
 
 import argparse
-import json
 import math
 import shutil
-import time
-from collections import defaultdict
 from pathlib import Path
 
-import numpy as np
 import torch
 from pretrain_tiny_vilt import ANSWERS, PATCH, SEED, SPECIAL, make_batch, vocabulary
+from pretraining import arguments, as_float16, train
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, gelu
@@ -69,7 +66,7 @@ def load_untrained(folder: Path) -> Albef:
     """Make a tiny ALBEF with new text layers; image layers and words are those of the tiny ViLT."""
     backbone = Albef(AlbefModel(AlbefConfig.from_pretrained(folder)), BertTokenizerFast.from_pretrained(folder), 40)
     state = backbone.model.state_dict()
-    image = build(BackboneSettings(name="tiny-vit")).model.state_dict()
+    image = build(BackboneSettings(name="tiny-vit", source=str(TINY_FOLDER))).model.state_dict()
     words = build(BackboneSettings(name="tiny-vilt")).model.embeddings.text_embeddings.state_dict()
     started = {f"visual_encoder.{name}": tensor for name, tensor in image.items()}
     started |= {f"text_encoder.embeddings.{name}": tensor for name, tensor in words.items()}
@@ -168,7 +165,7 @@ def official(model: nn.Module, heads: Heads) -> dict[str, Tensor]:
         for kind in ("weight", "bias")
     }
     tensors["text_encoder.cls.predictions.bias"] = heads.bias
-    return {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in tensors.items()}
+    return as_float16(tensors)
 
 
 def _block(name: str) -> str:
@@ -183,70 +180,27 @@ def redraw_unseen(model: nn.Module, seen: Tensor) -> None:
     table[~seen] = fresh[~seen]
 
 
-def train(args: argparse.Namespace) -> None:
-    """Train in one process, with a checkpoint every 200 steps."""
+def pretrain(args: argparse.Namespace) -> None:
+    """Train, and write the weights under the official names."""
     torch.manual_seed(SEED)
     torch.set_num_threads(1)
+    write_configuration(args.out)
     backbone = load_untrained(args.out)
-    vocabulary_size = backbone.model.config.vocab_size
-    heads = Heads(backbone.hidden_size, vocabulary_size)
-    modules = nn.ModuleDict({"backbone": backbone, "heads": heads})
-    parameters = list(modules.parameters())
-    groups = [[p for p in parameters if p.ndim > 1], [p for p in parameters if p.ndim <= 1]]
-    optimizer = torch.optim.AdamW(
-        [{"params": group, "weight_decay": decay} for group, decay in zip(groups, (0.02, 0), strict=True)],
-        lr=args.lr,
-        betas=(0.9, 0.98),
-    )
-    seen = torch.zeros(vocabulary_size, dtype=torch.bool)
-    checkpoint, step = args.out / "checkpoint.pt", 0
-    if checkpoint.exists():
-        state = torch.load(checkpoint, weights_only=True)
-        modules.load_state_dict(state["modules"])
-        optimizer.load_state_dict(state["optimizer"])
-        step, seen = state["step"], state["seen"]
-    start, window = time.process_time(), defaultdict(list)
-    last = min(args.steps, args.until or args.steps)
-    while step < last:
-        batch = with_answers(make_batch(step, args.batch, backbone.tokenizer), backbone.tokenizer)
+    heads = Heads(backbone.hidden_size, backbone.model.config.vocab_size)
+    seen = torch.zeros(backbone.model.config.vocab_size, dtype=torch.bool)
+
+    def step(number: int) -> tuple[Tensor, dict[str, float]]:
+        batch = with_answers(make_batch(number, args.batch, backbone.tokenizer), backbone.tokenizer)
         seen[batch["input_ids"].unique()] = True
         seen[batch["words"][batch["words"] >= 0]] = True
-        for group in optimizer.param_groups:
-            cosine = 0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * step / args.steps))
-            group["lr"] = args.lr * min(1.0, (step + 1) / 150) * cosine
         total, parts, right = losses(backbone, heads, batch)
-        optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        step += 1
-        for name, value in parts.items():
-            window[name].append(value.item())
-        window["right"].append(right.float().mean().item())
-        if step % 50 == 0:
-            line = {"step": step, "images": step * args.batch, "processor seconds": round(time.process_time() - start)}
-            line |= {name: round(float(np.mean(values)), 3) for name, values in window.items()}
-            print(json.dumps(line), flush=True)
-            window.clear()
-        if step % 200 == 0 or step == last:
-            state = {"modules": modules.state_dict(), "optimizer": optimizer.state_dict()}
-            torch.save(state | {"step": step, "seen": seen}, checkpoint)
+        figures = {name: value.item() for name, value in parts.items()}
+        return total, figures | {"right": right.float().mean().item()}
+
+    train(nn.ModuleDict({"backbone": backbone, "heads": heads}), step, args, kept={"seen": seen})
     redraw_unseen(backbone.model, seen)
     save_file(official(backbone.model, heads), args.out / "model.safetensors", metadata={"format": "pt"})
 
 
-def main() -> None:
-    """Run or resume pre-training."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the backbone and its checkpoint")
-    parser.add_argument("--steps", type=int, default=900, help="over which the learning rate falls")
-    parser.add_argument("--until", type=int, default=0, help="stop at this step; 0: at the last")
-    parser.add_argument("--batch", type=int, default=64, help="images a step")
-    parser.add_argument("--lr", type=float, default=1e-3)
-    args = parser.parse_args()
-    write_configuration(args.out)
-    train(args)
-
-
 if __name__ == "__main__":
-    main()
+    pretrain(arguments(__doc__.splitlines()[0], steps=900))

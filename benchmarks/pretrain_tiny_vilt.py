@@ -20,6 +20,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from pretraining import as_float16
 from safetensors.torch import save_file
 from torch import Tensor, distributed, multiprocessing, nn
 from transformers import BertTokenizerFast
@@ -161,8 +162,7 @@ def redraw_unseen(model: nn.Module, seen: Tensor) -> None:
 
 def save(folder: Path, model: nn.Module) -> None:
     """Write the weights as float16 safetensors in transformers' layout."""
-    state = {name: tensor.detach().to(torch.float16).contiguous() for name, tensor in model.state_dict().items()}
-    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(as_float16(model.state_dict()), folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def train(rank: int, args: argparse.Namespace, rendezvous: str) -> None:

@@ -1,27 +1,36 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-import importlib.util
+import importlib
 import json
 import subprocess
+from argparse import Namespace
+from contextlib import contextmanager
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
 from transformers import BertTokenizerFast
 
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER
+from fedpeft.backbones.registry import TINY_ALBEF_FOLDER, TINY_FOLDER, TINY_VIT_FOLDER
 from fedpeft.data.phantom_words import CLINICAL
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "pretrain_tiny_vilt.py"
 
 
+@contextmanager
+def imported(name):
+    """A script of benchmarks/, which imports others from there."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(SCRIPT.parent)
+        yield importlib.import_module(name)
+
+
 @pytest.fixture(scope="module")
 def script():
-    spec = importlib.util.spec_from_file_location("pretrain_tiny_vilt", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with imported("pretrain_tiny_vilt") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
@@ -77,16 +86,15 @@ def test_pre_training_runs_resumes_and_leaves_a_backbone(tmp_path, warm_python):
     assert torch.allclose(backbone.model.pooler.dense.weight, kept, atol=1e-3)  # stored as float16
 
 
-ALBEF = SCRIPT.with_name("pretrain_tiny_albef.py")
+@pytest.fixture(scope="module")
+def albef_script():
+    with imported("pretrain_tiny_albef") as module:
+        yield module
 
 
 @pytest.fixture(scope="module")
-def albef_script():
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(SCRIPT.parent)
-        spec = importlib.util.spec_from_file_location("pretrain_tiny_albef", ALBEF)
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
+def vit_script():
+    with imported("pretrain_tiny_vit") as module:
         yield module
 
 
@@ -131,3 +139,54 @@ def test_the_tiny_albef_answers_plain_questions_of_the_stream(albef_script, scri
     distance = torch.cdist(features, features).fill_diagonal_(torch.inf)
     nearest = batch["answer"][distance.argmin(1)]
     assert (nearest == batch["answer"]).float().mean() > 0.8
+
+
+def test_the_tiny_vit_is_small_and_its_configuration_is_that_of_its_script(vit_script, tmp_path):
+    vit_script.write_configuration(tmp_path)
+    assert (tmp_path / "config.json").read_text() == (TINY_VIT_FOLDER / "config.json").read_text()
+    assert (TINY_VIT_FOLDER / "model.safetensors").stat().st_size <= 8_000_000
+
+
+def test_the_stream_of_the_tiny_vit_has_pictures_and_no_label(vit_script):
+    first, again, second = (vit_script.make_batch(number, 8) for number in (0, 0, 1))
+    assert set(first) == {"image", "clean", "covered"}
+    assert all(torch.equal(first[name], again[name]) for name in first)
+    assert not torch.equal(first["image"], second["image"])
+    assert first["covered"].sum(1).tolist() == [vit_script.COVERED] * 8
+
+
+def test_scenes_of_a_group_differ_in_shapes_alone(vit_script):
+    scenes = vit_script.alike(np.random.default_rng(3))
+    assert len({scene.findings for scene in scenes}) > 1
+    same = {
+        (scene.region, scene.modality, *((f.quadrant, f.bright, f.large) for f in scene.findings)) for scene in scenes
+    }
+    assert len(same) == 1
+    for scene in scenes:
+        assert len({finding.kind for finding in scene.findings}) == len(scene.findings)
+
+
+def test_a_patch_of_a_picture_is_where_its_token_is(vit_script):
+    image = torch.arange(48 * 48.0).view(1, 48, 48)
+    patches = vit_script.in_patches(image)
+    assert patches.shape == (1, 16, 144)
+    assert torch.equal(patches[0, 6], image[0, 12:24, 24:36].flatten())
+
+
+def test_pre_training_of_the_tiny_vit_resumes_and_its_weights_are_read(vit_script, tmp_path):
+    for steps in (1, 2):
+        vit_script.pretrain(Namespace(out=tmp_path, steps=steps, until=0, batch=8, lr=1e-3))
+    state = torch.load(tmp_path / "checkpoint.pt", weights_only=True)
+    assert state["step"] == 2
+    kept = state["modules"]["backbone.model.layers.0.mlp.fc1.weight"]
+    read = build(BackboneSettings(name="tiny-vit", source=str(tmp_path))).model
+    assert torch.allclose(read.layers[0].mlp.fc1.weight, kept, atol=1e-3)  # stored as float16
+
+
+def test_the_tiny_vit_knows_two_pictures_of_one_scene(vit_script):
+    tiny = build(BackboneSettings(name="tiny-vit")).eval()
+    images = vit_script.make_batch(10_000, 128)["image"][:, :, :, None].expand(-1, -1, -1, 3).numpy()
+    with torch.no_grad():
+        features = tiny(**tiny.collate(list(images), [""] * len(images)))
+    nearest = torch.cdist(features, features).fill_diagonal_(torch.inf).argmin(1)
+    assert (nearest == torch.arange(128).roll(64)).float().mean() > 0.7

@@ -7,6 +7,7 @@ from fedpeft.backbones.backbone import Pretrained
 from fedpeft.registry import Registry
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
+TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"
 TINY_ALBEF_FOLDER = Path(__file__).parent / "tiny_albef"
 ALBEF_PICKLE = "ALBEF.pth"
 
@@ -33,7 +34,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.vit:build_tiny",
         skeleton="fedpeft.backbones.vit:tiny_skeleton",
-        usual=str(TINY_FOLDER),  # the tiny ViLT's layers, reading the image alone
+        usual=str(TINY_VIT_FOLDER),
         tokenizer=False,
         tiny=True,
     ),

@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """ViT (Dosovitskiy et al. 2020, arXiv:2010.11929): a transformer over image patches; the question is not read.
 
-Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same: that is what the tiny
-ViT is made of. The features are the first token's after the last norm.
+Weights are read in transformers' layout, in timm's, and from a ViLT, whose layers are the same. The features are the
+first token's after the last norm.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fedpeft.backbones.checkpoint import (
     unusable,
 )
 from fedpeft.backbones.images import Images, SquareImages
-from fedpeft.backbones.registry import BACKBONES, TINY_FOLDER
+from fedpeft.backbones.registry import BACKBONES, TINY_VIT_FOLDER
 from fedpeft.backbones.vit_layouts import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
@@ -94,8 +94,8 @@ def build(settings: BackboneSettings) -> Vit:
 
 
 def build_tiny(settings: BackboneSettings) -> Vit:
-    """Load the layers of the tiny ViLT as a ViT, or another source."""
-    return _built(settings, str(TINY_FOLDER))
+    """Load the tiny ViT, or another source."""
+    return _built(settings, str(TINY_VIT_FOLDER))
 
 
 def skeleton(source: str | None = None) -> Vit:
@@ -113,7 +113,7 @@ def skeleton(source: str | None = None) -> Vit:
 
 def tiny_skeleton(source: str | None = None) -> Vit:
     """Return the tiny ViT, or another one, as `skeleton` does."""
-    return skeleton(source or str(TINY_FOLDER))
+    return skeleton(source or str(TINY_VIT_FOLDER))
 
 
 def _built(settings: BackboneSettings, usual: str) -> Vit:
