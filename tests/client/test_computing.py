@@ -18,6 +18,7 @@ FIRST_TOKEN = ["training.last_layer=first_token"]
 PATTERN = r"encoder\.layer\.\d+\.attention\.attention"
 INNER_ATTENTION = f"method.settings={{houlsby: {{reduction_factor: 4, target_modules: '{PATTERN}'}}}}"
 FUSED = ["training.attention=fused"]
+EVALUATED = 8 + 4  # test and validation questions of a round
 SETTINGS = {
     "compacter": ["method.settings.compacter.reduction_factor=4"],
     "feddat_compacter": ["method.settings.feddat_compacter.reduction_factor=4"],
@@ -219,8 +220,8 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
     job = [f"method.name={method}", "method.aggregation=fedavg", "backbone.name=tiny-vit"]
     _, usual, every = epochs(learner, *job)
     made, kept, once = epochs(learner, *job, "training.features_mib=64")
-    assert every == 3 * 32 + 8
-    assert once <= 32 + 8  # three questions of an image have the same features
+    assert every == 3 * 32 + EVALUATED
+    assert once <= 32 + EVALUATED  # three questions of an image have the same features
     assert 0 < made._features.held_mib < 64
     assert kept.metrics == usual.metrics
     assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
@@ -230,7 +231,7 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
 def test_kept_features_of_questions_of_several_lengths_are_close(learner, also):
     _, usual, every = epochs(learner, *also)
     _, kept, once = epochs(learner, *also, "training.features_mib=64")
-    assert (every, once) == (3 * 32 + 8, 32 + 8)
+    assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)
     assert kept.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=0.02 if also == BFLOAT16 else 1e-4)
 
 
@@ -277,4 +278,4 @@ def test_a_classifier_alone_computes_each_sample_once(learner):
         lambda module, inputs, output: calls.append(len(inputs[0]))
     )
     made.train_round(1, {})
-    assert sum(calls) == 16 + 8
+    assert sum(calls) == 16 + EVALUATED
