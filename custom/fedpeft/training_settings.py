@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
+from fedpeft.metrics import VALIDATION
 from fedpeft.settings import at_least, one_of
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
@@ -47,6 +48,8 @@ class TrainingSettings:
             token in its last layer. The results differ by rounding.
         compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
             Triton). It takes its time when a site's process first trains. The results differ by rounding.
+        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`, or
+            `validation`, for each label that with the highest F1 on the site's validation split.
         validate: measure every round on the validation split as well, so that the report can name the best round.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
@@ -83,6 +86,7 @@ class TrainingSettings:
     attention: str = "usual"
     last_layer: str = "whole"
     compile: bool = False
+    thresholds: str = "half"
     validate: bool = True
     checkpointing: bool = False
     micro_batch: int = 0
@@ -106,6 +110,7 @@ class TrainingSettings:
             at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
+        one_of("thresholds", self.thresholds, ("half", VALIDATION))
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpeft.client.batches import Batch
-from fedpeft.client.metrics import MEASURES, check_metric, measured
+from fedpeft.client.metrics import MEASURES, best_threshold, check_metric, measured
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
 
@@ -78,6 +78,32 @@ def test_macro_f1_is_the_mean_over_labels_that_occur_of_known_images(seed):
     target[:, 3] = 0
     expected = by_hand(probabilities.tolist(), target.tolist())
     assert figures(MACRO_F1, target=target, probabilities=probabilities)["overall"] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_threshold_has_the_highest_f1_of_all(seed):
+    generator = torch.Generator().manual_seed(seed)
+    probabilities = torch.randint(0, 8, (15,), generator=generator) / 8  # with equal ones
+    target = torch.randint(-1, 2, (15,), generator=generator)
+
+    def f1(threshold):
+        return by_hand([[float(p >= threshold)] for p in probabilities], [[int(t)] for t in target])
+
+    chosen = best_threshold(probabilities, target)
+    best = max(f1(p) for p in probabilities)
+    assert f1(chosen) == pytest.approx(best)
+    assert chosen == max(p for p in probabilities if f1(p) == pytest.approx(best))
+
+
+def test_thresholds_come_from_the_validation_split():
+    validation, test = MEASURES[MACRO_F1](), MEASURES[MACRO_F1]()
+    for batch in batches(target=[[1, 0], [0, 0]], probabilities=[[0.2, 0.3], [0.1, 0.3]]):
+        validation.add(Fixed(), batch)
+    for batch in batches(target=[[1, 1], [1, 0]], probabilities=[[0.25, 0.6], [0.15, 0.4]]):
+        test.add(Fixed(), batch)
+    assert test.by_label() == [0.0, 1.0]
+    test.tune(validation)
+    assert test.by_label() == [pytest.approx(2 / 3), 1.0], "0.2 of the first label, 0.5 of the one that nobody has"
 
 
 def test_without_any_positive_label_nothing_is_measured():

@@ -71,6 +71,13 @@ def test_a_site_learns_its_labels(tmp_path):
     assert len(site.vocabulary) == len(LABELS)
 
 
+def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):
+    rows = examples(16)
+    usual = learner(tmp_path / "a", data(validation=rows))
+    tuned = learner(tmp_path / "b", data(validation=rows), thresholds="validation")
+    assert tuned.evaluate(rows)["overall"] >= usual.evaluate(rows)["overall"]
+
+
 def way():
     return Multilabel(torch.nn.Identity(), torch.nn.Identity(), AnswerVocabulary(LABELS))
 

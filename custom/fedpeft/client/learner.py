@@ -319,6 +319,12 @@ class Learner:
 
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
+        measure = self._answered(examples)
+        if self.training.thresholds == VALIDATION and self.data.validation:
+            measure.tune(self._answered(self.data.validation))
+        return measure
+
+    def _answered(self, examples: Sequence[Example]) -> Measure:
         rows = self._batches(examples, self.training.evaluation_batch_size)
         with computing.as_trained(self.backbone, self.training, self._features):
             return measured(self.answering.eval(), rows, device=self.device, metric=self.data.metric)

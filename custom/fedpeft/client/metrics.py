@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,17 +18,26 @@ UNKNOWN = -1
 Measured = dict[str, float | None]
 
 
-class Measure(Protocol):
+class Measure:
     """Collects what a model answers to the batches of a split."""
 
     def add(self, answering: Answering, batch: Batch) -> None:
         """Answer a batch, which is on the model's device."""
+        raise NotImplementedError
+
+    def tune(self, validation: Measure) -> None:
+        """Choose on the validation split what a metric leaves to be chosen; of most metrics nothing.
+
+        Args:
+            validation: of the same class, with the answers to that split.
+        """
 
     def figures(self) -> Measured:
         """Return `overall`, the metric, and `open` and `closed`, all fractions; None: there is nothing to measure."""
+        raise NotImplementedError
 
 
-class Accuracy:
+class Accuracy(Measure):
     """Share of right answers: overall, and for open and closed questions.
 
     Source: FedPIA, Table 1 (open, closed, overall).
@@ -50,7 +58,7 @@ class Accuracy:
         return {"overall": _mean(right), "open": _mean(right[~closed]), "closed": _mean(right[closed])}
 
 
-class BalancedAccuracy:
+class BalancedAccuracy(Measure):
     """Mean over the classes of the split of the share of their images that are recognized.
 
     A class that training does not have is never recognized.
@@ -75,13 +83,15 @@ class BalancedAccuracy:
         return {"overall": _mean(recall[target.unique()]), "open": None, "closed": None}
 
 
-class MacroF1:
-    """Mean over the labels that occur in the split of their F1, a label with a probability of 0.5 or more predicted.
+class MacroF1(Measure):
+    """Mean over the labels that occur in the split of their F1, a label predicted from its threshold on.
 
-    An image is left out of a label that is unknown for it.
+    The thresholds are 0.5, or those with the highest F1 on the validation split. An image is left out of a label that
+    is unknown for it.
     """
 
     def __init__(self) -> None:
+        self._thresholds: Tensor | float = THRESHOLD
         self._probabilities: list[Tensor] = []
         self._target: list[Tensor] = []
 
@@ -90,13 +100,19 @@ class MacroF1:
         self._probabilities.append(answering.probabilities(batch).cpu())
         self._target.append(batch.target.cpu())
 
+    def tune(self, validation: Measure) -> None:
+        """See `Measure`: the threshold of each label, 0.5 for one that no image of the validation split has."""
+        assert isinstance(validation, MacroF1)
+        probabilities, target = torch.cat(validation._probabilities), torch.cat(validation._target)
+        self._thresholds = torch.stack([best_threshold(*pair) for pair in zip(probabilities.T, target.T, strict=True)])
+
     def by_label(self) -> list[float | None]:
         """Return the F1 of each label; None: no image of the split has it."""
         from torchmetrics.functional.classification import multilabel_f1_score
 
         probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
         scores = multilabel_f1_score(
-            (probabilities >= THRESHOLD).int(),
+            (probabilities >= self._thresholds).int(),
             target,
             num_labels=target.shape[1],
             average="none",
@@ -109,6 +125,23 @@ class MacroF1:
         """See `Measure`."""
         scores = [score for score in self.by_label() if score is not None]
         return {"overall": sum(scores) / len(scores) if scores else None, "open": None, "closed": None}
+
+
+def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
+    """Return the probability from which on predicting a label gives the highest F1, the highest of equally good ones.
+
+    Args:
+        probabilities: of the label, (n,).
+        target: 1 where it applies, 0 where it does not, -1 where nobody knows (n,).
+    """
+    known = target != UNKNOWN
+    order = probabilities[known].argsort(descending=True, stable=True)
+    sorted_, applies = probabilities[known][order], target[known][order]
+    if not applies.any():
+        return probabilities.new_tensor(THRESHOLD)
+    scores = 2 * applies.cumsum(0) / (torch.arange(1, len(applies) + 1) + applies.sum())
+    last_of_equal = torch.cat([sorted_[1:] < sorted_[:-1], torch.tensor([True])])
+    return sorted_[torch.where(last_of_equal, scores, -1.0).argmax()]
 
 
 MEASURES: dict[str, type[Measure]] = {ACCURACY: Accuracy, BALANCED_ACCURACY: BalancedAccuracy, MACRO_F1: MacroF1}
