@@ -24,8 +24,8 @@ HEADS = (
     "test",
     "images",
     "answers",
-    "closed in test",
-    "unseen in test",
+    "closed",
+    "unseen",
     "baseline %",
 )
 
@@ -39,7 +39,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
     Args:
         sites: data of each site; the table holds counts only.
     """
-    table = Table(box=None, header_style="bold")
+    table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)
     for header in HEADS:
         table.add_column(header, justify="right", min_width=max(map(len, header.split())))
