@@ -38,8 +38,8 @@ def batches(size=3, **columns):
         yield Batch({name: values[rows] for name, values in columns.items()}, target[rows], None, closed[rows])
 
 
-def figures(metric, **columns):
-    return measured(Fixed(), batches(**columns), device=CPU, metric=metric).figures()
+def figures(metric, least=1, unseen=0, **columns):
+    return measured(Fixed(), batches(**columns), device=CPU, metric=metric, least=least, unseen=unseen).figures()
 
 
 def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_questions():
@@ -54,8 +54,18 @@ def test_balanced_accuracy_is_the_mean_recall_of_the_classes_that_the_split_has(
 
 
 def test_a_class_that_training_does_not_have_is_never_recognized():
-    assert figures(BALANCED_ACCURACY, target=[-1, 0], chosen=[0, 0])["overall"] == 0.5
-    assert figures(BALANCED_ACCURACY, target=[-1], chosen=[0])["overall"] == 0.0
+    assert figures(BALANCED_ACCURACY, target=[-1, 0], chosen=[0, 0], unseen=1)["overall"] == 0.5
+    assert figures(BALANCED_ACCURACY, target=[-1, -1, 0], chosen=[0, 0, 0], unseen=2)["overall"] == pytest.approx(1 / 3)
+    assert figures(BALANCED_ACCURACY, target=[-1], chosen=[0], unseen=1)["overall"] == 0.0
+
+
+def test_a_class_or_label_with_few_images_has_no_part_in_the_mean():
+    classes = {"target": [0, 0, 1, 2, 2], "chosen": [0, 1, 0, 2, 2]}
+    assert figures(BALANCED_ACCURACY, least=2, **classes)["overall"] == 0.75
+    assert figures(BALANCED_ACCURACY, least=3, **classes)["overall"] is None
+    labels = {"target": [[1, 1], [1, 0]], "probabilities": [[0.9, 0.1], [0.9, 0.1]]}
+    assert figures(MACRO_F1, least=2, **labels)["overall"] == 1.0
+    assert figures(MACRO_F1, least=3, **labels)["overall"] is None
 
 
 def by_hand(probabilities, target):

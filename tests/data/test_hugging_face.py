@@ -205,6 +205,14 @@ def test_a_folder_of_another_kind_shows_what_is_expected_and_what_is_there(tmp_p
         _load(tmp_path)
 
 
+def test_of_several_saved_data_sets_one_has_to_be_chosen(tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / name / "train").mkdir(parents=True)
+        (tmp_path / name / "train" / "state.json").write_text("{}")
+    with pytest.raises(DataError, match="hold saved data; let root be the folder of one of them"):
+        load(DataSettings(dataset="hugging_face", root=tmp_path))
+
+
 def test_of_several_configurations_one_has_to_be_chosen(tmp_path):
     for language in ("en", "zh"):
         _hub(tmp_path / language)

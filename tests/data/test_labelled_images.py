@@ -78,6 +78,20 @@ def test_nih_with_the_owners_lists_has_their_split(nih):
     assert counted(site) == (38, {"its image is not there": 1, "it is in neither list": 2})
 
 
+def test_nih_lists_that_overlap_and_a_table_that_repeats_are_refused(nih):
+    (nih / "train_val_list.txt").write_bytes(b"\xef\xbb\xbf00000000_000.png\n00000001_000.png\n")
+    (nih / "test_list.txt").write_text("00000001_000.png\n")
+    with pytest.raises(DataError, match=r"both name '00000001_000\.png'"):
+        load("nih_cxr14", nih)
+    (nih / "test_list.txt").write_text("00000002_000.png\n")
+    assert [e.image_id for e in load("nih_cxr14", nih, validation_fraction=0).train] == ["00000000_000", "00000001_000"]
+    table = nih / "Data_Entry_2017_v2020.csv"
+    lines = table.read_text().splitlines()
+    table.write_text("\n".join([*lines, lines[1]]))
+    with pytest.raises(DataError, match=r"names the image '00000000_000\.png' twice"):
+        load("nih_cxr14", nih)
+
+
 def test_nih_is_shared_out_to_clients(nih):
     sites = [load("nih_cxr14", nih, site=f"client-{n}", partition="dirichlet", parts=2, alpha=5.0) for n in (1, 2)]
     patients = [{e.group for split in site.splits().values() for e in split} for site in sites]
@@ -185,6 +199,8 @@ def test_caltech_drops_the_background(tmp_path):
     answers = data.registry.DATASETS.get("caltech101").answers()
     assert len(answers) == 101
     assert {e.answer for e in site.train} <= set(answers)
+    (root / "accordion" / "._image_0001.jpg").write_bytes(b"macOS")
+    assert counted(load("caltech101", tmp_path))[0] == 10
     picture(root / "unicorn" / "image_0001.jpg")
     with pytest.raises(DataError, match="holds the folder 'unicorn', which is no class of Caltech101"):
         load("caltech101", tmp_path)
@@ -202,6 +218,10 @@ def test_flowers_have_the_owners_split(tmp_path):
     assert (len(site.validation), len(site.test)) == (2, 6)
     savemat(tmp_path / "setid.mat", {**split, "tstid": [[13]]})
     with pytest.raises(DataError, match=r"names image 13, imagelabels\.mat has 12"):
+        load("flowers102", tmp_path)
+    whole = (tmp_path / "imagelabels.mat").read_bytes()
+    (tmp_path / "imagelabels.mat").write_bytes(whole[:130])
+    with pytest.raises(DataError, match="has no entry 'labels' with whole numbers"):
         load("flowers102", tmp_path)
     (tmp_path / "imagelabels.mat").write_bytes(b"not a file of MATLAB")
     with pytest.raises(DataError, match="has no entry 'labels' with whole numbers; download it again"):

@@ -178,6 +178,24 @@ def test_images_with_labels_are_measured_by_macro_f1(tmp_path, write):
     assert sum(map(len, patients)) == 5
 
 
+def test_labels_may_be_a_list_and_nothing_else(tmp_path):
+    _scans(tmp_path)
+    _jsonl(
+        tmp_path, [{"image": row["image"], "labels": ["Mass", "edema"] if n else None} for n, row in enumerate(_rows())]
+    )
+    assert _load(tmp_path).labels == ("edema", "mass")
+    _jsonl(tmp_path, [{"image": row["image"], "labels": {"mass": 1}} for row in _rows()])
+    with pytest.raises(DataError, match="line 1: 'labels' is neither text nor a list of texts; correct that row"):
+        _load(tmp_path)
+
+
+def test_an_image_of_two_patients_is_refused(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [*_rows(patient="a"), *_rows(count=1, patient="")])
+    with pytest.raises(DataError, match=r"image 'scans/0\.png' is in two groups \(patients\)"):
+        _load(tmp_path)
+
+
 def test_the_jobs_labels_hold_where_it_names_some(tmp_path):
     _scans(tmp_path)
     _csv(tmp_path, [{"image": row["image"], "labels": "mass"} for row in _rows()])

@@ -222,6 +222,25 @@ def test_the_best_round_is_that_of_the_validation_splits(values, best):
     assert "Best round" in markdown(history)
 
 
+def test_a_round_that_lacks_a_site_is_not_the_best():
+    made = validated([0.2, 0.6, 0.4])
+    del made["rounds"][1]["sites"]["slake"]
+    assert [row[1] for row in best_round(parse(made, origin="h")).rows] == ["3", "3"]
+
+
+def test_each_metric_has_its_own_best_round():
+    made = validated([0.2, 0.6, 0.4])
+    made["metrics"] = {"slake": "macro_f1"}
+    made["rounds"][0]["sites"]["slake"]["validation"] = 0.9
+    rows = best_round(parse(made, origin="h")).rows
+    assert [row[:2] for row in rows] == [
+        ("best by validation, macro-F1", "1"),
+        ("last, macro-F1", "3"),
+        ("best by validation, accuracy", "2"),
+        ("last, accuracy", "3"),
+    ]
+
+
 def test_without_validation_no_round_is_the_best():
     assert best_round(parse(record(), origin="h")) is None
     assert best_round(parse(validated([None, None]), origin="h")) is None

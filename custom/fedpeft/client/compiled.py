@@ -6,19 +6,25 @@ Elsewhere hooks read what modules return (scores, activations of adapters), and 
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch._functorch import config as functorch
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 
 SETTING = "training.compile"
 VARIANTS = 64  # of a layer: trained or not, with a way back or not, the first token alone, sizes of batches
-COMPILE = partial(torch.compile, options={"fallback_random": True})  # dropout draws what it draws without
+# dropout draws what it draws without; no compiled code of an earlier process is read, whose files are pickles
+OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
+FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable with the folder of compiled code
+COMPILE = partial(torch.compile, options=OPTIONS)
 
 
 def check(backbone: Backbone) -> None:
@@ -41,6 +47,8 @@ def check(backbone: Backbone) -> None:
             setting=SETTING,
         )
     device = next(iter(backbone.parameters())).device
+    if FOLDER not in os.environ:  # the usual folder has a name that any user of this machine can make first
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix="fedpeft-compiled-")
     try:
         COMPILE(_twice)(torch.ones(8, device=device))
     except Exception as error:  # of dynamo, inductor, Triton and the C++ compiler
@@ -58,7 +66,7 @@ def compiled(backbone: Backbone) -> Iterator[None]:
     for layer, _ in layers:
         vars(layer)["forward"] = COMPILE(layer.forward)
     try:
-        with torch._dynamo.config.patch(recompile_limit=VARIANTS):
+        with torch._dynamo.config.patch(recompile_limit=VARIANTS), functorch.patch(enable_autograd_cache=False):
             yield
     finally:
         for layer, own in layers:

@@ -95,6 +95,7 @@ class Learner:
         self.dataset, self.backbone_name = dataset, backbone.name
         self.schedule = schedule or ScheduleSettings()
         self._smallest_batch = policy.least_batch_size if policy else 1
+        self._least_class_images = policy.least_class_images if policy else 1
         self.device = computing.device_of(training)
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
@@ -231,7 +232,7 @@ class Learner:
         if own is not None and settings.optimizer_state == "keep":
             restore_moments(optimizer, self._continued(own.optimizer))
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
-        metrics |= self.evaluate()
+        metrics |= self._measured_round()
         upload, kept = finish(self.trainable.state())
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
         site_state.save(
@@ -247,7 +248,6 @@ class Learner:
                 **compared,
             ),
         )
-        metrics[VALIDATION] = self._validated()
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         sent = self._numbers.to_send(sent)
         sent |= head_state(self.head) if self.method.federates_head else {}
@@ -311,23 +311,42 @@ class Learner:
         """Measure the current model on the site's own test split, or on `examples`: overall, open, closed."""
         return self.measured(self.data.test if examples is None else examples).figures()
 
-    def _validated(self) -> float | None:
-        """The metric on the validation split; None without one, and where it is not wanted."""
-        if not (self.training.validate and self.data.validation):
-            return None
-        return self.evaluate(self.data.validation)["overall"]
-
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
         measure = self._answered(examples)
-        if self.training.thresholds == VALIDATION and self.data.validation:
+        if self._tunes:
             measure.tune(self._answered(self.data.validation))
         return measure
+
+    @property
+    def _tunes(self) -> bool:
+        return self.training.thresholds == VALIDATION and bool(self.data.validation)
+
+    def _measured_round(self) -> Measured:
+        """The figures of a round: on the test split, and on the validation split where that is wanted.
+
+        Thresholds that are chosen on the validation split flatter its own figure, in every round alike.
+        """
+        test, validation = self._answered(self.data.test), None
+        if self._tunes or (self.training.validate and self.data.validation):
+            validation = self._answered(self.data.validation)
+        if self._tunes and validation:
+            test.tune(validation)
+            validation.tune(validation)
+        wanted = validation if self.training.validate else None
+        return test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
 
     def _answered(self, examples: Sequence[Example]) -> Measure:
         rows = self._batches(examples, self.training.evaluation_batch_size)
         with computing.as_trained(self.backbone, self.training, self._features):
-            return measured(self.answering.eval(), rows, device=self.device, metric=self.data.metric)
+            return measured(
+                self.answering.eval(),
+                rows,
+                device=self.device,
+                metric=self.data.metric,
+                least=self._least_class_images,
+                unseen=self.data.unseen_classes(self.vocabulary, examples, least=self._least_class_images),
+            )
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""

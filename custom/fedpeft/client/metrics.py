@@ -19,7 +19,15 @@ Measured = dict[str, float | None]
 
 
 class Measure:
-    """Collects what a model answers to the batches of a split."""
+    """Collects what a model answers to the batches of a split.
+
+    Attributes:
+        least: images that a class or label must have in the split to be counted in a mean over classes or labels.
+        unseen: classes of the split with as many images that training does not have.
+    """
+
+    least = 1
+    unseen = 0
 
     def add(self, answering: Answering, batch: Batch) -> None:
         """Answer a batch, which is on the model's device."""
@@ -61,7 +69,7 @@ class Accuracy(Measure):
 class BalancedAccuracy(Measure):
     """Mean over the classes of the split of the share of their images that are recognized.
 
-    A class that training does not have is never recognized.
+    None of a class that training does not have is.
     """
 
     def __init__(self) -> None:
@@ -80,7 +88,10 @@ class BalancedAccuracy(Measure):
         chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not a class of training
         classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
         recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
-        return {"overall": _mean(recall[target.unique()]), "open": None, "closed": None}
+        counts = target.bincount(minlength=classes)
+        counted = recall[1:][counts[1:] >= self.least]
+        number = len(counted) + self.unseen
+        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
 
 
 class MacroF1(Measure):
@@ -118,7 +129,7 @@ class MacroF1(Measure):
             average="none",
             ignore_index=UNKNOWN,
         )
-        occurs = (target == 1).any(0)
+        occurs = (target == 1).sum(0) >= self.least
         return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
 
     def figures(self) -> Measured:
@@ -162,7 +173,15 @@ def check_metric(name: str, answering: Answering) -> None:
 
 
 @torch.inference_mode()
-def measured(answering: Answering, batches: Iterable[Batch], *, device: torch.device, metric: str) -> Measure:
+def measured(
+    answering: Answering,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    metric: str,
+    least: int = 1,
+    unseen: int = 0,
+) -> Measure:
     """Answer all questions of a split.
 
     Args:
@@ -170,8 +189,10 @@ def measured(answering: Answering, batches: Iterable[Batch], *, device: torch.de
         batches: of the split.
         device: of the model.
         metric: one of `fedpeft.metrics`.
+        least, unseen: see `Measure`.
     """
     measure = MEASURES[metric]()
+    measure.least, measure.unseen = least, unseen
     for batch in batches:
         measure.add(answering, batch.to(device))
     return measure

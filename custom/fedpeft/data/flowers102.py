@@ -62,11 +62,12 @@ def _example(number: int, labels: list[int], folder: Path, *, where: str) -> Exa
 def _entry(file: Path, name: str) -> list[int]:
     """Return the whole numbers of one entry of a MATLAB file."""
     from scipy.io import loadmat
+    from scipy.io.matlab import MatReadError
 
     try:
         content: dict[str, Any] = loadmat(file, variable_names=[name])
         return [int(value) for value in content[name].ravel()]
-    except (LookupError, OSError, TypeError, ValueError, NotImplementedError) as error:
+    except (LookupError, OSError, TypeError, ValueError, NotImplementedError, MatReadError) as error:
         raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
 
 

@@ -81,7 +81,7 @@ def images_below(folder: Path) -> dict[str, Path]:
     """
     images: dict[str, Path] = {}
     for path in sorted(folder.rglob("*")):
-        if path.suffix.lower() not in IMAGE_SUFFIXES or path.name.startswith(".") or "__MACOSX" in path.parts:
+        if not is_image(path) or "__MACOSX" in path.parts:
             continue
         if path.stem in images:
             raise DataError(f"Both {images[path.stem]} and {path} are there; keep one of them.")
@@ -101,6 +101,11 @@ def inside(root: Path, name: str, *, where: str) -> str:
     if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
         raise DataError(f"{where}: the image {path} is not inside {root}; give a path relative to that folder.")
     return str(path)
+
+
+def is_image(file: Path) -> bool:
+    """Return whether a file's name is that of an image; what macOS puts beside one begins with a dot."""
+    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
 
 
 def image_file(folder: Path, name: str, *, where: str) -> Path:

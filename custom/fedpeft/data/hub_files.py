@@ -54,6 +54,9 @@ def shards(root: Path) -> list[Shard]:
         here = ", ".join(repr(path.name) for path in sorted(root.iterdir())[:_SHOWN]) or "nothing"
         raise DataError(f"{root} is no folder of Hugging Face datasets. Expected:{EXPECTED}\nThere is {here}.")
     if states:
+        saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
+        if len(saved) > 1:
+            raise DataError(f"Both {saved[0]} and {saved[1]} hold saved data; let root be the folder of one of them.")
         return [shard for state in states for shard in _saved(state)]
     named = [(path, *_split_of(path, root)) for path in parquet]
     homes = sorted({home for _, _, home in named})

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import IMAGE_SUFFIXES
+from fedpeft.data.folders import is_image
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.schema import NATURAL, DataSettings, Example, SiteData
 from fedpeft.data.sharing import own_parts
@@ -98,7 +98,7 @@ def class_folders(root: Path, *, without: Sequence[str] = ()) -> dict[str, list[
         DataError: there is no folder with an image.
     """
     found = {
-        folder.name: sorted(file for file in folder.rglob("*") if file.suffix.lower() in IMAGE_SUFFIXES)
+        folder.name: sorted(file for file in folder.rglob("*") if is_image(file))
         for folder in sorted(root.iterdir())
         if folder.is_dir() and folder.name not in without and not folder.name.startswith((".", "__MACOSX"))
     }

@@ -120,7 +120,12 @@ def _class(row: Row, file: Path, name: str) -> Example:
 
 
 def _labelled(row: Row, file: Path, name: str) -> Example:
-    labels = {label.strip() for label in row.label("labels").split("|")} - {""}
+    given = row.values["labels"]
+    listed = given if isinstance(given, list) else "" if given is None else given
+    listed = listed.split("|") if isinstance(listed, str) else listed
+    if not isinstance(listed, list) or not all(isinstance(label, str) for label in listed):
+        raise DataError("'labels' is neither text nor a list of texts")
+    labels = {label.strip() for label in listed} - {""}
     return label_example(file, labels, image_id=name, group=row.label("patient"), text=row.label("text"))
 
 

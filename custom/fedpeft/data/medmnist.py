@@ -9,6 +9,7 @@ Keys: {train,val,test}_{images,labels}, uint8. ChestMNIST has 14 labels, the oth
 from __future__ import annotations
 
 import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -162,7 +163,7 @@ def stored_arrays(file: Path, split: str, kind: MedMnist) -> tuple[np.ndarray, n
     try:
         with np.load(file, allow_pickle=False) as stored:
             images, labels = stored[f"{split}_images"], stored[f"{split}_labels"]
-    except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+    except (KeyError, OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{file} cannot be read as MedMNIST's arrays of {split}; download it again.") from error
     images = np.repeat(images[..., None], 3, axis=-1) if images.ndim == 3 else images
     width = len(kind.classes) if kind.labelled else 1

@@ -10,12 +10,13 @@ was not unpacked is left out and counted.
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
-from fedpeft.data.records import Row, csv_rows
+from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import DataSettings, Example, SiteData
 
@@ -59,12 +60,21 @@ def load(settings: DataSettings) -> SiteData:
         raise DataError(f"{root} holds neither {TABLES[0]!r} nor {TABLES[1]!r}; put the owners' table there.")
     rows = csv_rows(table, _KEYS)
     files = images_below(root)
-    there = {row.text("Image Index"): row for row in rows if Path(row.text("Image Index")).stem in files}
+    names = [row.text("Image Index") for row in rows]
+    if twice := [name for name, count in Counter(names).items() if count > 1]:
+        raise DataError(f"{table} names the image {twice[0]!r:.80} twice; put the owners' table there.")
+    there = {name: row for name, row in zip(names, rows, strict=True) if Path(name).stem in files}
     examples = {name: _example(row, files[Path(name).stem]) for name, row in there.items()}
-    left_out = [("its image is not there", len(rows) - len(examples))]
+    left_out = [
+        ("its image is not there", len(rows) - len(examples)),
+        ("the table does not name the image", len(files.keys() - {Path(name).stem for name in names})),
+    ]
     source = "NIH ChestX-ray14 (Wang et al., CVPR 2017), real data"
     if all((root / name).is_file() for name in LISTS):
-        train, test = ([examples[name] for name in _listed(root / file) if name in examples] for file in LISTS)
+        listed = [dict.fromkeys(_listed(root / file)) for file in LISTS]
+        if both := listed[0].keys() & listed[1].keys():
+            raise DataError(f"{LISTS[0]} and {LISTS[1]} both name {min(both)!r:.80}; put the owners' lists there.")
+        train, test = ([examples[name] for name in names if name in examples] for names in listed)
         left_out.append(("it is in neither list", len(examples) - len(train) - len(test)))
         return site_of(
             settings,
@@ -86,7 +96,7 @@ def load(settings: DataSettings) -> SiteData:
 
 
 def _listed(file: Path) -> list[str]:
-    return [name for line in file.read_text(encoding="utf-8").splitlines() if (name := line.strip())]
+    return [name for line in read_text(file).splitlines() if (name := line.strip())]
 
 
 def _example(row: Row, file: Path) -> Example:

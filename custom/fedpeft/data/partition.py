@@ -65,6 +65,7 @@ def by_image(
     """
     if not examples:
         return ((),) * (1 + len(fractions))
+    check_units(examples)
     units = sorted({example.unit for example in examples})
     counts = [max(1, round(fraction * len(units))) if fraction > 0 else 0 for fraction in fractions]
     if sum(counts) >= len(units):
@@ -83,6 +84,18 @@ def by_image(
     for example in examples:
         parts[part_of[example.unit]].append(example)
     return tuple(map(tuple, parts))
+
+
+def check_units(examples: Iterable[Example]) -> None:
+    """Refuse an image that is said to be of two patients, or in some rows of one and in others of none.
+
+    Raises:
+        DataError: naming the image.
+    """
+    of_image: dict[str, str] = {}
+    for example in examples:
+        if of_image.setdefault(example.image_id, example.unit) != example.unit:
+            raise DataError(f"The image {example.image_id!r} is in two groups (patients); give it one in all its rows.")
 
 
 def halves(image_ids: Iterable[str]) -> tuple[frozenset[str], frozenset[str]]:

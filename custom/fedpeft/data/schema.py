@@ -114,6 +114,13 @@ class SiteData:
             return len({label for example in self.train for label in example.labels or ()})
         return len({normalize(example.answer) for example in self.train})
 
+    def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, least: int = 1) -> int:
+        """How many answers of examples are not in a vocabulary, and have as many images at least."""
+        if self.labels:
+            return 0
+        counts = Counter(normalize(example.answer) for example in examples if vocabulary.index(example.answer) < 0)
+        return sum(count >= least for count in counts.values())
+
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""
         return 0 if self.labels else vocabulary.unseen(self.test)

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fedpeft.data.errors import DataError
+from fedpeft.data.partition import check_units
 from fedpeft.data.schema import DIRICHLET, NATURAL, DataSettings, Example
 
 LEAST_UNITS = 3  # of a part: one for each split
@@ -34,6 +35,7 @@ def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[
     if settings.partition == NATURAL:
         return [tuple(examples) for examples in splits]
     part = part_of(settings)
+    check_units(example for examples in splits for example in examples)
     labels = labels_of_units([example for examples in splits for example in examples])
     owner = _shared(settings, labels, np.random.default_rng([settings.seed, settings.parts]))
     return [tuple(example for example in examples if owner[example.unit] == part) for examples in splits]

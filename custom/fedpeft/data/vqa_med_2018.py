@@ -55,6 +55,8 @@ def load(settings: DataSettings) -> SiteData:
 def _pairs(file: Path, root: Path, images: str) -> tuple[tuple[Example, ...], int]:
     """Return the questions of a file that have an answer, and the number of the others."""
     rows = bar_rows(file, _FIELDS, alternatives=True, separator="\t")
+    if long := [row for row in rows if len(row.values["alternatives"]) > 1]:
+        raise DataError(f"{long[0].where}: it has more than four fields; correct that row.")
     answered = [row for row in rows if row.values["alternatives"]]
     folder = find(root, images, folder=True)
     known = images_below(folder)

@@ -23,7 +23,7 @@ from PIL import Image
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import IMAGE_SUFFIXES
+from fedpeft.data.folders import is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
 from fedpeft.data.vqa_templates import Subject
@@ -102,18 +102,14 @@ def _folders(path: Path) -> list[Path]:
     return [e for e in sorted(path.iterdir()) if e.is_dir() and not e.name.startswith((".", "__MACOSX"))]
 
 
-def _is_image(file: Path) -> bool:
-    return file.suffix.lower() in IMAGE_SUFFIXES and not file.name.startswith(".")
-
-
 def _holds_images(folder: Path) -> bool:
-    return any(_is_image(file) for file in folder.iterdir())
+    return any(is_image(file) for file in folder.iterdir())
 
 
 def _folder(root: Path, classes: list[Path], *, modality: str, anatomy: str, classes_are: str) -> Source:
     items = []
     for folder in classes:
-        for file in sorted(filter(_is_image, folder.iterdir())):
+        for file in sorted(filter(is_image, folder.iterdir())):
             name = f"images/{root.resolve().name}/{file.relative_to(root).as_posix()}"
             items.append(Item(name, (_class(folder),), partial(_copy, file)))
     others = sum(1 for file in root.rglob("*") if file.is_file()) - len(items)

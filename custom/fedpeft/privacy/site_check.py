@@ -103,6 +103,8 @@ def _of_training(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     if job.training.answering not in policy.answering:
         allowed = ", ".join(policy.answering) or "none"
         yield "training.answering", f"is {job.training.answering!r:.60}, answering has {allowed}"
+    if job.training.compile and not policy.compile:
+        yield "training.compile", "is true, and compile is off: with it this machine's compiler runs, set it to true"
     measured = job.method.aligns and (job.method.pia.accept or job.method.pia.share == VALIDATION)
     if measured and (policy.sum_with or not policy.metrics):
         yield "method.pia", "has the site choose by losses (share, accept), which show in what it sends; metrics is off"
@@ -222,7 +224,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
                 code=TOO_FEW,
             )
     if job.schedule.scored:
-        answers = len(job.answers or ()) or counts["least_answers"]
+        answers = len(job.answers or loaded.labels) or counts["least_answers"]
         _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=answers)
     return loaded
 

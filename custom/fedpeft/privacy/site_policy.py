@@ -69,6 +69,8 @@ class SitePolicy:
         least_test_samples: the same for the samples on which accuracies are measured.
         least_validation_samples: samples of the validation split, where a job has the site choose by them
             (`method.pia.share: validation`).
+        least_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1; one
+            image alone in its class would show in them whether it is recognized.
         least_score_samples: samples over which a layer score is formed.
         least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
@@ -87,6 +89,7 @@ class SitePolicy:
         most_threads, most_workers: threads of the training process, processes that decode images.
         most_kept_mib: main memory that a job may fill with features, and the same with decoded images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
+        compile: whether a job may have this machine's compiler run (`training.compile`).
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
         score_methods, solvers, answering: what a job may name as `schedule.score`, `schedule.solver` and
@@ -122,6 +125,7 @@ class SitePolicy:
     least_answers: int = 2
     least_test_samples: int = 10
     least_validation_samples: int = 10
+    least_class_images: int = 5
     least_score_samples: int = 8
     least_batch_size: int = 4
     least_probe_samples: int = 8
@@ -142,6 +146,7 @@ class SitePolicy:
     most_threads: int = 16
     most_workers: int = 8
     most_kept_mib: float = 4096.0
+    compile: bool = False
     memory_gib: float = 0.0
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()

@@ -83,18 +83,23 @@ def by_round(history: History, metric: str = "overall") -> Table:
 def best_round(history: History) -> Table | None:
     """Return the round with the highest mean on the validation splits beside the last one; None: nothing was validated.
 
-    Of equally good rounds the first is the best. The test splits have no part in the choice.
+    Rounds that lack a site are not compared with others. Of equally good rounds the first is the best. The test splits
+    have no part in the choice. Where sites are measured by different metrics, each has its own best round.
     """
-    validated = enumerate(mean.value for mean in means(history, "validation"))
-    known = [(value, -index) for index, value in validated if value is not None]
-    if not known:
-        return None
-    best = -max(known)[1]
-    rows: list[tuple[str, ...]] = [
-        (name, str(history.rounds[index].round), _mean(history, "validation", index), _mean(history, "overall", index))
-        for name, index in (("best by validation", best), ("last", len(history.rounds) - 1))
-    ]
-    return _table("Best round", ("round", "number", "mean on validation (%)", "mean on test (%)"), rows)
+    rows: list[tuple[str, ...]] = []
+    metrics = history.by_metric
+    for name, sites in metrics.items():
+        averages = means(history, "validation", sites=sites)
+        known = [(mean.value, -index, mean.complete) for index, mean in enumerate(averages) if mean.value is not None]
+        whole = [one for one in known if one[2]] or known
+        if not whole:
+            continue
+        metric = f", {TITLES[name]}" * (len(metrics) > 1)
+        for title, index in ((f"best by validation{metric}", -max(whole)[1]), (f"last{metric}", len(averages) - 1)):
+            figures = (_mean(history, quantity, index, sites=sites) for quantity in ("validation", "overall"))
+            rows.append((title, str(history.rounds[index].round), *figures))
+    columns = ("round", "number", "mean on validation (%)", "mean on test (%)")
+    return _table("Best round", columns, rows) if rows else None
 
 
 def trained_layers(history: History) -> Table:
