@@ -109,8 +109,8 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.csv", ["image,question,answer", "../0.png,a,b"], r"line 2: the image \.\./0\.png is not inside"),
         (
             "manifest.csv",
-            ["image,question,answer,split", "scans/0.png,a,b,dev"],
-            r"line 2: split is 'dev'; allowed are train",
+            ["image,question,answer,split", "scans/0.png,a,b,held"],
+            r"line 2: split is 'held'; allowed are train",
         ),
         (
             "manifest.csv",

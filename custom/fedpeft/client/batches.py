@@ -15,6 +15,7 @@ from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 
+UNKNOWN = -1  # in a target: whether a label applies
 Row = tuple[Any, Example]
 
 

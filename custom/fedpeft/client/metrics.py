@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from fedpeft.client.answering.answering import Answering
-from fedpeft.client.batches import Batch
+from fedpeft.client.batches import UNKNOWN, Batch
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 THRESHOLD = 0.5  # of a label's probability, from which on it counts as predicted
-UNKNOWN = -1
 Measured = dict[str, float | None]
 
 

@@ -17,13 +17,9 @@ from typing import Any, NamedTuple
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import inside
+from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
-SPLITS = {
-    **dict.fromkeys(("train",), "train"),
-    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test",), "test"),
-}
 EXPECTED = """
     data/train-00000-of-00001.parquet       as the hub has it (other splits beside it; with or without data/)
     train/state.json, train/data-00000-of-00001.arrow, ...       as save_to_disk writes it"""
@@ -145,7 +141,7 @@ def _split_of(file: Path, root: Path) -> tuple[str, Path]:
         return file.parent.name.lower().removeprefix("partial-"), file.parent.parent
     if shard := _SHARD.fullmatch(file.stem):
         return shard[1].lower(), file.parent
-    return (file.stem.lower() if file.stem.lower() in SPLITS else ""), file.parent
+    return (file.stem.lower() if file.stem.lower() in SPELLINGS else ""), file.parent
 
 
 def _saved(state: Path) -> list[Shard]:
@@ -158,7 +154,7 @@ def _saved(state: Path) -> list[Shard]:
     files = [state.parent / inside(state.parent, str(name), where=str(state)) for name in names]
     if missing := [file for file in files if not file.is_file()]:
         raise DataError(f"The file {missing[0]}, named in {state}, is missing; copy the whole folder.")
-    if not values.get("_split") and split not in SPLITS:
+    if not values.get("_split") and split not in SPELLINGS:
         split = ""
     return [Shard(file, split) for file in files]
 

@@ -26,9 +26,9 @@ from typing import Any
 from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
-from fedpeft.data.hub_files import SPLITS, Shard, columns_of, encoded, image_bytes, rows, shards
+from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
-from fedpeft.data.partition import arrange, pooled
+from fedpeft.data.partition import SPELLINGS, arrange, pooled
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import DataSettings, Example, SiteData, added
@@ -79,11 +79,11 @@ def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[s
                 f"{shard.file} has no column {name!r:.80}; it has {', '.join(there):.200}: set data.columns.{key}.",
                 setting="columns",
             )
-    of_file = SPLITS.get(shard.split, shard.split)
+    of_file = SPELLINGS.get(shard.split, shard.split)
     for number, values in enumerate(rows(shard.file, list(columns.values()))):
         cells = {key: _named(value, classes.get(columns[key])) for key, value in zip(columns, values, strict=True)}
         row = Row(f"{shard.file}, row {number + 1}", cells)
-        split = of_file if "split" not in named else SPLITS.get(row.label("split").lower(), "other")
+        split = of_file if "split" not in named else SPELLINGS.get(row.label("split").lower(), "other")
         image = encoded(cells["image"])
         if image is None or not all(_filled(cells[key]) for key in ("question", "answer")):
             yield split, None

@@ -7,7 +7,7 @@
     manifest.jsonl   {"image": "scans/1.png", "question": "...", "answer": "..."}    one object per line, the same keys
 
 image: path relative to the folder, and the id of the image. answer_type: OPEN or CLOSED; without it yes and no are
-closed. split: train, validation (or val, validate) or test; without the column the images are split by
+closed. split: train, validation (or validate, valid, val, dev) or test; without the column the images are split by
 `test_fraction` and `validation_fraction`, and with it a missing validation set is cut out of train. patient: whose
 images never are in two of the splits that are made here. An image may have no label: the field is empty then.
 Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
@@ -23,14 +23,13 @@ from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
 from fedpeft.data.labelled_images import class_example, label_example
-from fedpeft.data.partition import arrange, pooled
+from fedpeft.data.partition import SPELLINGS, arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import DataSettings, Example, SiteData
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 _IMAGE = "image"
-_SPLITS = {"train": "train", "validation": "validation", "validate": "validation", "val": "validation", "test": "test"}
 
 
 class Kind(NamedTuple):
@@ -89,9 +88,9 @@ def _split_of(row: Row) -> str | None:
     label = row.values.get("split")
     if label is None or label == "":
         return None
-    if not isinstance(label, str) or label.strip().lower() not in _SPLITS:
+    if not isinstance(label, str) or label.strip().lower() not in SPELLINGS:
         raise DataError(f"{row.where}: split is {label!r}; allowed are train, validation and test.")
-    return _SPLITS[label.strip().lower()]
+    return SPELLINGS[label.strip().lower()]
 
 
 def _example(row: Row, root: Path, kind: Kind) -> Example:

@@ -11,6 +11,11 @@ import numpy as np
 from fedpeft.data.errors import DataError
 from fedpeft.data.schema import DataSettings, Example
 
+SPELLINGS = {  # of a split's name in tables and folders
+    **dict.fromkeys(("train",), "train"),
+    **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test",), "test"),
+}
 Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
 
 

@@ -7,12 +7,11 @@ from typing import TYPE_CHECKING
 
 from fedpeft import methods
 from fedpeft.errors import FedpeftError
+from fedpeft.layer_matching import SETTING
 from fedpeft.methods.setting_limits import MOST_LAYERS
 
 if TYPE_CHECKING:
     from fedpeft.methods.settings import MethodSettings
-
-SETTING = "method.matched_layers"
 
 
 def check_backbones(method: MethodSettings) -> None:

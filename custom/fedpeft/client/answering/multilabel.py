@@ -16,14 +16,12 @@ from torch import Tensor, nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.answering.answering import Answering
 from fedpeft.client.answering.losses import reduced
-from fedpeft.client.batches import Batch
+from fedpeft.client.batches import UNKNOWN, Batch
 from fedpeft.client.heads import build_head
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.metrics import MACRO_F1
 from fedpeft.training_settings import TrainingSettings
-
-UNKNOWN = -1
 
 
 class Multilabel(Answering):
