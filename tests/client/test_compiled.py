@@ -4,7 +4,10 @@
 Layers are traced and differentiated as for a user; the step to machine code, which takes minutes, is left out.
 """
 
+import os
+import stat
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -86,3 +89,19 @@ def test_what_cannot_be_compiled_here_is_refused(learner, monkeypatch, members, 
     with pytest.raises(FedpeftError, match=sentence) as refused:
         compiled.check(backbone)
     assert refused.value.setting == "training.compile"
+
+
+@pytest.mark.usefixtures("traced")
+def test_compiled_code_is_kept_in_a_folder_of_this_process_alone(learner, monkeypatch):
+    shared = "/tmp/torchinductor_everybody"
+    monkeypatch.setenv(compiled.FOLDER, shared)  # as torch sets it when it is imported
+    learner(COMPILE)
+    folder = Path(os.environ[compiled.FOLDER])
+    assert str(folder) != shared
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+
+
+def test_torch_has_the_settings_by_which_no_pickle_of_another_process_is_read():
+    for name in compiled.OPTIONS:
+        assert hasattr(torch._inductor.config, name)
+    assert hasattr(compiled.functorch, "enable_autograd_cache")

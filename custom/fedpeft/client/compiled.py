@@ -6,11 +6,13 @@ Elsewhere hooks read what modules return (scores, activations of adapters), and 
 
 from __future__ import annotations
 
+import atexit
+import functools
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ VARIANTS = 64  # of a layer: trained or not, with a way back or not, the first t
 # dropout draws what it draws without; no compiled code of an earlier process is read, whose files are pickles
 OPTIONS = {"fallback_random": True, "fx_graph_cache": False, "compile_threads": 1}
 FOLDER = "TORCHINDUCTOR_CACHE_DIR"  # environment variable with the folder of compiled code
-COMPILE = partial(torch.compile, options=OPTIONS)
+COMPILE = functools.partial(torch.compile, options=OPTIONS)
 
 
 def check(backbone: Backbone) -> None:
@@ -47,8 +49,7 @@ def check(backbone: Backbone) -> None:
             setting=SETTING,
         )
     device = next(iter(backbone.parameters())).device
-    if FOLDER not in os.environ:  # the usual folder has a name that any user of this machine can make first
-        os.environ[FOLDER] = tempfile.mkdtemp(prefix="fedpeft-compiled-")
+    os.environ[FOLDER] = _own_folder()
     try:
         COMPILE(_twice)(torch.ones(8, device=device))
     except Exception as error:  # of dynamo, inductor, Triton and the C++ compiler
@@ -77,6 +78,14 @@ def _layers(backbone: Backbone) -> list[nn.Module]:
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     return [module for module in backbone.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+
+
+@functools.cache
+def _own_folder() -> str:
+    """Return a folder of this process alone; the usual one has a name that any user of this machine can make first."""
+    folder = tempfile.mkdtemp(prefix="fedpeft-compiled-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 def _twice(values: Tensor) -> Tensor:
