@@ -97,6 +97,11 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
     [
         (
             "manifest.csv",
+            ["picture,label", "scans/0.png,a"],
+            r"line 2: 'image' is missing; a manifest needs image, question, answer; or image, labels; or image, label",
+        ),
+        (
+            "manifest.csv",
             ["image,question", "a,b"],
             r"line 2: 'answer' is missing; a manifest needs image, question, answer; or image, labels; or",
         ),

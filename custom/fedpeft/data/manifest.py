@@ -74,11 +74,11 @@ def _rows(root: Path) -> tuple[list[Row], Kind]:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
     if len(files) > 1:
         raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
-    rows = (csv_rows if files[0].suffix == ".csv" else jsonl_rows)(files[0], (_IMAGE,))
+    rows = (csv_rows if files[0].suffix == ".csv" else jsonl_rows)(files[0], ())
     there = set(rows[0].values)
     kind = next((kind for kind in KINDS if there.intersection(kind.keys)), KINDS[0])
     for row in rows:
-        if missing := [key for key in kind.keys if key not in row.values]:
+        if missing := [key for key in (_IMAGE, *kind.keys) if key not in row.values]:
             needed = "; or ".join(", ".join((_IMAGE, *kind.keys)) for kind in KINDS)
             raise DataError(f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}.")
     return rows, kind
