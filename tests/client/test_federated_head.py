@@ -12,7 +12,7 @@ from fedpeft.client import site_state
 from fedpeft.client.learner import Learner
 from fedpeft.data import registry
 from fedpeft.data.answer_space import shared_answers, vocabulary_of
-from fedpeft.data.schema import DataSettings
+from fedpeft.data.settings import DataSettings
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.keys import HEAD

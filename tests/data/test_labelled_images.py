@@ -13,7 +13,7 @@ from scipy.io import savemat
 from fedpeft import data
 from fedpeft.data.errors import DataError
 from fedpeft.data.medmnist import SETS
-from fedpeft.data.schema import DataSettings
+from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 

@@ -11,7 +11,7 @@ from fedpeft.data import large_tables
 from fedpeft.data.chest_labels import CHEXPERT, LABELS
 from fedpeft.data.errors import DataError
 from fedpeft.data.mimic_reports import findings
-from fedpeft.data.schema import DataSettings
+from fedpeft.data.settings import DataSettings
 
 PREFIX = "mimic-cxr-2.0.0-"
 REPORT = """                                 FINAL REPORT

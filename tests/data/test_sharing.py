@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.schema import DataSettings, Example
+from fedpeft.data.schema import Example
+from fedpeft.data.settings import DataSettings
 from fedpeft.data.sharing import own_parts
 
 LABELS = ("edema", "effusion", "mass", "nodule")

@@ -4,7 +4,8 @@
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DataSet, is_procedural, load, names, register
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 
 __all__ = [
     "AnswerVocabulary",

@@ -16,7 +16,8 @@ from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
-    from fedpeft.data.schema import DataSettings, SiteData
+    from fedpeft.data.schema import SiteData
+    from fedpeft.data.settings import DataSettings
 
 
 def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, federated: bool) -> tuple[str, ...] | None:

@@ -12,7 +12,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.data.schema import SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("caltech101", "caltech-101", "Caltech101")
 BACKGROUND = "BACKGROUND_Google"

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.schema import AS_POSITIVE, IGNORED
+from fedpeft.data.settings import AS_POSITIVE, IGNORED
 
 CHEXPERT = (
     "No Finding",

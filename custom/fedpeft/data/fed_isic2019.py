@@ -19,7 +19,8 @@ from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import NATURAL, DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import NATURAL, DataSettings
 
 FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
 TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"

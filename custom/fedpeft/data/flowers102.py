@@ -15,7 +15,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("flowers-102", "flowers102", "Flowers102")
 CLASSES = 102

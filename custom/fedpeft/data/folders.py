@@ -7,7 +7,7 @@ import os
 from pathlib import Path, PurePosixPath
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.schema import DataSettings
+from fedpeft.data.settings import DataSettings
 
 VARIABLE = "FEDPEFT_DATA"
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})

@@ -13,7 +13,8 @@ from fedpeft.data.folders import contains, dataset_folder, find, images_below, m
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import csv_rows
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.data.schema import SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("ham10000", "HAM10000")
 TABLES = ("HAM10000_metadata", "HAM10000_metadata.csv")

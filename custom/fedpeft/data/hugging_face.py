@@ -31,7 +31,8 @@ from fedpeft.data.images import EncodedImage
 from fedpeft.data.partition import SPELLINGS, arrange, pooled
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 REQUIRED = ("image", "question", "answer")
 _INCOMPLETE = "no image or several, no question or no answer"

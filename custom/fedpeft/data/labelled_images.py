@@ -14,7 +14,8 @@ from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import is_image
 from fedpeft.data.partition import arrange, pooled
-from fedpeft.data.schema import NATURAL, DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.data.sharing import own_parts
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 

@@ -26,7 +26,8 @@ from fedpeft.data.labelled_images import class_example, label_example
 from fedpeft.data.partition import SPELLINGS, arrange, pooled
 from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 _IMAGE = "image"

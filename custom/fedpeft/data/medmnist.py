@@ -21,7 +21,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("medmnist", "MedMNIST")
 SIZES = ("_224", "_128", "_64", "")

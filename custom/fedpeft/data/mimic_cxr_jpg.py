@@ -29,7 +29,8 @@ from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.large_tables import column_rows, table
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"

@@ -18,7 +18,8 @@ from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")

@@ -34,7 +34,8 @@ from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("omni_med_vqa", "OmniMedVQA")
 _KEYS = ("question", "gt_answer", "image_path")

@@ -26,7 +26,8 @@ from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.open_i_reports import FRONTAL, LATERAL, Report, image_id, reports_below
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
 

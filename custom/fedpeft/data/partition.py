@@ -9,7 +9,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.schema import DataSettings, Example
+from fedpeft.data.schema import Example
+from fedpeft.data.settings import DataSettings
 
 SPELLINGS = {  # of a split's name in tables and folders
     **dict.fromkeys(("train",), "train"),

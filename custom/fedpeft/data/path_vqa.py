@@ -25,7 +25,8 @@ from fedpeft.data.folders import dataset_folder, find, images_below, missing_ima
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("path_vqa", "PathVQA", "pvqa")
 _KEYS = ("image", "question", "answer")

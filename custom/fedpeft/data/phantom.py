@@ -20,7 +20,7 @@ from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
 
 if TYPE_CHECKING:
-    from fedpeft.data.schema import DataSettings
+    from fedpeft.data.settings import DataSettings
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 SIZES = {"train": 300, "validation": 60, "test": 150}

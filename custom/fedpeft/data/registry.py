@@ -11,7 +11,8 @@ from fedpeft.data.errors import DataError
 from fedpeft.registry import Registry
 
 if TYPE_CHECKING:
-    from fedpeft.data.schema import DataSettings, SiteData
+    from fedpeft.data.schema import SiteData
+    from fedpeft.data.settings import DataSettings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,7 +14,8 @@ import numpy as np
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.partition import check_units
-from fedpeft.data.schema import DIRICHLET, NATURAL, DataSettings, Example
+from fedpeft.data.schema import Example
+from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
 
 LEAST_UNITS = 3  # of a part: one for each split
 DRAWS = 100

@@ -18,7 +18,8 @@ from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
 _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")

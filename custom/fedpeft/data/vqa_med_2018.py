@@ -19,7 +19,8 @@ from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import bar_rows
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import example
 
 FOLDERS = ("vqa_med_2018", "VQA-Med-2018")

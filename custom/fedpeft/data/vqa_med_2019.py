@@ -18,7 +18,8 @@ from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, bar_rows
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import example
 
 FOLDERS = ("vqa_med_2019", "VQA-Med-2019")

@@ -15,7 +15,8 @@ from __future__ import annotations
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, SiteData
+from fedpeft.data.schema import SiteData
+from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import pairs, questions_with_references
 
 FOLDERS = ("vqa_med_2020", "VQA-Med-2020")

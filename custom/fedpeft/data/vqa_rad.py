@@ -28,7 +28,8 @@ from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import DataSettings, Example, SiteData, added
+from fedpeft.data.schema import Example, SiteData, added
+from fedpeft.data.settings import DataSettings
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"

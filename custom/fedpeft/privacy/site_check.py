@@ -16,7 +16,7 @@ from fedpeft.backbones import usual_source
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.pool import pooled
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.schema import NATURAL
+from fedpeft.data.settings import NATURAL
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.privacy.site_policy import SitePolicy

@@ -18,7 +18,7 @@ from typing import Any
 from fedpeft.backbones import BACKBONES
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.schema import SPLITS, check_columns
+from fedpeft.data.settings import SPLITS, check_columns
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS

@@ -1,0 +1,197 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The section `data` of a job: which examples a site holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedpeft.data.answers import normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.registry import DATASETS, require_known
+from fedpeft.settings import one_of
+
+SPLITS = ("published", "image_disjoint", "paper")
+MOST_DIALECTS = 7
+NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
+IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
+MOST_PARTS = 10_000
+MOST_ANSWERS = 10_000
+COLUMNS = ("image", "question", "answer", "answer_type", "question_type", "split", "id")
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataSettings:
+    """Which examples a site holds.
+
+    Args:
+        dataset: registered name (`fedpeft.data.names()`).
+        root: the data set's own folder; None: look for it by its documented names under the environment variable
+            FEDPEFT_DATA. Phantom needs none.
+        site: the site's name; None: the data set's usual name. VQA-RAD: head, chest-a, chest-b, abd-a, abd-b choose a
+            part of it, vqa-rad all of it. Phantom: which of its sites.
+        split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
+            has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
+            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20).
+        seed: of every random choice; for phantom also of the data.
+        validation_fraction: share of the images (of train, or of all with "image_disjoint") in a validation set that
+            has to be cut; 0: none.
+        test_fraction: share of the images in a test set that has to be cut ("image_disjoint", "paper", a manifest
+            without split).
+        train_size, validation_size, test_size: examples per split, phantom only; None: its own sizes.
+        dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
+            at about half of the sites, each pair at other ones; 0: all sites mean the same.
+        partition: how sites share one data set: "natural", as the data set itself has sites, or none; "iid", at random;
+            "dirichlet", each label in other proportions. The number at the end of a site's name (client-3) is that of
+            its part. No patient or image is at two sites.
+        parts: number of sites that share it, with "iid" and "dirichlet".
+        alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
+        columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
+            image, question, answer, answer_type, question_type, split, id.
+        uncertain: MIMIC-CXR-JPG only: labels of which the report is uncertain are neither trained nor measured
+            ("ignore"), or count as "positive" or "negative".
+        exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
+        pool: names of sites whose data this one holds together: centralized training, in the simulator only.
+        answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
+            the data set itself declares. A site with other training answers takes no part.
+
+    Raises:
+        DataError: names the argument, its value and what is allowed.
+    """
+
+    dataset: str = "phantom"
+    root: Path | str | None = None
+    site: str | None = None
+    split: str = "published"
+    seed: int = 0
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.2
+    train_size: int | None = None
+    validation_size: int | None = None
+    test_size: int | None = None
+    dialects: int = 0
+    partition: str = NATURAL
+    parts: int = 1
+    alpha: float = 0.5
+    columns: Mapping[str, str] = field(default_factory=dict)
+    uncertain: str = IGNORED
+    exclude: tuple[str, ...] = ()
+    pool: tuple[str, ...] = ()
+    answers: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        require_known(self.dataset)
+        if self.root is not None:
+            if not isinstance(self.root, str | Path) or not str(self.root):
+                raise DataError(
+                    f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.",
+                    setting="root",
+                )
+            object.__setattr__(self, "root", Path(self.root).expanduser())
+        if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
+            raise DataError(
+                f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.",
+                setting="site",
+            )
+        one_of("split", self.split, SPLITS)
+        if not _is_whole(self.seed) or self.seed < 0:
+            raise DataError(f"seed={self.seed!r} must be a whole number, 0 or more.", setting="seed")
+        self._check_fractions()
+        self._check_sizes()
+        self._check_dialects()
+        self._check_partition()
+        self._check_columns()
+        one_of("uncertain", self.uncertain, UNCERTAIN)
+        if self.uncertain != IGNORED:
+            self._check_taken("uncertain")
+        if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
+            raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
+        object.__setattr__(self, "exclude", tuple(self.exclude))
+        if not all(isinstance(name, str) and name for name in self.pool) or len(set(self.pool)) < len(self.pool):
+            raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
+        self._check_answers()
+
+    def _check_answers(self) -> None:
+        if not isinstance(self.answers, tuple | list) or not all(
+            isinstance(a, str) and a.strip() for a in self.answers
+        ):
+            raise DataError("answers must be a list of texts that are not empty.", setting="answers")
+        answers = tuple(map(normalize, self.answers))
+        if len(set(answers)) < len(answers) or len(answers) > MOST_ANSWERS:
+            raise DataError(
+                f"answers has {len(answers)} entries, {len(set(answers))} of them different: name each once, whatever "
+                f"its case and blanks, and at most {MOST_ANSWERS:,}.",
+                setting="answers",
+            )
+        object.__setattr__(self, "answers", answers)
+
+    def _check_fractions(self) -> None:
+        for name in ("validation_fraction", "test_fraction"):
+            value = getattr(self, name)
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not number or not (0 <= value < 1) or (value == 0 and name == "test_fraction"):
+                least = "above 0" if name == "test_fraction" else "from 0"
+                raise DataError(f"{name}={value!r} must be a number {least} to below 1.", setting=name)
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise DataError(
+                f"validation_fraction={self.validation_fraction} and test_fraction={self.test_fraction} leave nothing "
+                "to train on; their sum must be below 1.",
+                setting="test_fraction",
+            )
+
+    def _check_sizes(self) -> None:
+        for name, least in (("train_size", 1), ("validation_size", 0), ("test_size", 1)):
+            value = getattr(self, name)
+            if value is None:
+                continue
+            if not _is_whole(value) or value < least:
+                raise DataError(f"{name}={value!r} must be a whole number, {least} or more, or None.", setting=name)
+            self._check_taken(name)
+
+    def _check_dialects(self) -> None:
+        if not _is_whole(self.dialects) or not 0 <= self.dialects <= MOST_DIALECTS:
+            raise DataError(
+                f"dialects={self.dialects!r} must be a whole number from 0 to {MOST_DIALECTS}.", setting="dialects"
+            )
+        if self.dialects:
+            self._check_taken("dialects")
+
+    def _check_partition(self) -> None:
+        one_of("partition", self.partition, PARTITIONS)
+        if not _is_whole(self.parts) or not 1 <= self.parts <= MOST_PARTS:
+            raise DataError(f"parts={self.parts!r} must be a whole number from 1 to {MOST_PARTS:,}.", setting="parts")
+        if not isinstance(self.alpha, int | float) or not 0.001 <= self.alpha <= 1e6:
+            raise DataError(f"alpha={self.alpha!r} must be a number from 0.001 to 1,000,000.", setting="alpha")
+        if self.partition != NATURAL:
+            self._check_taken("partition")
+        elif self.parts != 1:
+            raise DataError(
+                f"parts={self.parts}, and partition={NATURAL!r} shares nothing out; choose iid or dirichlet.",
+                setting="parts",
+            )
+
+    def _check_columns(self) -> None:
+        check_columns(self.columns)
+        if self.columns:
+            self._check_taken("columns")
+
+    def _check_taken(self, name: str) -> None:
+        if name not in DATASETS.get(self.dataset).takes:
+            raise DataError(
+                f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
+            )
+
+
+def check_columns(columns: Mapping[str, str]) -> None:
+    """Refuse names of columns that are not text, or of what no table has."""
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) and name for name in columns.values()):
+        raise DataError(f"columns={columns!r:.200} must give names of columns (text).", setting="columns")
+    if unknown := [str(key) for key in columns if key not in COLUMNS]:
+        raise DataError(
+            f"columns names {unknown[0]!r:.80}, which is none of {', '.join(COLUMNS)}; remove it.", setting="columns"
+        )
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
