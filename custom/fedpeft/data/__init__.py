@@ -21,6 +21,12 @@ __all__ = [
 ]
 
 register("phantom", "fedpeft.data.phantom:DATASET")
+register("phantom_modalities", "fedpeft.data.phantom_modalities:DATASET")
+register("phantom_ultra", "fedpeft.data.phantom_ultra:DATASET")
+register("phantom_chest", "fedpeft.data.phantom_chest:DATASET")
+register("phantom_skin", "fedpeft.data.phantom_skin:DATASET")
+register("phantom_objects", "fedpeft.data.phantom_objects:DATASET")
+register("phantom_flowers", "fedpeft.data.phantom_objects:FLOWERS_DATASET")
 register("slake", "fedpeft.data.slake:DATASET")
 register("vqa_rad", "fedpeft.data.vqa_rad:DATASET")
 register("vqa_med_2018", "fedpeft.data.vqa_med_2018:DATASET")

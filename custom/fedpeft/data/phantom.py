@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fedpeft.data.phantom_colors import GRAY, Scale, colored
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, REGIONS, Scene, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, Language, dialect
@@ -37,6 +38,8 @@ class Profile:
     type_weights: tuple[float, ...]  # one per question type
     wordings: tuple[int, ...]
     answers: dict[str, str]  # concept -> the site's words for it
+    others: float = 0.15  # share of images of any of MODALITIES
+    colors: Scale = GRAY
 
 
 # shares of presence, placement, density, location, abnormality, shade, count, organ, modality
@@ -65,7 +68,11 @@ def load(settings: DataSettings) -> SiteData:
             60, 150).
     """
     site = settings.site or SITES[0]
-    profile = site_profile(site)
+    return site_questions(site, site_profile(site), settings)
+
+
+def site_questions(site: str, profile: Profile, settings: DataSettings) -> SiteData:
+    """Make the questions of a site with this profile; see `load` for the settings."""
     languages = site_languages(site, settings.dialects)
     examples = {
         split: _examples(
@@ -104,13 +111,13 @@ def site_profile(site: str) -> Profile:
         kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
         type_weights=tuple(w / sum(weights) for w in weights),
         wordings=(style % 3, (style + 1) % 3),
-        answers=_answer_words(style),
+        answers=answer_words(style),
     )
 
 
 def all_answers() -> set[str]:
     """Return every answer that a site can have."""
-    return {word for style in range(len(SITES)) for word in _answer_words(style).values()}
+    return {word for style in range(len(SITES)) for word in answer_words(style).values()}
 
 
 def swapped_pairs(site: str, dialects: int) -> tuple[tuple[str, str], ...]:
@@ -136,8 +143,12 @@ def site_languages(site: str, dialects: int) -> tuple[Language, ...]:
     return tuple(own if language is CLINICAL else language for language in LANGUAGES)
 
 
-def _answer_words(style: int) -> dict[str, str]:
-    """Return a site's word for every answer concept: label spaces differ in names as well as in members."""
+def answer_words(style: int) -> dict[str, str]:
+    """Return a site's word for every answer concept: label spaces differ in names as well as in members.
+
+    Args:
+        style: 0 to 4.
+    """
     words = {"yes": "yes", "no": "no", NOTHING: ("normal", "no abnormality", "unremarkable")[style % 3]}
     words |= dict(zip(KINDS, _FINDING_ANSWERS[style % 2], strict=True))
     form = ("{0} {1}", "{1} {0}", "{0} {1} quadrant", "{1} {0} field", "{0}-{1}")[style]
@@ -164,10 +175,10 @@ def _examples(
     """Draw `size` questions, QUESTIONS_PER_IMAGE of different types on each image; no image is in two splits."""
     examples: list[Example] = []
     while len(examples) < size:
-        own = rng.random() < 0.85
+        own = rng.random() < 1 - profile.others
         modality = profile.modality if own else MODALITIES[rng.integers(len(MODALITIES))]
         scene = _ambiguous_scene(rng, profile.kinds, modality)
-        image = render(scene, draw_look(modality, rng, spread=0.5), rng)
+        image = colored(render(scene, draw_look(modality, rng, spread=0.5), rng), profile.colors)
         image.flags.writeable = False
         image_id = f"{site}-{split}-{len(examples) // QUESTIONS_PER_IMAGE:04d}"
         type_indices = rng.choice(

@@ -11,7 +11,7 @@ import numpy as np
 SIZE = 48
 KINDS = ("disc", "ring", "cross", "stripes", "bar", "column", "wedge", "crescent")
 REGIONS = ("head", "chest", "abdomen", "limb")
-MODALITIES = ("ct", "mr", "xray", "ultrasound", "nuclear")
+MODALITIES = ("ct", "mr", "xray", "ultrasound", "nuclear")  # those that the tiny backbones saw in pre-training
 QUADRANTS = 4  # 2 * row + column
 
 _ROWS, _COLUMNS = (axis.astype(np.float64) for axis in np.mgrid[0:SIZE, 0:SIZE])
@@ -60,6 +60,11 @@ _LOOKS = {
     "xray": ((0.82, 0.98), (0.45, 0.60), (0.18, 0.30), (0.00, 0.12), (0.02, 0.05), (0.00, 0.06), (0, 2)),
     "ultrasound": ((0.00, 0.10), (0.34, 0.50), (0.20, 0.32), (0.05, 0.20), (0.02, 0.05), (0.08, 0.20), (0, 1)),
     "nuclear": ((0.10, 0.25), (0.40, 0.55), (0.22, 0.34), (0.00, 0.12), (0.02, 0.06), (0.00, 0.06), (1, 2)),
+    "oct": ((0.02, 0.10), (0.30, 0.44), (0.24, 0.36), (0.00, 0.06), (0.02, 0.05), (0.15, 0.30), (0, 0)),
+    "fundus": ((0.00, 0.05), (0.48, 0.60), (0.22, 0.34), (0.10, 0.25), (0.01, 0.03), (0.00, 0.04), (0, 2)),
+    "microscopy": ((0.78, 0.92), (0.52, 0.64), (0.24, 0.36), (0.00, 0.08), (0.01, 0.03), (0.00, 0.04), (0, 1)),
+    "histopathology": ((0.82, 0.95), (0.46, 0.60), (0.24, 0.36), (0.00, 0.06), (0.04, 0.08), (0.05, 0.15), (0, 0)),
+    "dermatoscopy": ((0.66, 0.78), (0.44, 0.56), (0.24, 0.34), (0.05, 0.15), (0.01, 0.04), (0.00, 0.06), (0, 2)),
 }
 
 
@@ -67,7 +72,7 @@ def draw_look(modality: str, rng: np.random.Generator, spread: float = 1.0) -> L
     """Draw gray-value parameters of a modality.
 
     Args:
-        modality: one of MODALITIES.
+        modality: a key of _LOOKS.
         rng: source of randomness.
         spread: 1 draws from the modality's whole range; less keeps to its middle (one scanner).
     """
