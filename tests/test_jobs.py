@@ -194,7 +194,7 @@ def _refusal(sections):
 
 def test_an_unknown_job_is_told():
     with pytest.raises(FedpeftError, match="did you mean 'fedpia_task1'"):
-        compose(CONFIGS, "fedpia_task")
+        compose(CONFIGS, "fedpia_taks1")
 
 
 def test_seeding_keeps_what_a_workspace_already_says(tmp_path):

@@ -3,8 +3,8 @@
 
 Eight labels name a kind of finding, from frequent to rare; six follow from all findings together, as "lung opacity"
 does from several diseases; the last one stands for an image without findings. A report names some of the findings
-and denies some that are not there, in the sites' clinical words; the rest has to be seen in the image. The images of a patient have
-the same findings in other places.
+and denies some that are not there, in the sites' clinical words; the rest has to be seen in the image. The images of a
+patient have the same findings in other places.
 """
 
 from __future__ import annotations

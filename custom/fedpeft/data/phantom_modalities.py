@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Procedural questions at eight sites with one modality each, as OmniMedVQA is used: the sites differ in their pictures.
+"""Procedural questions at eight sites with one modality each, as OmniMedVQA is used: sites differ in their pictures.
 
 Questions, words and answers are those of `phantom`; five of the eight looks, three of them in color, are none that the
 tiny backbones saw in pre-training.

@@ -1,9 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Procedural images with many classes in the domain of the tiny backbones, as Caltech101 and Flowers102 are of ViT's.
 
-The pictures are drawn as those of pre-training were; no backbone saw these classes. `phantom_objects` has 32 that differ
-much, a kind of finding in a region of the body; `phantom_flowers` has 32 that differ in details, a kind, its shade and
-whether it lies in the upper or the lower half of a head.
+The pictures are drawn as those of pre-training were; no backbone saw these classes. `phantom_objects` has 32 that
+differ much, a kind of finding in a region of the body; `phantom_flowers` has 32 that differ in details, a kind, its
+shade and whether it lies in the upper or the lower half of a head.
 """
 
 from __future__ import annotations

@@ -71,7 +71,8 @@ def pictured(
         image.flags.writeable = False
         return replace(example, image=image)
 
-    return replace(data, **{name: tuple(map(with_pixels, split)) for name, split in data.splits().items()})
+    train, validation, test = (tuple(map(with_pixels, split)) for split in (data.train, data.validation, data.test))
+    return replace(data, train=train, validation=validation, test=test)
 
 
 def _with_shares(settings: DataSettings) -> DataSettings:

@@ -81,12 +81,12 @@ def load(settings: DataSettings) -> SiteData:
     if site not in SITES:
         raise DataError(f"site={site!r} is not a site of phantom_ultra; choose one of {', '.join(SITES)}.")
     rng = np.random.default_rng([settings.seed, zlib.crc32(site.encode())])
-    splits = {}
-    for split, size in SIZES.items():
-        count = size if (own := getattr(settings, f"{split}_size")) is None else own
-        splits[split] = _examples(site, f"{site}-{split}", count, rng)
+    train, validation, test = (
+        _examples(site, f"{site}-{split}", size if (own := getattr(settings, f"{split}_size")) is None else own, rng)
+        for split, size in SIZES.items()
+    )
     where = f"procedural images and questions from their classes ({site}, seed {settings.seed}); no image of any person"
-    return SiteData(site=site, **splits, source=where)
+    return SiteData(site, train, validation, test, where)
 
 
 def all_answers() -> set[str]:

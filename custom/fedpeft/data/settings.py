@@ -34,14 +34,15 @@ class DataSettings:
         split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
             has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
             it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20).
-        seed: of every random choice; for phantom also of the data.
+        seed: of every random choice; for procedural data also of the data.
         validation_fraction: share of the images (of train, or of all with "image_disjoint") in a validation set that
             has to be cut; 0: none.
         test_fraction: share of the images in a test set that has to be cut ("image_disjoint", "paper", a manifest
             without split).
-        train_size, validation_size, test_size: examples per split, phantom only; None: its own sizes.
-        dialects: phantom only: how many of seven pairs of words (left and right, disc and ring, ...) mean the opposite
-            at about half of the sites, each pair at other ones; 0: all sites mean the same.
+        train_size, validation_size, test_size: examples per split of a site, procedural data only; None: their own
+            sizes. Images of which several belong to a patient, or that sites share, are split by these shares.
+        dialects: phantom and phantom_modalities only: how many of seven pairs of words (left and right, disc and ring,
+            ...) mean the opposite at about half of the sites, each pair at other ones; 0: all sites mean the same.
         partition: how sites share one data set: "natural", as the data set itself has sites, or none; "iid", at random;
             "dirichlet", each label in other proportions. The number at the end of a site's name (client-3) is that of
             its part. No patient or image is at two sites.

@@ -1,0 +1,46 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every task of the papers has a job on procedural data, which runs: here two rounds in one process, few images."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from fedpeft.client.learner import Learner
+from fedpeft.data import is_procedural
+from fedpeft.federate import federate
+from fedpeft.federation import site_data
+from fedpeft.jobs import compose, recipes
+
+CONFIGS = Path(__file__).parents[2] / "app_configs"
+PAPERS = "paper/"
+VARIANTS = {"f3ocus_task1_unequal"}  # of a task, not tasks
+TASKS = sorted({job.removeprefix(PAPERS) for job in recipes(CONFIGS) if job.startswith(PAPERS)} - VARIANTS)
+SMALL = ("training.rounds=2", "training.local_epochs=1", "data.train_size=12", "data.validation_size=4")
+QUICK = ("method.probe_samples=8", "schedule.score_samples=8")
+
+
+def test_there_is_one_job_for_each_of_the_fifteen_tasks():
+    assert len(TASKS) == 15
+    assert set(TASKS) <= recipes(CONFIGS).keys()
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_both_jobs_of_a_task_have_as_many_sites(task):
+    own, published = (compose(CONFIGS, name)["federation"]["sites"] for name in (task, PAPERS + task))
+    assert len(own) == len(published)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_it_starts_and_ends_two_rounds(task, tmp_path):
+    sections = compose(CONFIGS, task, [*SMALL, *QUICK, "data.test_size=8"])
+    sites = sections["federation"]["sites"]
+    chosen = (sites[0], sites[-1])
+    assert all(is_procedural(site_data(sections["data"], site)["dataset"]) for site in sites)
+    sections["federation"] = {**sections["federation"], "sites": list(chosen)}
+    learners = {site: Learner.from_sections(sections, site=site, folder=tmp_path / site) for site in chosen}
+    *_, last = federate(learners)
+    assert last.round == 2
+    for update in last.updates.values():
+        assert math.isfinite(update.metrics["loss"])
