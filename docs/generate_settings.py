@@ -26,6 +26,7 @@ from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.data import DataSettings
+from fedpeft.data.registry import DATASETS
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
 from fedpeft.methods.bottleneck.config import BottleneckConfig
@@ -71,7 +72,7 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `settings`, `adapters`, `roles`, `methods`, `problems`."""
+    """Every table by name: one for each section of a job, `adapters`, `methods`, `terms` and others."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
         "settings": _method_settings(),
@@ -81,6 +82,7 @@ def tables() -> dict[str, str]:
         "backbones": _backbones(),
         "vit": _vit(),
         "albef": _albef(),
+        "terms": _terms(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
 
@@ -211,6 +213,12 @@ def _albef() -> str:
         if entry.trained is not None and not METHODS.is_plugin(entry.name)
     ]
     return markdown(("method", "exchanged on `albef`", "on `albef-decoder`"), rows)
+
+
+def _terms() -> str:
+    origins = dict.fromkeys(DATASETS.get(name).origin for name in DATASETS.own_names())
+    rows = [(origin.title, origin.address, origin.terms) for origin in origins if origin]
+    return markdown(("data", "from", "terms"), rows)
 
 
 def _roles() -> str:

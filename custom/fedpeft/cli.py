@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The command line: `fedpeft simulate | jobs | data | build-vqa | doctor | status | verify | report | ...`."""
+"""The command line: `fedpeft simulate | jobs | tasks | data | build-vqa | doctor | status | verify | report | ...`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from pathlib import Path
 
 import fedpeft
 from fedpeft.errors import FedpeftError
+
+CONFIGS_HELP = "folder of the configuration (default app_configs, where there is none that of the package)"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,7 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator; exit code 0 only if it completes")
-    simulate.add_argument("job", type=Path, help="job folder, e.g. jobs/fedpia_task1")
+    simulate.add_argument("job", type=Path, help="job folder, or a job of app_configs/, e.g. jobs/fedpia_task1")
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
     simulate.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
     simulate.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
@@ -48,15 +50,19 @@ def _parser() -> argparse.ArgumentParser:
 
     jobs = commands.add_parser("jobs", help="write the job folders from app_configs/")
     jobs.add_argument("names", nargs="*", help="jobs of app_configs/jobs.yml (default: all)")
-    jobs.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    jobs.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     jobs.add_argument("--out", type=Path, default=Path("jobs"), help="where the job folders go")
     jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
     jobs.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     jobs.set_defaults(command=_jobs)
 
+    tasks = commands.add_parser("tasks", help="list the tasks of the papers: clients, metric, data and terms, jobs")
+    tasks.add_argument("--configs", type=Path, help=CONFIGS_HELP)
+    tasks.set_defaults(command=_tasks)
+
     data = commands.add_parser("data", help="count what the sites of a job hold on this machine, and images in common")
     data.add_argument("job", help="a job of app_configs/jobs.yml, e.g. vqa_rad")
-    data.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    data.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     data.set_defaults(command=_data)
 
@@ -122,10 +128,11 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _jobs(arguments: argparse.Namespace) -> None:
     from fedpeft.admission.job import admit_folder
-    from fedpeft.jobs import compose, outdated, recipes, write_job
+    from fedpeft.jobs import compose, outdated, recipes, usual_configs, write_job
 
-    for name in arguments.names or recipes(arguments.configs):
-        sections = compose(arguments.configs, name, arguments.set)
+    configs = arguments.configs or usual_configs()
+    for name in arguments.names or recipes(configs):
+        sections = compose(configs, name, arguments.set)
         if not arguments.check:
             write_job(arguments.out / name, name, sections)
         elif stale := outdated(arguments.out / name, name, sections):
@@ -134,17 +141,27 @@ def _jobs(arguments: argparse.Namespace) -> None:
         print(arguments.out / name)
 
 
+def _tasks(arguments: argparse.Namespace) -> None:
+    from rich.console import Console
+
+    from fedpeft.jobs import usual_configs
+    from fedpeft.paper_tasks import paper_tasks
+    from fedpeft.report.catalogs import task_tables
+
+    Console().print(*task_tables(list(paper_tasks(arguments.configs or usual_configs()))), sep="\n\n")
+
+
 def _data(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fedpeft import data
     from fedpeft.data.duplicates import duplicates, fingerprints, summary
     from fedpeft.federation import site_data
-    from fedpeft.jobs import compose
+    from fedpeft.jobs import compose, name_of, usual_configs
     from fedpeft.report.data_summary import data_summary, remarks
     from fedpeft.settings import build
 
-    sections = compose(arguments.configs, arguments.job.removeprefix("jobs/").rstrip("/"), arguments.set)
+    sections = compose(arguments.configs or usual_configs(), name_of(Path(arguments.job)), arguments.set)
     data_sections = (site_data(sections["data"], site) for site in sections["federation"]["sites"])
     sites = [data.load(build(data.DataSettings, values, section="data")) for values in data_sections]
     console = Console()

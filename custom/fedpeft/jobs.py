@@ -15,6 +15,8 @@ from fedpeft.tasks import TASKS
 from fedpeft.yaml_values import MOST_LEVELS, parse
 
 RECIPES = "jobs.yml"
+CONFIGS = Path("app_configs")
+PACKAGED = Path(__file__).parent / CONFIGS  # in a clone a link to the folder at its root
 SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
 SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
 PERSISTOR = "fedpeft.flare.persistor.SafetensorsPersistor"
@@ -53,23 +55,53 @@ class FlareSettings:
             at_least(field.name, getattr(self, field.name), 0, exclusive=True)
 
 
+def usual_configs() -> Path:
+    """Return the folder `app_configs` here, or where there is none the one that comes with the package."""
+    return CONFIGS if CONFIGS.is_dir() else PACKAGED
+
+
 def recipes(configs: Path) -> dict[str, list[str]]:
     """Return job name -> parts that it is composed of, from `app_configs/jobs.yml`."""
-    return _read_yaml(configs / RECIPES)
+    return read_yaml(configs / RECIPES)
+
+
+def known_jobs(configs: Path) -> dict[str, list[str]]:
+    """Return the recipes of a folder, and those that come with the package."""
+    return recipes(PACKAGED) | recipes(configs)
+
+
+def name_of(job: Path) -> str:
+    """Return the name of a job that is written as a name or as its folder: `jobs/vqa_rad` is `vqa_rad`."""
+    return job.as_posix().removeprefix("./").removeprefix("jobs/").rstrip("/")
+
+
+def configs_of(folder: Path) -> tuple[Path, str]:
+    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it.
+
+    Raises:
+        FedpeftError: the folder is not in such a place.
+    """
+    folder = folder.resolve()
+    for root in folder.parents:
+        if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
+            return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
+    raise FedpeftError(
+        f"{folder} does not lie in a folder jobs/ beside app_configs/, of which it could be composed: edit its JSON."
+    )
 
 
 def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge a job's parts and overrides into sections, and check all of them.
 
     Args:
-        configs: the `app_configs` folder.
+        configs: the `app_configs` folder; what it lacks, job or part, is taken from the one of the package.
         job: a name in `jobs.yml`.
         overrides: settings as `section.name=value`; the value is read as YAML.
 
     Raises:
         FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
-    known = recipes(configs)
+    known = known_jobs(configs)
     if job not in known:
         raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
     sections: dict[str, Any] = {"schedule": {}}
@@ -214,13 +246,14 @@ def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _part(configs: Path, part: str) -> Mapping[str, Any]:
-    """Read a file of `app_configs/`, or a task of an installed package."""
+    """Read a file of `app_configs/`, of the package's own, or a task of an installed package."""
     task = part.removeprefix("tasks/")
-    file = configs / f"{part}.yml"
-    return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else _read_yaml(file)
+    own, packaged = configs / f"{part}.yml", PACKAGED / f"{part}.yml"
+    file = packaged if packaged.exists() and not own.exists() else own
+    return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else read_yaml(file)
 
 
-def _read_yaml(file: Path) -> dict[str, Any]:
+def read_yaml(file: Path) -> dict[str, Any]:
     try:
         content = parse(file.read_text())
     except FileNotFoundError as error:

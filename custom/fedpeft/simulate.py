@@ -24,7 +24,8 @@ from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
-from fedpeft.jobs import compose, write_job
+from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs, write_job
+from fedpeft.settings import suggestion
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
 from fedpeft.workspace_lock import held
 
@@ -40,10 +41,11 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     """Run one job folder to its end.
 
     Args:
-        job: a FLARE job folder.
+        job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
         workspace: the simulator's folder; an earlier run in it is moved to `<workspace>_runs/`.
         threads: sites that run at the same time; fewer run where they train on a GPU that has no room for so many.
-        overrides: settings as `section.name=value`; the job is then composed again from `app_configs/`.
+        overrides: settings as `section.name=value`; the job is then composed again from
+            `app_configs/`.
 
     Returns:
         the folder with history, report, adapters and manifest.
@@ -53,11 +55,9 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
             then in the workspace).
     """
     workspace = workspace.resolve()
-    if not (job / "meta.json").is_file():
-        raise FedpeftError(f"{job} is not a FLARE job folder, it has no meta.json: name one of jobs/.")
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
-        folder = _recomposed(job, overrides, Path(scratch)) if overrides else job
+        folder = _folder(job, overrides, Path(scratch))
         admit_folder(folder, classes=listed_classes(workspace))
         folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
@@ -124,16 +124,20 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
         ) from error
 
 
-def _recomposed(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
-    for root in job.resolve().parents:
-        if (root / "app_configs").is_dir() and (root / "jobs") in job.resolve().parents:
-            name = job.resolve().relative_to(root / "jobs").as_posix()
-            folder = scratch / job.name
-            write_job(folder, name, compose(root / "app_configs", name, overrides))
-            return folder
-    raise FedpeftError(
-        f"--set needs app_configs/ beside jobs/, and {job} is not in such a clone: edit its JSON instead."
-    )
+def _folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
+    """Return the job's folder, or one composed of `app_configs/` where settings change or only it has the job."""
+    there = (job / "meta.json").is_file()
+    if there and not overrides:
+        return job
+    configs, name = configs_of(job) if there else (usual_configs(), name_of(job))
+    if name not in known_jobs(configs):
+        raise FedpeftError(
+            f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
+            f"{suggestion(name, known_jobs(configs))}."
+        )
+    folder = scratch / "job" / job.name
+    write_job(folder, name, compose(configs, name, overrides))
+    return folder
 
 
 def _state(workspace: Path) -> Path:

@@ -11,9 +11,10 @@ from __future__ import annotations
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("caltech101", "caltech-101", "Caltech101")
 BACKGROUND = "BACKGROUND_Google"
@@ -60,4 +61,5 @@ def load(settings: DataSettings) -> SiteData:
     )
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02")
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)

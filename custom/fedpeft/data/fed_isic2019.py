@@ -18,9 +18,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import Row, csv_rows
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
 TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"
@@ -98,4 +99,7 @@ def _lesions(root: Path) -> dict[str, str]:
     return {row.text("image"): f"lesion {row.label('lesion_id')}" for row in rows if row.label("lesion_id")}
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(
+    title="Fed-ISIC2019", address="github.com/owkin/FLamby, from challenge.isic-archive.com/data", terms="CC BY-NC 4.0"
+)
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)

@@ -14,9 +14,10 @@ from typing import Any
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("flowers-102", "flowers102", "Flowers102")
 CLASSES = 102
@@ -72,4 +73,5 @@ def _entry(file: Path, name: str) -> list[int]:
         raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(title="Flowers102", address="robots.ox.ac.uk/~vgg/data/flowers/102")
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)

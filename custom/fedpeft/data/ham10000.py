@@ -12,9 +12,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below, missing_image
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import csv_rows
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("ham10000", "HAM10000")
 TABLES = ("HAM10000_metadata", "HAM10000_metadata.csv")
@@ -64,4 +65,5 @@ def load(settings: DataSettings) -> SiteData:
     )
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(title="HAM10000", address="doi.org/10.7910/DVN/DBW86T", terms="CC BY-NC 4.0")
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)

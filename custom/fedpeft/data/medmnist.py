@@ -20,11 +20,17 @@ import numpy as np
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 FOLDERS = ("medmnist", "MedMNIST")
+ORIGIN = Origin(
+    title="MedMNIST",
+    address="medmnist.com, doi.org/10.5281/zenodo.10519652",
+    terms="CC BY 4.0; DermaMNIST CC BY-NC 4.0",
+)
 SIZES = ("_224", "_128", "_64", "")
 SPLITS = ("train", "val", "test")
 
@@ -201,7 +207,13 @@ def _classes(kind: MedMnist) -> tuple[str, ...]:
 
 
 def _data_set(kind: MedMnist) -> DataSet:
-    return DataSet(load=partial(load, kind), answers=partial(_classes, kind), takes=TAKES)
+    return DataSet(
+        load=partial(load, kind),
+        answers=partial(_classes, kind),
+        takes=TAKES,
+        metric=MACRO_F1 if kind.labelled else BALANCED_ACCURACY,
+        origin=ORIGIN,
+    )
 
 
 (

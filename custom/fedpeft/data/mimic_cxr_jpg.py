@@ -28,9 +28,10 @@ from fedpeft.data.folders import dataset_folder
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.large_tables import column_rows, table
 from fedpeft.data.records import Row, reading
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"
@@ -158,4 +159,9 @@ def _findings(roots: tuple[Path, ...], folder: Path) -> str | None:
     return None if path is None else mimic_reports.findings(mimic_reports.read(path))
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES | {"uncertain"})
+ORIGIN = Origin(
+    title="MIMIC-CXR-JPG",
+    address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
+    terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
+)
+DATASET = DataSet(load=load, answers=answers, takes=TAKES | {"uncertain"}, metric=MACRO_F1, origin=ORIGIN)

@@ -17,9 +17,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")
@@ -117,4 +118,9 @@ def _spelled(finding: str) -> str:
     return finding.lower().replace("_", " ")
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(
+    title="NIH ChestX-ray14",
+    address="the NIH Clinical Center, nihcc.app.box.com/v/ChestXray-NIHCC",
+    terms="no restriction; name the NIH Clinical Center and Wang et al. 2017",
+)
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=MACRO_F1, origin=ORIGIN)

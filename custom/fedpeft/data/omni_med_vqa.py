@@ -33,9 +33,10 @@ from fedpeft.data.folders import dataset_folder, find, image_file, inside
 from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("omni_med_vqa", "OmniMedVQA")
 _KEYS = ("question", "gt_answer", "image_path")
@@ -217,4 +218,9 @@ def _deviations(client: Client, examples: tuple[Example, ...], printed: dict[str
         yield f"{len(pool - used)} of the {len(pool)} answers that F3OCUS prints (C.2.2) do not occur."
 
 
-DATASET = DataSet(load=load, answers=answers)
+ORIGIN = Origin(
+    title="OmniMedVQA",
+    address="the hub's `foreverbeliever/OmniMedVQA`",
+    terms="those of each of its data sets; the restricted ones come without images",
+)
+DATASET = DataSet(load=load, answers=answers, metric=ACCURACY, origin=ORIGIN)

@@ -25,9 +25,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.open_i_reports import FRONTAL, LATERAL, Report, image_id, reports_below
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
 
@@ -99,4 +100,9 @@ def _why_not(report: Report, name: str, labels: tuple[str, ...] | None, files: d
     return "" if report.findings.strip() else "its report has no findings"
 
 
-DATASET = DataSet(load=load, answers=answers, takes=TAKES)
+ORIGIN = Origin(
+    title="Open-I",
+    address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
+    terms="CC BY-NC-ND 4.0",
+)
+DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=MACRO_F1, origin=ORIGIN)

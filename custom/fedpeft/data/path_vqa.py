@@ -24,9 +24,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, images_below, missing_image
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, reading
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("path_vqa", "PathVQA", "pvqa")
 _KEYS = ("image", "question", "answer")
@@ -91,4 +92,9 @@ def _example(row: Row, folder: Path, known: dict[str, Path]) -> Example:
     )
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(
+    title="PathVQA",
+    address="github.com/UCSD-AI4H/PathVQA, the hub's `flaviagiammarino/path-vqa`",
+    terms="MIT on the hub; images of textbooks",
+)
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

@@ -15,6 +15,24 @@ if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
 
 
+READ_THEM = "read the owners' terms"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Origin:
+    """Where a published data set is had.
+
+    Args:
+        title: as tables call it.
+        address: where its owners, or who passes it on, have it.
+        terms: under which it may be used, as far as that is known; no replacement for the owners' own words.
+    """
+
+    title: str
+    address: str
+    terms: str = READ_THEM
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataSet:
     """A data set as it is registered.
@@ -26,12 +44,16 @@ class DataSet:
             that is federated; None: there is no such list.
         takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `partition`, `columns` and `uncertain`
             that it reads; others are refused.
+        metric: by which its sites are measured (`fedpeft.metrics`); empty: what lies at a site decides.
+        origin: where it is had, and under which terms; None: it is a site's own, or computed.
     """
 
     load: Callable[[DataSettings], SiteData]
     procedural: bool = False
     answers: Callable[[], Iterable[str]] | None = None
     takes: frozenset[str] = frozenset()
+    metric: str = ""
+    origin: Origin | None = None
 
 
 DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)

@@ -17,9 +17,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("slake/Slake1.0", "slake", "Slake1.0")
 _KEYS = ("img_name", "question", "answer", "q_lang", "answer_type")
@@ -69,4 +70,5 @@ def _example(row: Row, folder: Path) -> Example:
     )
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(title="SLAKE", address="med-vqa.com/slake, the hub's `BoKelvin/SLAKE`", terms="CC BY 4.0 on the hub")
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

@@ -18,10 +18,11 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import bar_rows
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import example
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2018", "VQA-Med-2018")
 _WITH_ANSWERS = "VQAMed2018Test-QA-Eval.csv"
@@ -67,4 +68,7 @@ def _pairs(file: Path, root: Path, images: str) -> tuple[tuple[Example, ...], in
     return tuple(examples), len(rows) - len(answered)
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(
+    title="VQA-Med 2018", address="ImageCLEF, after registration", terms="the images are those of PubMed Central"
+)
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

@@ -17,10 +17,11 @@ from pathlib import Path
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, bar_rows
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import example
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2019", "VQA-Med-2019")
 CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}
@@ -87,4 +88,7 @@ def _test(root: Path) -> tuple[Example, ...]:
     )
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(
+    title="VQA-Med 2019", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
+)
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.partition import arrange, pooled
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import pairs, questions_with_references
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2021", "VQA-Med-2021")
 
@@ -49,4 +50,7 @@ def load(settings: DataSettings) -> SiteData:
     return SiteData(settings.site or "vqa-med-2021", *splits, f"VQA-Med 2021 (ImageCLEF), real data, {split}")
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(
+    title="VQA-Med 2021", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
+)
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

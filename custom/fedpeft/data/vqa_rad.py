@@ -27,9 +27,10 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"
@@ -130,4 +131,5 @@ def _example(row: Row, folder: Path) -> Example:
     )
 
 
-DATASET = DataSet(load=load)
+ORIGIN = Origin(title="VQA-RAD", address="osf.io/89kps", terms="CC0")
+DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)

@@ -1,7 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tables of what there is to choose from: methods with their parameters in a backbone, and backbones."""
+"""Tables of what there is to choose from: methods with their parameters in a backbone, backbones, and papers' tasks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from rich.console import RenderableType
 from rich.table import Table
@@ -10,7 +12,11 @@ from rich.text import Text
 from fedpeft import backbones
 from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, stream_width
 from fedpeft.methods.catalog import entries
+from fedpeft.metrics import title_of
+from fedpeft.paper_tasks import PaperTask
 
+JOBS = "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data."
+OWN_WORDS = "Read the owners' own terms before you use their data."
 NOTE = "Parameters with the default settings, without the head, which every method trains at its site."
 
 
@@ -81,3 +87,32 @@ def backbone_table() -> Table:
         weights = "with the package" if pretrained.tiny else pretrained.usual or "none: a job names a folder"
         table.add_row(name, str(model.family), str(model.num_layers), str(model.hidden_size), f"{count:,}", weights)
     return table
+
+
+def task_tables(tasks: Sequence[PaperTask]) -> list[RenderableType]:
+    """Return one row for each task of the papers, and one for each data set that they need.
+
+    Args:
+        tasks: of `fedpeft.paper_tasks`.
+    """
+    table = Table(title="tasks of the papers", title_justify="left", box=None, caption_justify="left", caption=JOBS)
+    table.add_column("task", no_wrap=True)
+    table.add_column("jobs, clients, and what they are measured by", overflow="fold")
+    for task in tasks:
+        data = ", ".join(origin.title for origin in task.origins)
+        shared = f", shared out: {task.partition}" if task.partition else ""
+        jobs = f"{f'jobs/{task.embedded}' if task.embedded else '-'}, jobs/{task.recipe}"
+        table.add_row(task.title, f"{jobs}\n{_clients(task.sites)}\n{title_of(task.metrics)} on {data}{shared}")
+    sources = Table(title="their data", title_justify="left", box=None, caption_justify="left", caption=OWN_WORDS)
+    for head in ("data", "from", "terms"):
+        sources.add_column(head, overflow="fold")
+    for origin in dict.fromkeys(origin for task in tasks for origin in task.origins):
+        sources.add_row(origin.title, origin.address.replace("`", ""), origin.terms)
+    return [table, sources]
+
+
+def _clients(sites: Sequence[str]) -> str:
+    """Return the number of sites and their names; of those that are numbered the first and the last."""
+    numbered = [f"{sites[0].rstrip('0123456789')}{number}" for number in range(1, len(sites) + 1)]
+    names = f"{sites[0]} to {sites[-1]}" if len(sites) > 1 and list(sites) == numbered else ", ".join(sites)
+    return f"{len(sites)} clients: {names}"
