@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import pickle
+import struct
+import zlib
+
 import numpy as np
 import pytest
 from layouts import picture
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedpeft.data import DataError
-from fedpeft.data.images import as_array, open_image
+from fedpeft.data.errors import UnreadableImage
+from fedpeft.data.images import as_array, check_header, open_image
 
 
 def _saved(path, pixels, mode=None):
@@ -58,8 +63,96 @@ def test_a_cmyk_jpeg_and_an_array_are_rgb(tmp_path):
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif"])
 def test_16_bit_files_are_refused_because_somebody_must_choose_the_window(tmp_path, name):
     path = _saved(tmp_path / name, np.full((3, 3), 40_000, np.uint16))
-    with pytest.raises(DataError, match=rf"{name} has more than 8 bits per pixel \(mode I;16.*choose a window"):
+    with pytest.raises(DataError, match=rf"{name} has more than 8 bits per channel \(mode I;16.*choose a window"):
         open_image(path)
+
+
+def _chunk(kind: bytes, content: bytes) -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
+def _png(path, *, size: tuple[int, int], depth: int, color: int, rows: bytes):
+    """A PNG that Pillow does not write: 16 bits in colors, or declared dimensions without pixels."""
+    head = _chunk(b"IHDR", struct.pack(">IIBBBBB", *size, depth, color, 0, 0, 0))
+    path.write_bytes(
+        b"\x89PNG\r\n\x1a\n" + head + _chunk(b"IDAT", zlib.compress(rows) if rows else b"") + _chunk(b"IEND", b"")
+    )
+    return path
+
+
+@pytest.mark.parametrize(("color", "channels"), [(2, 3), (4, 2), (6, 4)])
+def test_16_bits_in_colors_or_beside_transparency_are_not_cut_to_8(tmp_path, color, channels):
+    rows = (b"\0" + bytes([7] * 4 * channels)) * 2
+    for look in (open_image, check_header):
+        with pytest.raises(UnreadableImage, match="has more than 8 bits per channel"):
+            look(_png(tmp_path / "deep.png", size=(2, 2), depth=16, color=color, rows=rows))
+
+
+@pytest.mark.parametrize(
+    ("orientation", "turned"),
+    [
+        (1, lambda a: a),
+        (3, lambda a: np.rot90(a, 2)),
+        (5, lambda a: a.transpose(1, 0, 2)),
+        (6, lambda a: np.rot90(a, -1)),
+    ],
+)
+@pytest.mark.parametrize("suffix", ["png", "tif"])
+def test_the_orientation_of_a_photograph_counts(tmp_path, orientation, turned, suffix):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    Image.fromarray(pixels).save(tmp_path / f"photo.{suffix}", exif=exif)
+    assert (as_array(tmp_path / f"photo.{suffix}") == turned(pixels)).all()
+
+
+def test_a_photograph_with_a_broken_exif_is_read_as_it_lies(tmp_path):
+    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "photo.png", exif=b"Exif\0\0no such thing")
+    assert (as_array(tmp_path / "photo.png") == pixels).all()
+
+
+@pytest.mark.parametrize("suffix", ["gif", "tif", "png", "webp"])
+def test_of_several_frames_none_is_chosen(tmp_path, suffix):
+    frames = [Image.new("RGB", (4, 4), color) for color in ("white", "red", "blue")]
+    frames[0].save(tmp_path / f"many.{suffix}", save_all=True, append_images=frames[1:])
+    frames[0].save(tmp_path / f"one.{suffix}")
+    assert as_array(tmp_path / f"one.{suffix}").min() > 250
+    for look in (open_image, check_header):
+        with pytest.raises(UnreadableImage, match=rf"many\.{suffix} has 3 frames; choose one"):
+            look(tmp_path / f"many.{suffix}")
+
+
+def test_a_camera_photograph_with_a_smaller_copy_is_one_picture(tmp_path):
+    photo = Image.new("RGB", (8, 8), "white")
+    photo.save(tmp_path / "photo.jpg", "MPO", save_all=True, append_images=[photo.resize((4, 4))])
+    assert open_image(tmp_path / "photo.jpg").size == (8, 8)
+
+
+@pytest.mark.parametrize("mode", ["RGBA", "LA"])
+def test_an_image_of_which_nothing_is_visible_is_refused(tmp_path, mode):
+    Image.new(mode, (4, 4)).save(tmp_path / "clear.png")
+    with pytest.raises(UnreadableImage, match=r"clear\.png is fully transparent"):
+        open_image(tmp_path / "clear.png")
+
+
+@pytest.mark.parametrize("size", [(12_000, 12_000), (60_000, 60_000)])
+@pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
+def test_huge_declared_dimensions_are_refused_before_a_pixel_is_read(tmp_path, size):
+    for look in (open_image, check_header):
+        with pytest.raises(UnreadableImage, match=r"bomb\.png has more than 89 million pixels"):
+            look(_png(tmp_path / "bomb.png", size=size, depth=8, color=0, rows=b""))
+
+
+def test_a_file_for_which_pillow_would_start_another_program_is_no_image(tmp_path):
+    (tmp_path / "scan.png").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n")
+    with pytest.raises(UnreadableImage, match=r"scan\.png cannot be decoded"):
+        open_image(tmp_path / "scan.png")
+
+
+def test_an_error_keeps_its_fields_on_the_way_between_processes():
+    error = pickle.loads(pickle.dumps(UnreadableImage.of("a.png", "is missing", "restore it")))
+    assert (str(error), error.image, error.why) == ("The image a.png is missing; restore it.", "a.png", "is missing")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -13,6 +13,7 @@ from PIL import Image
 
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.client.site_state import KEPT_ROUNDS
+from fedpeft.data import Example, SiteData
 from fedpeft.doctor import (
     admission,
     allow_list,
@@ -219,11 +220,28 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     file.write_text(json.dumps(config))
     shown = told(data.check(open_context(folder_of_job, site="slake")))
     assert shown.startswith("pass: site slake: train 2, validation 1, test 1; 2 answers, 1 test questions")
-    assert "4 of 4 images opened" in shown
+    assert "all 4 images opened" in shown
     assert "private" not in shown
     assert "secret" not in shown
     (folder / "secret2.png").write_bytes(b"no image")
-    assert "cannot be decoded; replace the file" in told(data.check(open_context(folder_of_job, site="slake")))
+    shown = told(data.check(open_context(folder_of_job, site="slake")))
+    assert "1 of 4 images cannot be read" in shown
+    assert "secret2.png cannot be decoded" in shown  # its name, at the site
+
+
+def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_path):
+    for number in range(10):
+        Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.png")
+    examples = [Example(tmp_path / f"{n}.png", "?", "yes", closed=True, image_id=str(n)) for n in range(10)]
+    site = SiteData("north", tuple(examples[:5]), (), tuple(examples[5:]), "made here")
+    monkeypatch.setattr(data, "MOST_OPENED", 4)
+    (tmp_path / "1.png").write_bytes(b"no image, and not opened")
+    assert data._open(site, decoded=False) == "4 of 10 images opened, `fedpeft data` opens the others"
+    monkeypatch.setattr(data, "MOST_BYTES", (tmp_path / "0.png").stat().st_size * 2)
+    assert data._open(site, decoded=False).startswith("2 of 10")
+    monkeypatch.undo()
+    with pytest.raises(FedpeftError, match=r"'north': 1 of 10 images cannot be read, .*1\.png cannot be decoded"):
+        data._open(site, decoded=False)
 
 
 @pytest.mark.parametrize("variable", [None, "nowhere"])

@@ -9,7 +9,7 @@ from PIL import Image
 
 from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.client.learner import Learner
-from fedpeft.data import DataSettings
+from fedpeft.data import DataError, DataSettings
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import LEAST, MOST, admitted, load_data, refusals
 from fedpeft.privacy.site_policy import SitePolicy
@@ -240,6 +240,7 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "data.seed": "the site's own holds",
     "data.validation_fraction": "the site's own holds",
     "data.test_fraction": "the site's own holds",
+    "data.unreadable": "the site's own holds",
     "data.parts": "a partition is refused",
     "data.alpha": "a partition is refused",
     "data.dialects": "questions that are drawn by program are asked in so many ways; none is added",
@@ -313,6 +314,20 @@ def test_the_site_excludes_its_own_images_and_counts_what_is_left(scans):
     assert len(loaded(scans, **excluding).train) == 15
     with pytest.raises(FedpeftError, match="least_train_images"):
         loaded(scans, **excluding, least_train_images=6)
+
+
+def test_the_site_says_how_many_images_may_be_unreadable_and_those_it_excludes_do_not_count(scans):
+    (scans / "1.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match="1 of 12 images cannot be read") as refused:
+        loaded(scans)
+    assert (refused.value.code, refused.value.setting) == ("data-unusable", "")
+    assert len(loaded(scans, exclude=("1.png",)).train) == 15
+    skipping = loaded(scans, unreadable=0.2)
+    assert len(skipping.train) == 15
+    assert skipping.left_out == (("its image cannot be read", 3),)
+    with pytest.raises(FedpeftError) as refused:
+        admitted(SitePolicy(**SMALL), job(data={"unreadable": 0.5}))
+    assert refused.value.setting == "data.unreadable"
 
 
 def test_a_job_cannot_leave_one_image_and_train_on_it(scans, tmp_path, monkeypatch):

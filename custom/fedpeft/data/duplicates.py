@@ -30,8 +30,9 @@ import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
-from fedpeft.data.errors import DataError
+from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.images import EncodedImage, as_array
+from fedpeft.data.readable import refusal
 from fedpeft.data.schema import SiteData
 
 _SALT_BYTES = 16
@@ -74,19 +75,26 @@ def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerpr
         salt: None: plain, for use on this machine only; else a secret of at least 16 bytes.
 
     Raises:
-        DataError: the salt is too short to keep anything secret, or an image cannot be read.
+        DataError: the salt is too short to keep anything secret, or images cannot be read; of those, some are named.
     """
     if salt is not None and len(salt) < _SALT_BYTES:
         raise DataError(f"salt has {len(salt)} bytes; use at least {_SALT_BYTES} random ones (secrets.token_bytes).")
     digests: dict[str, str] = {}
+    problems: dict[str, UnreadableImage] = {}
     prints = []
     for split, examples in data.splits().items():
         images = {example.image_id: example.image for example in examples}
         for image_id, image in images.items():
             if image_id not in digests:
-                digests[image_id] = content_digest(image, salt=salt or b"")
+                try:
+                    digests[image_id] = content_digest(image, salt=salt or b"")
+                except UnreadableImage as error:
+                    digests[image_id] = ""
+                    problems[image_id] = error
             shown = image_id if salt is None else hmac.new(salt, image_id.encode(), hashlib.sha256).hexdigest()
             prints.append(Fingerprint(data.site, split, shown, digests[image_id]))
+    if problems:
+        raise refusal(data.site, problems.values(), of=len(digests))
     return tuple(prints)
 
 

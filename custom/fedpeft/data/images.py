@@ -1,22 +1,37 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read images as 8-bit RGB.
+"""Read images as 8-bit RGB, and refuse what is no single picture with 8 bits per channel.
 
 Gray, palette and CMYK files become RGB. Transparent pixels become black, like the background of a radiograph; an opaque
-RGBA file keeps its colors. Files with more than 8 bits per gray value are refused: which window of the range shows the
-finding is a clinical choice, and a wrong window hides it.
+RGBA file keeps its colors. A photograph is turned as its EXIF orientation says, so that the model sees what a viewer
+shows. Files with more than 8 bits per channel are refused: which window of the range shows the finding is a clinical
+choice, and a wrong window hides it. For the same reason files with several frames are, and images of which nothing is
+visible.
 """
 
 from __future__ import annotations
 
+import struct
+import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
-from PIL import Image
+from PIL import ExifTags, Image, ImageOps
 
-from fedpeft.data.errors import DataError
+from fedpeft.data.errors import DataError, UnreadableImage
+
+FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
+MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
+ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
+UPRIGHT = 1  # an orientation in EXIF
+SOUND_COPY = "replace the file by a sound copy"
+# what Pillow's readers raise for files that are not what they begin as
+BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, ArithmeticError, struct.error, zlib.error)
+
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +57,9 @@ def open_image(image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
         image: path of an image file, an image file inside a table, or an (H, W, 3) uint8 array.
 
     Raises:
-        DataError: the file is missing, corrupt, cut off, or has 16 or more bits per gray value; the array has another
-            shape or type.
+        UnreadableImage: the file is missing, corrupt, cut off, too large, fully transparent, or has several frames or
+            more than 8 bits per channel.
+        DataError: the array has another shape or type.
     """
     if isinstance(image, np.ndarray):
         if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8 or 0 in image.shape:
@@ -51,16 +67,19 @@ def open_image(image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
                 f"An image array has shape {image.shape} and type {image.dtype}; it must be (height, width, 3), uint8."
             )
         return Image.fromarray(np.ascontiguousarray(image))
-    try:
-        with Image.open(BytesIO(image.read()) if isinstance(image, EncodedImage) else image) as opened:
-            opened.load()
-            return _as_rgb(opened, str(image))
-    except FileNotFoundError as error:
-        raise DataError(f"The image {image} is missing; restore the file or remove its rows.") from error
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"The image {image} cannot be decoded; replace the file by a sound copy.") from error
+    return _read(image, _pixels)
+
+
+def check_header(image: Path | str | np.ndarray | EncodedImage) -> None:
+    """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
+
+    Arrays, and files inside tables, which would have to be read for it, are not looked at.
+
+    Raises:
+        UnreadableImage: as `open_image`.
+    """
+    if not isinstance(image, np.ndarray | EncodedImage):
+        _read(image, _check_form)
 
 
 def as_array(image: Path | str | np.ndarray | EncodedImage) -> np.ndarray:
@@ -68,13 +87,55 @@ def as_array(image: Path | str | np.ndarray | EncodedImage) -> np.ndarray:
     return np.asarray(open_image(image))
 
 
-def _as_rgb(image: Image.Image, path: str) -> Image.Image:
-    if image.mode in ("I", "F") or image.mode.startswith("I;"):
-        raise DataError(
-            f"The image {path} has more than 8 bits per pixel (mode {image.mode}); choose a window, save 8-bit."
-        )
+def _read(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
+    """Open a file, and return what a function makes of it and of its name."""
+    try:
+        content = BytesIO(image.read()) if isinstance(image, EncodedImage) else image
+        with Image.open(content, formats=FORMATS) as opened:
+            return use(opened, str(image))
+    except FileNotFoundError as error:
+        raise UnreadableImage.of(image, "is missing", "restore the file or remove its rows") from error
+    except Image.DecompressionBombError as error:
+        raise _too_large(str(image)) from error
+    except DataError:
+        raise
+    except BROKEN as error:
+        raise UnreadableImage.of(image, "cannot be decoded", SOUND_COPY) from error
+
+
+def _pixels(opened: Image.Image, name: str) -> Image.Image:
+    _check_form(opened, name)
+    opened.load()
+    return _as_rgb(ImageOps.exif_transpose(opened) if _is_turned(opened) else opened, name)
+
+
+def _is_turned(image: Image.Image) -> bool:
+    try:
+        return image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT
+    except BROKEN:  # the pixels are sound all the same
+        return False
+
+
+def _check_form(opened: Image.Image, name: str) -> None:
+    if opened.width * opened.height > MOST_PIXELS:
+        raise _too_large(name)
+    if opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
+        raise UnreadableImage.of(name, f"has {frames} frames", "choose one, save it alone")
+    deep = any(";16" in str(tile[3]) for tile in getattr(opened, "tile", ()))
+    if deep or opened.mode in ("I", "F") or opened.mode.startswith("I;"):
+        why = f"has more than 8 bits per channel (mode {opened.mode})"
+        raise UnreadableImage.of(name, why, "choose a window, save it with 8 bits")
+
+
+def _too_large(name: str) -> UnreadableImage:
+    return UnreadableImage.of(name, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
+
+
+def _as_rgb(image: Image.Image, name: str) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         colored = image.convert("RGBA")
+        if colored.getchannel("A").getextrema()[1] == 0:
+            raise UnreadableImage.of(name, "is fully transparent", "save it without its alpha channel")
         black = Image.new("RGBA", colored.size, (0, 0, 0, 255))
         return Image.alpha_composite(black, colored).convert("RGB")
     return image.convert("RGB")

@@ -74,15 +74,27 @@ def is_procedural(name: str) -> bool:
     return DATASETS.get(name).procedural
 
 
-def load(settings: DataSettings) -> SiteData:
-    """Load one site's train, validation and test examples; image files must exist and are not decoded.
+def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
+    """Load one site's train, validation and test examples.
+
+    Of image files the headers are read, and the pixels only where some may be unreadable (`fedpeft.data.readable`).
+
+    Args:
+        settings: which data.
+        without: ids of images to leave out where the site has them.
 
     Raises:
         DataError: the data are missing, incomplete or empty; the message names the file and the remedy.
     """
+    from fedpeft.data.readable import readable
+    from fedpeft.data.schema import EXCLUDED
+
     data = DATASETS.get(settings.dataset).load(settings)
     if settings.exclude:
         data = data.without_images(settings.exclude)
+    if dropped := frozenset(without):
+        data = data.without(dropped, EXCLUDED)
+    data = readable(data, settings.unreadable)
     if not data.validation and settings.validation_fraction > 0 and settings.validation_size != 0:
         raise DataError(
             f"Site {data.site!r} has no validation example; give it some, or set validation_fraction=0 to do without."

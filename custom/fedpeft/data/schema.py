@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
 
     from fedpeft.data.images import EncodedImage
+
+EXCLUDED = "its image is excluded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,11 +131,19 @@ class SiteData:
         unknown = dropped - {example.image_id for examples in self.splits().values() for example in examples}
         if unknown:
             raise DataError(f"Site {self.site!r} has no image {min(unknown)!r}; remove it from exclude.")
+        return self.without(dropped, EXCLUDED)
+
+    def without(self, image_ids: Container[str], why: str, *notes: str) -> SiteData:
+        """Return the site's data without some images, with the reason and the number of samples in `left_out`.
+
+        Raises:
+            DataError: a split becomes empty.
+        """
         kept: dict[str, Any] = {
-            name: tuple(e for e in examples if e.image_id not in dropped) for name, examples in self.splits().items()
+            name: tuple(e for e in examples if e.image_id not in image_ids) for name, examples in self.splits().items()
         }
         gone = sum(map(len, self.splits().values())) - sum(map(len, kept.values()))
-        return replace(self, **kept, left_out=added(self.left_out, [("its image is excluded", gone)]))
+        return replace(self, **kept, left_out=added(self.left_out, [(why, gone)]), notes=(*self.notes, *notes))
 
 
 def added(*counts: Iterable[tuple[str, int]]) -> tuple[tuple[str, int], ...]:

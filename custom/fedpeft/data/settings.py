@@ -53,6 +53,8 @@ class DataSettings:
         uncertain: MIMIC-CXR-JPG only: labels of which the report is uncertain are neither trained nor measured
             ("ignore"), or count as "positive" or "negative".
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
+        unreadable: share of a site's images that may be unreadable and are then skipped and counted; above 0, every
+            image is decoded once before training (`fedpeft.data.readable`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
             the data set itself declares. A site with other training answers takes no part.
@@ -78,6 +80,7 @@ class DataSettings:
     columns: Mapping[str, str] = field(default_factory=dict)
     uncertain: str = IGNORED
     exclude: tuple[str, ...] = ()
+    unreadable: float = 0.0
     pool: tuple[str, ...] = ()
     answers: tuple[str, ...] = ()
 
@@ -106,6 +109,7 @@ class DataSettings:
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")
+        check_share(self.unreadable)
         if not isinstance(self.exclude, tuple | list) or not all(isinstance(i, str) for i in self.exclude):
             raise DataError(f"exclude={self.exclude!r} must be a list of image ids (text).", setting="exclude")
         object.__setattr__(self, "exclude", tuple(self.exclude))
@@ -182,6 +186,13 @@ class DataSettings:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
+
+
+def check_share(unreadable: float) -> None:
+    """Refuse what is no share of images that may be unreadable."""
+    number = isinstance(unreadable, int | float) and not isinstance(unreadable, bool)
+    if not number or not 0 <= unreadable < 1:
+        raise DataError(f"unreadable={unreadable!r:.80} must be a number from 0 to below 1.", setting="unreadable")
 
 
 def check_columns(columns: Mapping[str, str]) -> None:

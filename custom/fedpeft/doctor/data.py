@@ -1,18 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Load the data of the sites that train here, and print numbers only: samples, answers, images opened."""
+"""Load the data of the sites that train here: samples, answers, and whether the images can be opened."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from pathlib import Path
-
-import numpy as np
+from typing import Any
 
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folders import VARIABLE
-from fedpeft.data.images import open_image
+from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
@@ -20,11 +19,12 @@ from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.site_job import SiteJob
 
-OPENED = 12
+MOST_OPENED = 2000  # images, and
+MOST_BYTES = 2**30  # of them, so that it takes a minute at most; `fedpeft data` opens all
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Count the samples of every site and decode some images."""
+    """Count the samples of every site and decode its images, of many a part."""
     folder = os.environ.get(VARIABLE, "")
     if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
@@ -33,8 +33,9 @@ def check(context: Context) -> Iterator[Finding]:
     for site in context.sites:
         try:
             job = SiteJob.from_sections(context.job.sections, site=site)
-            loaded = load_data(context.policy, admitted(context.policy, job) if context.policy else job)
-            opened = _open_some(loaded)
+            job = admitted(context.policy, job) if context.policy else job
+            loaded = load_data(context.policy, job)
+            opened = _open(loaded, decoded=job.data.unreadable > 0)
             answers = vocabulary_of(loaded, job.answers)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
@@ -49,13 +50,30 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
     return f"{len(vocabulary)} answers, {loaded.unseen(vocabulary)} test questions with none of them"
 
 
-def _open_some(loaded: SiteData) -> str:
-    """Decode images spread evenly over all splits."""
-    images = {e.image_id: e.image for examples in loaded.splits().values() for e in examples}
-    files = [image for image in images.values() if not isinstance(image, np.ndarray)]
-    if not files:
-        return f"{len(images)} images drawn by program"
-    chosen = files[:: max(1, len(files) // OPENED)]
-    for file in chosen:
-        open_image(file)
-    return f"{len(chosen)} of {len(images)} images opened"
+def _open(loaded: SiteData, *, decoded: bool) -> str:
+    """Decode the images, of many some that are spread evenly over all splits.
+
+    Args:
+        loaded: data of the site.
+        decoded: all of them have been, when the data were loaded.
+
+    Raises:
+        DataError: some cannot be.
+    """
+    images = images_of(loaded)
+    if not images:
+        return "all images drawn by program"
+    if decoded:
+        return f"all {len(images):,} images opened"
+    chosen = dict(list(images.items())[:: _step(list(images.values()))])
+    if problems := unreadable(chosen):
+        raise refusal(loaded.site, problems.values(), of=len(chosen))
+    if len(chosen) == len(images):
+        return f"all {len(images):,} images opened"
+    return f"{len(chosen):,} of {len(images):,} images opened, `fedpeft data` opens the others"
+
+
+def _step(images: list[Any]) -> int:
+    step = -(-len(images) // MOST_OPENED)
+    size = sum(image.stat().st_size for image in images[::step] if isinstance(image, Path))
+    return step * max(1, -(-size // MOST_BYTES))

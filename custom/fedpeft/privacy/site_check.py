@@ -51,7 +51,7 @@ MOST = {
 }
 LEAST = {"training.batch_size": "least_batch_size", "method.probe_samples": "least_probe_samples"}
 SCORED = {"schedule.score_samples": "least_score_samples"}  # where layers are scored at all
-OWN = ("seed", "validation_fraction", "test_fraction")  # of `data`
+OWN = ("seed", "validation_fraction", "test_fraction", "unreadable")  # of `data`
 
 
 def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
@@ -202,11 +202,11 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         DataError: the data cannot be read.
         LocalError: there are fewer than the site's file requires.
     """
-    loaded = pooled(job.site, [data.load(part) for part in job.pooled]) if job.pooled else data.load(job.data)
+    without = policy.exclude if policy else ()
+    parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
+    loaded = pooled(job.site, parts) if job.pooled else parts[0]
     if policy is None:
         return loaded
-    here = {example.image_id for examples in loaded.splits().values() for example in examples}
-    loaded = loaded.without_images(here & set(policy.exclude))
     counts = {
         "least_train_samples": len(loaded.train),
         "least_train_images": len({example.image_id for example in loaded.train}),

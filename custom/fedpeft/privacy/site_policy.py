@@ -18,7 +18,7 @@ from typing import Any
 from fedpeft.backbones import BACKBONES
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.settings import SPLITS, check_columns
+from fedpeft.data.settings import SPLITS, check_columns, check_share
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
@@ -59,6 +59,7 @@ class SitePolicy:
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
+        unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
         splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
         validation_fraction, test_fraction: as in the section `data`, for data that have no split of their own.
         seed: of the cuts by `splits` and fractions.
@@ -116,6 +117,7 @@ class SitePolicy:
     columns: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
+    unreadable: float = 0.0
     splits: tuple[str, ...] = SPLITS
     validation_fraction: float = 0.1
     test_fraction: float = 0.2
@@ -166,6 +168,7 @@ class SitePolicy:
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
         check_columns(self.columns)
+        check_share(self.unreadable)
         for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):
                 raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")

@@ -1,0 +1,95 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Whether the images of a site can be read: before training, and without decoding them all where none may be missing.
+
+`data.unreadable` is the share of images that may be unreadable. With 0 the headers of the files are read when the data
+are loaded, and one bad file refuses the data; a file whose pixels turn out to be cut off ends the training that meets
+it. Above 0 every image is decoded once, on loading, so that the images that are skipped are known, counted and named
+at the site before the first round, and the same in every round.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from fedpeft.data.errors import DataError, UnreadableImage
+from fedpeft.data.images import check_header, open_image
+from fedpeft.data.schema import SiteData
+
+LEFT_OUT = "its image cannot be read"
+NAMED = 5  # images that one message names
+_AT_ONCE = 4  # Pillow decodes several files at once
+
+
+def images_of(data: SiteData) -> dict[str, Any]:
+    """Return the images of a site that are not computed, by id."""
+    images = {example.image_id: example.image for examples in data.splits().values() for example in examples}
+    return {image_id: image for image_id, image in images.items() if not isinstance(image, np.ndarray)}
+
+
+def unreadable(images: Mapping[str, Any], look: Callable[[Any], object] = open_image) -> dict[str, UnreadableImage]:
+    """Return what is wrong with the images that cannot be read, by id, in the order of `images`.
+
+    Args:
+        images: by id.
+        look: opens an image, or its header, and raises `UnreadableImage`.
+    """
+    with ThreadPoolExecutor(min(_AT_ONCE, os.cpu_count() or 1)) as threads:
+        found = zip(images, threads.map(lambda image: _problem(image, look), images.values()), strict=True)
+        return {image_id: problem for image_id, problem in found if problem}
+
+
+def readable(data: SiteData, share: float) -> SiteData:
+    """Return a site's data without the images that cannot be read.
+
+    Args:
+        data: of the site.
+        share: of its images that may be unreadable; 0: none, and only headers are looked at.
+
+    Raises:
+        DataError: more of them are, or a split is empty without them; the message names some.
+    """
+    images = images_of(data)
+    problems = unreadable(images, open_image if share else check_header)
+    if not problems:
+        return data
+    if len(problems) > share * len(images):
+        raise refusal(data.site, problems.values(), of=len(images), share=share)
+    note = f"Of {len(images):,} images {len(problems):,} cannot be read: {named(problems.values())}."
+    return data.without(problems, LEFT_OUT, note)
+
+
+def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: float = 0.0) -> DataError:
+    """Return the error for data with too many images that cannot be read.
+
+    Args:
+        site: its name.
+        problems: of its images.
+        of: how many images were looked at.
+        share: that may be unreadable.
+    """
+    problems = tuple(problems)
+    allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
+    return DataError(
+        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}); repair or "
+        f"exclude them, or set unreadable to the share to skip (a hospital in its own file)."
+    )
+
+
+def named(problems: Iterable[UnreadableImage]) -> str:
+    """Return the first images with what is wrong with each."""
+    problems = tuple(problems)
+    shown = [f"{problem.image} {problem.why}" for problem in problems[:NAMED]]
+    return "; ".join([*shown, *([f"and {len(problems) - NAMED:,} more"] if problems[NAMED:] else [])])
+
+
+def _problem(image: Any, look: Callable[[Any], object]) -> UnreadableImage | None:
+    try:
+        look(image)
+    except UnreadableImage as error:
+        return error
+    return None
