@@ -2,6 +2,7 @@
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from fedpeft.client import learner as learner_module
 from fedpeft.client import site_state
@@ -213,7 +214,8 @@ def test_a_diverging_loss_is_told_with_its_remedy(sections, tmp_path):
 def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_path, workers):
     data = tmp_path / "data"
     data.mkdir()
-    (data / "broken.jpg").write_bytes(b"no jpeg")
+    Image.effect_noise((64, 64), 60).save(data / "broken.jpg")
+    (data / "broken.jpg").write_bytes((data / "broken.jpg").read_bytes()[:-500])
     rows = [f"broken.jpg,what?,{answer},{split}" for answer in ("a", "b") for split in ("train", "test")]
     (data / "manifest.csv").write_text("\n".join(["image,question,answer,split", *rows]))
     chosen = sections(f"training.workers={workers}")
