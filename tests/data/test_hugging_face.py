@@ -164,6 +164,21 @@ def test_what_is_incomplete_is_counted(tmp_path):
     assert not {e.image_id for e in data.train} & {e.image_id for e in data.test}
 
 
+def test_missing_values_are_left_out_and_what_is_published_twice_or_differently_is_noted(tmp_path):
+    rows = _rows(0, 10)
+    rows[0]["answer"], rows[1]["question"] = "nan", "N/A"
+    rows += [rows[5], {**rows[6], "answer": "another"}]
+    _parquet(tmp_path / "data" / "train-00000-of-00001.parquet", rows)
+    _parquet(tmp_path / "data" / "test-00000-of-00001.parquet", [*_rows(50, 2), rows[7]])
+    data = _load(tmp_path)
+    assert dict(data.left_out) == {"no image or several, no question or no answer": 2}
+    assert len(_all(data)) + 2 == len(rows) + len(_rows(50, 2)) + 1
+    repeated, contradicted, common = data.notes
+    assert repeated.startswith("2 rows repeat image, question and answer of another; they stay")
+    assert contradicted.startswith("2 rows have another answer than another row")
+    assert common.startswith("1 images are in more than one split")
+
+
 def test_an_image_may_be_a_path_inside_the_folder(tmp_path):
     for number in range(6):
         picture(tmp_path / "scans" / f"{number}.png")

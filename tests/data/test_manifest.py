@@ -45,7 +45,7 @@ def _jsonl(root, rows: list[dict]) -> None:
 @pytest.mark.parametrize("write", [_csv, _jsonl])
 def test_without_a_split_column_the_images_are_split(tmp_path, write):
     _scans(tmp_path)
-    write(tmp_path, _rows() + _rows(answer="no"))
+    write(tmp_path, _rows() + _rows(question="Is it?", answer="no"))
     site = _load(tmp_path, site="north")
     parts = [_images(part) for part in site.splits().values()]
     assert [len(part) for part in parts] == [7, 1, 2]
@@ -109,7 +109,11 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.csv", ["image,question,answer", "scans/0.png,a, b,c"], r"line 2: it has fewer or more fields"),
         ("manifest.csv", ["image,question,answer", "scans/0.png,a"], r"line 2: it has fewer or more fields"),
         ("manifest.csv", ["image,question,answer", "scans/0.png,,yes"], r"line 2: 'question' is empty"),
-        ("manifest.csv", ["image,question,answer", "scans/0.png,a,"], r"line 2: an answer is empty; correct"),
+        (
+            "manifest.csv",
+            ["image,question,answer", "scans/0.png,a,"],
+            r"line 2: 'answer' is empty, or what .* in 1 of 1 rows; fill",
+        ),
         ("manifest.csv", ["image,question,answer", "scans/z.png,a,b"], r"scans.z\.png, named in .*line 2, is missing"),
         ("manifest.csv", ["image,question,answer", "../0.png,a,b"], r"line 2: the image \.\./0\.png is not inside"),
         (
@@ -140,6 +144,96 @@ def test_what_is_wrong_is_said_in_one_sentence(tmp_path, name, content, sentence
     with pytest.raises(DataError, match=sentence) as error:
         _load(tmp_path, site="north")
     assert "\n" not in str(error.value)
+
+
+SPELLINGS = {
+    "semicolons": ("image;question;answer", "scans/{n}.png;Is it, or not?;yes", "separated by semicolons"),
+    "tabs": ("image\tquestion\tanswer", "scans/{n}.png\tIs it; or not?\tyes", "separated by tabs"),
+    "capitals and blanks": ("Image, Question ,ANSWER", "scans/{n}.png,Is it?,yes", "' Question ' as question"),
+    "a mark at the beginning": ("\ufeffimage,question,answer", "scans/{n}.png,Is it?,yes", ""),
+    "quotes": ('"image";"question";"answer"', '"scans/{n}.png";"Is it; or not?";"yes"', "separated by semicolons"),
+    "another column": ("image,question,answer,Patient ID", "scans/{n}.png,Is it?,yes,7", "not read: 'Patient ID'"),
+    "an underscore": ("image,question,answer,Answer Type", "scans/{n}.png,Is it?,yes,OPEN", "as answer_type"),
+}
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize(("header", "row", "note"), SPELLINGS.values(), ids=list(SPELLINGS))
+def test_a_table_is_read_as_spreadsheets_write_it_and_what_was_found_is_said(tmp_path, header, row, note, end):
+    _scans(tmp_path)
+    lines(tmp_path / "manifest.csv", [header, *(row.format(n=n) for n in range(10))], end=end)
+    site = _load(tmp_path)
+    assert sum(map(len, site.splits().values())) == 10
+    assert {example.answer for example in site.train} == {"yes"}
+    assert [note in one for one in site.notes] == [True] * bool(note)
+
+
+def test_keys_of_jsonl_are_read_in_any_case_too(tmp_path):
+    _scans(tmp_path)
+    _jsonl(tmp_path, [{key.title(): value for key, value in row.items()} for row in _rows()])
+    assert "'Image' as image" in _load(tmp_path).notes[0]
+    _jsonl(tmp_path, [{**row, "Answer": "no"} for row in _rows()])
+    with pytest.raises(DataError, match="line 1: 'answer' is there twice; remove one"):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("header", "sentence"),
+    [
+        ("image,Image ,question,answer", "has the columns 'image' and 'Image ', which read alike; rename one"),
+        (
+            "image,question,answer,label",
+            "has the columns 'image', 'question', 'answer', 'label', and a manifest has .*: keep",
+        ),
+        ("image,label,labels,text", "has the columns 'image', 'label', 'labels', 'text', and a manifest has"),
+        ("file,frage;antwort,x,y", "'image' is missing; a manifest needs .* and this one has 'file', 'frage;antwort'"),
+        (
+            "image,question,reply,x",
+            "'answer' is missing; a manifest needs .* and this one has 'image', 'question', 're",
+        ),
+    ],
+)
+def test_a_header_that_can_be_read_in_two_ways_or_none_says_what_was_found_and_what_is_expected(
+    tmp_path, header, sentence
+):
+    _scans(tmp_path)
+    lines(tmp_path / "manifest.csv", [header, "scans/0.png,a,b,c"])
+    with pytest.raises(DataError, match=sentence):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>"])
+@pytest.mark.parametrize("column", ["question", "answer", "label"])
+def test_a_value_that_is_missing_is_refused_with_the_first_row_and_the_number(tmp_path, value, column):
+    _scans(tmp_path)
+    rows = [{"image": r["image"], "label": "a"} for r in _rows()] if column == "label" else _rows()
+    rows[3][column] = rows[7][column] = value
+    _csv(tmp_path, rows)
+    with pytest.raises(DataError, match=rf"line 5: '{column}' is empty, or .* in 2 of 10 rows; fill it in"):
+        _load(tmp_path)
+
+
+def test_none_is_an_answer_and_counted_as_such(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, _rows(answer="None"))
+    assert _load(tmp_path).notes == ("10 answers are the word none, which is an answer like others.",)
+
+
+def test_labels_may_be_empty_and_not_missing(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [{"image": row["image"], "labels": ("mass", "")[n % 2]} for n, row in enumerate(_rows())])
+    assert _load(tmp_path).left_out == ()
+    _csv(tmp_path, [{"image": row["image"], "labels": ("mass", "nan")[n % 2]} for n, row in enumerate(_rows())])
+    with pytest.raises(DataError, match=r"line 3: 'labels' is empty, or .* in 5 of 10 rows"):
+        _load(tmp_path)
+
+
+def test_images_without_a_patient_stand_alone_and_are_counted(tmp_path):
+    _scans(tmp_path)
+    _csv(tmp_path, [{**row, "patient": ("a", "nan", "", "b")[n % 4]} for n, row in enumerate(_rows())])
+    site = _load(tmp_path)
+    assert site.notes == ("5 rows name no patient; their images count as different patients.",)
+    assert {e.group for split in site.splits().values() for e in split} == {"a", "b", ""}
 
 
 def test_two_manifests_and_the_papers_split_are_refused(tmp_path):
@@ -212,5 +306,6 @@ def test_the_jobs_labels_hold_where_it_names_some(tmp_path):
 def test_a_table_without_any_label_is_refused(tmp_path):
     _scans(tmp_path)
     _csv(tmp_path, [{"image": row["image"], "labels": ""} for row in _rows()])
-    with pytest.raises(DataError, match="no image of the manifest has a label; fill in 'labels'"):
+    with pytest.raises(DataError, match="no image of the manifest has a label; fill in 'labels', or name them"):
         _load(tmp_path)
+    assert _load(tmp_path, answers=["mass"]).labels == ("mass",)

@@ -194,7 +194,7 @@ def _(here):
 
 @case("an empty split, told to the site")
 def _(here):
-    manifest(here.folder, "scan.png,What?,yes,train", "scan.png,What?,yes,validation")
+    manifest(here.folder, "scan.png,What?,yes,train", "scan.png,Where?,yes,validation")
 
 
 @case("the same three, told to the server")

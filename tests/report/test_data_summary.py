@@ -34,6 +34,7 @@ def test_what_was_left_out_and_what_is_unusual_is_said():
         "here: 2 left out: no image.",
         "here: 1,000 left out: Chinese.",
         "here: Odd.",
+        "here: Training has one answer alone: the site trains, and its figure is that of the baseline.",
     ]
 
 

@@ -118,16 +118,12 @@ class MacroF1(Measure):
 
     def by_label(self) -> list[float | None]:
         """Return the F1 of each label; None: no image of the split has it."""
-        from torchmetrics.functional.classification import multilabel_f1_score
+        from torchmetrics.functional.classification import binary_f1_score
 
         probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
-        scores = multilabel_f1_score(
-            (probabilities >= self._thresholds).int(),
-            target,
-            num_labels=target.shape[1],
-            average="none",
-            ignore_index=UNKNOWN,
-        )
+        predicted = (probabilities >= self._thresholds).int()
+        columns = zip(predicted.T, target.T, strict=True)  # one label is enough, and the multi-label function wants two
+        scores = [binary_f1_score(*column, ignore_index=UNKNOWN) for column in columns]
         occurs = (target == 1).sum(0) >= self.least
         return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
 

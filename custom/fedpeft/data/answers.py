@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fedpeft.data.schema import Example
 
 YES_NO = frozenset({"yes", "no"})
+MISSING = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"})  # as programs write a cell without value
 
 
 def normalize(answer: str | int) -> str:
@@ -33,6 +34,14 @@ def normalize(answer: str | int) -> str:
     if not normal:
         raise DataError("an answer is empty")
     return normal
+
+
+def is_missing(cell: object) -> bool:
+    """Return whether a cell of a table is empty, or holds what programs write where there is no value.
+
+    "none" is a value: it is the right answer to "Which abnormality is there?".
+    """
+    return cell is None or (not isinstance(cell, list) and " ".join(str(cell).lower().split()) in MISSING)
 
 
 def closed_by_type(answer_type: str) -> bool:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
+from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
 from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
@@ -31,6 +31,7 @@ from fedpeft.data.images import EncodedImage
 from fedpeft.data.partition import SPELLINGS, arrange, pooled
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
+from fedpeft.data.repeated_rows import published
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
@@ -59,15 +60,17 @@ def load(settings: DataSettings) -> SiteData:
             else:
                 left_out[_INCOMPLETE if example is None else _OTHER_SPLIT] += 1
     train, validation, test, rest = parts.values()
-    notes: tuple[str, ...] = ()
-    if train and test and not rest:
+    divided = bool(train and test and not rest)
+    stays = divided and settings.split == "published"
+    notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
+    if divided:
         splits = arrange(settings, train=train, validation=validation or None, test=test)
     else:
         splits = pooled([*train, *validation, *test, *rest], settings)
-        notes = ("The folder has no train or no test split; all of it is split by image.",)
+        notes += ["The folder has no train or no test split; all of it is split by image."]
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
-    return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=notes)
+    return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes))
 
 
 def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage]) -> Any:
@@ -108,7 +111,7 @@ def _named(value: Any, classes: list[str] | None) -> Any:
 
 def _filled(cell: Any) -> bool:
     entries = cell if isinstance(cell, list) else [cell]
-    return any(entry is not None and str(entry).strip() for entry in entries)
+    return not all(map(is_missing, entries))
 
 
 def _example(row: Row, image: Path | EncodedImage, digest: str) -> Example:

@@ -10,27 +10,31 @@ image: path relative to the folder, and the id of the image. answer_type: OPEN o
 closed. split: train, validation (or validate, valid, val, dev) or test; without the column the images are split by
 `test_fraction` and `validation_fraction`, and with it a missing validation set is cut out of train. patient: whose
 images never are in two of the splits that are made here. An image may have no label: the field is empty then.
-Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
+Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. How the table may be written:
+`fedpeft.data.manifest_table`; what is done with rows that repeat or contradict others: `fedpeft.data.repeated_rows`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from fedpeft.data.answers import closed_by_answer, closed_by_type, normalize
+from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
 from fedpeft.data.labelled_images import class_example, label_example
-from fedpeft.data.partition import SPELLINGS, arrange, pooled
-from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
+from fedpeft.data.manifest_table import table
+from fedpeft.data.partition import SPELLINGS, Splits, arrange, check_units, pooled
+from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.repeated_rows import Placed, across_splits, cleaned
+from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 _IMAGE = "image"
+_OPTIONAL = ("answer_type", "question_type", "text", "split", "patient")
 
 
 class Kind(NamedTuple):
@@ -50,39 +54,80 @@ def load(settings: DataSettings) -> SiteData:
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
-    rows, kind = _rows(root)
+    rows, columns, notes = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
+    kind = _kind(rows, columns)
     splits_of_rows = [_split_of(row) for row in rows]
-    examples = [_example(row, root, kind) for row in rows]
     if None in splits_of_rows and any(splits_of_rows):
         row = rows[splits_of_rows.index(None)]
         raise DataError(f"{row.where}: 'split' is empty while other rows have one; fill it in.")
-    if None in splits_of_rows:
-        splits = pooled(examples, settings)
-    else:
-        parts = {
-            name: [example for example, split in zip(examples, splits_of_rows, strict=True) if split == name]
-            for name in ("train", "validation", "test")
-        }
-        splits = arrange(settings, train=parts["train"], test=parts["test"], validation=parts["validation"] or None)
+    placed = [(split, _example(row, root, kind)) for split, row in zip(splits_of_rows, rows, strict=True)]
+    check_units(example for _, example in placed)
+    kept, left_out = cleaned(placed)
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its manifest lists them"
-    return SiteData(site, *splits, source, labels=_labels(settings, examples), metric=kind.metric)
+    return SiteData(
+        site,
+        *_splits(settings, kept),
+        source,
+        labels=_labels(settings, [example for _, example in placed]),
+        metric=kind.metric,
+        left_out=added(left_out.items()),
+        notes=(*notes, *_unusual(settings, rows, kept)),
+    )
 
 
-def _rows(root: Path) -> tuple[list[Row], Kind]:
-    files = [root / name for name in ("manifest.csv", "manifest.jsonl") if (root / name).is_file()]
-    if not files:
-        raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
-    if len(files) > 1:
-        raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
-    rows = (csv_rows if files[0].suffix == ".csv" else jsonl_rows)(files[0], ())
-    there = set(rows[0].values)
-    kind = next((kind for kind in KINDS if there.intersection(kind.keys)), KINDS[0])
+def _splits(settings: DataSettings, rows: list[Placed]) -> Splits:
+    parts: dict[str | None, list[Example]] = {"train": [], "validation": [], "test": [], None: []}
+    for split, example in rows:
+        parts[split].append(example)
+    if parts[None]:
+        return pooled(parts[None], settings)
+    return arrange(settings, train=parts["train"], test=parts["test"], validation=parts["validation"] or None)
+
+
+def _kind(rows: list[Row], columns: list[str]) -> Kind:
+    """Return what a table is about.
+
+    Raises:
+        DataError: it has columns of two kinds, or a row lacks what its kind needs.
+    """
+    there = {name for row in rows for name in row.values}
+    has = ", ".join(map(repr, columns))
+    kinds = [kind for kind in KINDS if there.intersection(kind.keys)] or [KINDS[0]]
+    needed = "; or ".join(", ".join((_IMAGE, *kind.keys)) for kind in KINDS)
+    if len(kinds) > 1:
+        file = rows[0].where.rpartition(",")[0]
+        raise DataError(f"{file} has the columns {has:.200}, and a manifest has {needed}: keep those of one kind.")
     for row in rows:
-        if missing := [key for key in (_IMAGE, *kind.keys) if key not in row.values]:
-            needed = "; or ".join(", ".join((_IMAGE, *kind.keys)) for kind in KINDS)
-            raise DataError(f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}.")
-    return rows, kind
+        if missing := [key for key in (_IMAGE, *kinds[0].keys) if key not in row.values]:
+            raise DataError(
+                f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}, and this one has {has:.200}."
+            )
+    for key in kinds[0].keys:
+        _check_filled(rows, key)
+    return kinds[0]
+
+
+def _check_filled(rows: list[Row], key: str) -> None:
+    """Refuse cells without a value; a list of labels may be empty."""
+    empty = [row for row in rows if is_missing(row.values[key])]
+    if key == "labels":
+        empty = [row for row in empty if row.label(key)]
+    if empty:
+        raise DataError(
+            f"{empty[0].where}: {key!r} is empty, or what programs write where a value is missing (nan, n/a, null), as "
+            f"in {len(empty):,} of {len(rows):,} rows; fill it in, or remove them."
+        )
+
+
+def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Iterable[str]:
+    """Yield a sentence for each thing that a site should know of its table."""
+    if settings.split == "published":
+        yield from across_splits(kept)
+    if nones := sum(example.answer == "none" for _, example in kept):
+        yield f"{nones:,} answers are the word none, which is an answer like others."
+    if any("patient" in row.values for row in rows) and (alone := sum(not e.group for _, e in kept)):
+        yield f"{alone:,} rows name no patient; their images count as different patients."
 
 
 def _split_of(row: Row) -> str | None:
@@ -101,6 +146,10 @@ def _example(row: Row, root: Path, kind: Kind) -> Example:
         return kind.example(row, file, name)
 
 
+def _patient(row: Row) -> str:
+    return "" if is_missing(row.values.get("patient")) else row.label("patient")
+
+
 def _question(row: Row, file: Path, name: str) -> Example:
     answer = normalize(row.values["answer"])
     answer_type = row.values.get("answer_type")
@@ -111,12 +160,12 @@ def _question(row: Row, file: Path, name: str) -> Example:
         closed=closed_by_type(answer_type) if answer_type else closed_by_answer(answer),
         image_id=name,
         question_type=row.label("question_type"),
-        group=row.label("patient"),
+        group=_patient(row),
     )
 
 
 def _class(row: Row, file: Path, name: str) -> Example:
-    return class_example(file, row.values["label"], image_id=name, group=row.label("patient"))
+    return class_example(file, row.values["label"], image_id=name, group=_patient(row))
 
 
 def _labelled(row: Row, file: Path, name: str) -> Example:
@@ -126,7 +175,7 @@ def _labelled(row: Row, file: Path, name: str) -> Example:
     if not isinstance(listed, list) or not all(isinstance(label, str) for label in listed):
         raise DataError("'labels' is neither text nor a list of texts")
     labels = {label.strip() for label in listed} - {""}
-    return label_example(file, labels, image_id=name, group=row.label("patient"), text=row.label("text"))
+    return label_example(file, labels, image_id=name, group=_patient(row), text=row.label("text"))
 
 
 KINDS = (
@@ -143,8 +192,8 @@ def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
         return ()
     if settings.answers and (others := found - set(settings.answers)):
         raise DataError(f"{len(others)} labels of the manifest are not in data.answers; add them.")
-    if not found:
-        raise DataError("no image of the manifest has a label; fill in 'labels'.")
+    if not found and not settings.answers:
+        raise DataError("no image of the manifest has a label; fill in 'labels', or name them in data.answers.")
     return tuple(sorted(settings.answers or found))
 
 

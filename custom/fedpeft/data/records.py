@@ -85,15 +85,17 @@ def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     return _checked(path, rows, keys)
 
 
-def csv_rows(path: Path, keys: Iterable[str]) -> list[Row]:
-    """Read a CSV file with a header; quoted fields may hold commas and line breaks."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), strict=True)
+def csv_rows(path: Path, keys: Iterable[str], *, separator: str = ",") -> list[Row]:
+    """Read a CSV file with a header; quoted fields may hold separators and line breaks."""
+    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=separator, strict=True)
     rows = []
     try:
         for record in reader:
             where = f"{path}, line {reader.line_num}"
             if None in record or None in record.values():
-                raise DataError(f"{where}: it has fewer or more fields than the header; quote fields that hold commas.")
+                raise DataError(
+                    f"{where}: it has fewer or more fields than the header; quote fields that hold {separator!r}."
+                )
             rows.append(Row(where, record))
     except csv.Error as error:
         raise DataError(

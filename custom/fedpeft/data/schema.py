@@ -89,7 +89,10 @@ class SiteData:
     def __post_init__(self) -> None:
         for split in ("train", "test"):
             if not getattr(self, split):
-                raise DataError(f"Site {self.site!r} has an empty {split} split; check its data folder and fractions.")
+                gone = "".join(f"; {count:,} left out: {why}" for why, count in self.left_out)
+                raise DataError(
+                    f"Site {self.site!r} has an empty {split} split; check its data folder and fractions{gone}."
+                )
         known = set(self.labels)
         for example in chain.from_iterable(self.splits().values()):
             has = None if example.labels is None else {*example.labels, *example.unknown_labels}

@@ -13,6 +13,7 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folders import VARIABLE
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.schema import SiteData
+from fedpeft.data.variety import without_variety
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
@@ -42,6 +43,12 @@ def check(context: Context) -> Iterator[Finding]:
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        for why, count in loaded.left_out:
+            yield passed(f"site {site}: {count:,} left out: {why}.")
+        for note in loaded.notes:
+            yield passed(f"site {site}: {note}")
+        for sentence in without_variety(loaded):
+            yield warned(f"site {site}: {sentence}")
 
 
 def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:

@@ -10,6 +10,7 @@ from rich.table import Table
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.baseline import baseline
+from fedpeft.data.variety import without_variety
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 from fedpeft.report.wording import percent
 
@@ -63,5 +64,5 @@ def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
     for data in sites:
         for why, count in data.left_out:
             yield f"{data.site}: {count:,} left out: {why}."
-        for note in data.notes:
+        for note in (*data.notes, *without_variety(data)):
             yield f"{data.site}: {note}"

@@ -1,0 +1,28 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Sites whose answers, classes or labels do not vary: they train, and what their figure then means is said."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from fedpeft.data.baseline import baseline
+from fedpeft.data.schema import SiteData
+
+
+def without_variety(data: SiteData) -> Iterator[str]:
+    """Yield a sentence for each way in which a site has nothing to learn from, or nothing to be measured by.
+
+    Args:
+        data: of the site; no sentence names an answer or a label.
+    """
+    if not data.labels:
+        if data.answers_in_training == 1:
+            yield "Training has one answer alone: the site trains, and its figure is that of the baseline."
+        return
+    absent = len(data.labels) - data.answers_in_training
+    if absent == len(data.labels):
+        yield "No image of training has a label: the site trains, and learns to predict none."
+    elif absent:
+        yield f"{absent} of {len(data.labels)} labels are on no image of training."
+    if baseline(data) is None:
+        yield "No image of the test split has a label: the site trains, and its figure is not measured."

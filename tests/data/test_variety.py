@@ -1,0 +1,32 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is said of sites whose answers or labels do not vary; that they train is in tests/client/test_one_class.py."""
+
+import numpy as np
+import pytest
+
+from fedpeft.data import Example, SiteData
+from fedpeft.data.variety import without_variety
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+
+IMAGE = np.zeros((4, 4, 3), np.uint8)
+CASES = {
+    "answers": (ACCURACY, ["a", "b"], ["a"], []),
+    "one answer": (ACCURACY, ["a", "A "], ["b"], ["Training has one answer alone"]),
+    "one class": (BALANCED_ACCURACY, ["a"], ["a", "b"], ["Training has one answer alone"]),
+    "labels": (MACRO_F1, [("m", "n"), ()], [("m",)], []),
+    "a label that training lacks": (MACRO_F1, [("m",), ()], [("n",)], ["1 of 2 labels are on no image"]),
+    "none": (MACRO_F1, [(), ()], [()], ["No image of training has a label", "No image of the test split has a label"]),
+}
+
+
+@pytest.mark.parametrize(("metric", "train", "test", "sentences"), CASES.values(), ids=list(CASES))
+def test_what_does_not_vary_is_said_without_naming_it(metric, train, test, sentences):
+    labelled = metric == MACRO_F1
+
+    def example(target):
+        return Example(IMAGE, "?", "" if labelled else target, False, "i", labels=target if labelled else None)
+
+    parts = [tuple(map(example, part)) for part in (train, test)]
+    site = SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
+    for sentence, expected in zip(without_variety(site), sentences, strict=True):
+        assert sentence.startswith(expected)
