@@ -216,7 +216,7 @@ def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_pat
     data.mkdir()
     Image.effect_noise((64, 64), 60).save(data / "broken.jpg")
     (data / "broken.jpg").write_bytes((data / "broken.jpg").read_bytes()[:-500])
-    rows = [f"broken.jpg,what?,{answer},{split}" for answer in ("a", "b") for split in ("train", "test")]
+    rows = [f"broken.jpg,{split} {answer}?,{answer},{split}" for answer in ("a", "b") for split in ("train", "test")]
     (data / "manifest.csv").write_text("\n".join(["image,question,answer,split", *rows]))
     chosen = sections(f"training.workers={workers}")
     chosen["data"] = {"dataset": "manifest", "root": str(data), "validation_fraction": 0}
