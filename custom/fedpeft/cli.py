@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import fedpeft
+from fedpeft.compare.command import arguments as compare_arguments
 from fedpeft.errors import FedpeftError
 
 CONFIGS_HELP = "folder of the configuration (default app_configs, where there is none that of the package)"
@@ -104,6 +105,9 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
     report.set_defaults(command=_report)
+
+    compare = commands.add_parser("compare", help="compare finished runs, or run a job with several methods and seeds")
+    compare_arguments(compare)
 
     methods = commands.add_parser("methods", help="list what can be trained, and how many parameters in a backbone")
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")

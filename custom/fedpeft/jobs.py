@@ -101,11 +101,29 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
     Raises:
         FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
+    return compose_parts(configs, parts_of(configs, job), overrides)
+
+
+def parts_of(configs: Path, job: str) -> list[str]:
+    """Return the parts that a job is composed of.
+
+    Raises:
+        FedpeftError: there is no such job.
+    """
     known = known_jobs(configs)
     if job not in known:
         raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
+    return known[job]
+
+
+def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge parts, later ones override earlier ones, and overrides into sections, and check all of them; see `compose`.
+
+    Raises:
+        FedpeftError: unknown part, section or setting, or a value that is not allowed.
+    """
     sections: dict[str, Any] = {"schedule": {}}
-    for part in known[job]:
+    for part in parts:
         sections = _merged(sections, _part(configs, part))
     for override in overrides:
         sections = _merged(sections, _parse_override(override))

@@ -4,7 +4,8 @@
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
      "tiny": true, "settings": {"method": {"gamma": 0.1}}, "metrics": {"slake": "accuracy"},
      "rounds": [{"round": 1, "seconds": 3.2,
-                 "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300}},
+                 "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300,
+                                     "sent": 9216}},
                  "alignment": {"slake": 0.12},
                  "schedule": {"layers": {"slake": [0, 2]}, "scores": {"slake": [0.4, 0.1, 0.3, 0.2]},
                               "importance": 0.7, "variance": 0.25},
@@ -13,13 +14,13 @@
 ``metrics`` says by what a site is measured (``fedpeft.metrics``), which is its ``overall``; accuracy, where nothing is
 said. ``open`` and ``closed`` are accuracies of questions of these kinds. All are fractions in [0, 1], or null where the
 test split has no such questions or nothing was measured; so is ``validation``, the same on the validation split, which
-may be left out; ``loss`` is the mean training
-loss, ``samples`` the number of training examples, ``alignment`` the transport distance of a site's adapter;
+may be left out; ``loss`` is the mean training loss, ``samples`` the number of training examples, ``sent`` the bytes of
+the adapter that the site sent, ``alignment`` the transport distance of a site's adapter;
 ``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
 ``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
-``settings``, ``metrics``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss`` and ``samples`` may be left
-out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version
-reads a newer run.
+``settings``, ``metrics``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss``, ``samples`` and ``sent``
+may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older
+version reads a newer run.
 """
 
 from __future__ import annotations
@@ -40,6 +41,7 @@ class SiteResult:
     loss: float | None = None
     samples: int | None = None
     validation: float | None = None
+    sent: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

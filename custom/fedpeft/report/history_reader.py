@@ -199,10 +199,11 @@ def _assigned(values: Any, where: str, numbers: tuple[int, ...]) -> tuple[int, .
 
 def _site(entry: Any, where: str) -> SiteResult:
     entry = as_mapping(entry, where, "the entry")
-    samples = entry.get("samples")
+    samples, sent = entry.get("samples"), entry.get("sent")
     return SiteResult(
         **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
         loss=as_number(entry.get("loss"), where, "'loss'", low=-math.inf),
         validation=as_number(entry.get("validation"), where, "'validation'", high=1),
         samples=None if samples is None else as_count(samples, where, "'samples'"),
+        sent=None if sent is None else as_count(sent, where, "'sent'"),
     )

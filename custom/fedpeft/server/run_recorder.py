@@ -95,7 +95,13 @@ class RunRecorder:
     ) -> None:
         """Append one round to history.json."""
         sites = {
-            site: {**reply.metrics, "samples": reply.samples, "seconds": reply.seconds, "attempts": reply.attempts}
+            site: {
+                **reply.metrics,
+                "samples": reply.samples,
+                "seconds": reply.seconds,
+                "attempts": reply.attempts,
+                "sent": sum(tensor.nbytes for tensor in reply.state.values()),
+            }
             for site, reply in accepted.items()
         }
         faults = {

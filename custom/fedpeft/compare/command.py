@@ -1,0 +1,125 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`fedpeft compare`: finished runs, or an experiment that is run first."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedpeft.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from fedpeft.compare.outcome import Outcome
+
+OUT = "comparison"
+FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.png")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what the command takes."""
+    parser.add_argument("what", nargs="+", help="folders of finished runs, or one job of app_configs/jobs.yml")
+    parser.add_argument("--methods", help="comma-separated: run the job with each, e.g. local,fedavg,fedpia,compacter")
+    parser.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        metavar="'NAME: METHOD SETTING=VALUE'",
+        help="a method with settings of its own, e.g. 'weights: fedpia method.pia.support=weights'",
+    )
+    parser.add_argument("--seeds", type=int, default=3, help="seeds for each method, from 0 on (default 3)")
+    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="for all methods")
+    parser.add_argument("--baseline", help="the method that the others are compared with (default: the first)")
+    parser.add_argument("--last", type=int, default=1, help="rounds whose mean is a run's figure (default 1)")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    parser.add_argument("--out", type=Path, help=f"folder of the tables and the picture (default: {OUT}/<job>)")
+    parser.set_defaults(command=compare)
+
+
+def compare(chosen: argparse.Namespace) -> None:
+    """Carry out the command.
+
+    Raises:
+        FedpeftError: wrong input, or a run failed; what is finished is kept.
+    """
+    from rich.console import Console
+
+    from fedpeft.compare.table import compared
+
+    for name in ("seeds", "last", "processes"):
+        if getattr(chosen, name) < 1:
+            raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
+    experiment = bool(chosen.methods or chosen.variant)
+    out = chosen.out or Path(OUT) / (chosen.what[0].removeprefix("jobs/").strip("/") if experiment else "")
+    outcomes, failed = _experiment(chosen, out) if experiment else (_finished(chosen), [])
+    if not outcomes:
+        raise FedpeftError(f"no run ended: {failed[0]}")
+    table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
+    console = Console()
+    console.print(table.grid(console.width))
+    for note in table.notes:
+        console.print(note, markup=False, highlight=False, soft_wrap=True)
+    _write(out, (table.markdown(), table.csv(), table.latex()), outcomes)
+    print(f"tables and picture  {out}")
+    if failed:
+        raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
+
+
+def _finished(chosen: argparse.Namespace) -> list[Outcome]:
+    from fedpeft.compare.runs import outcomes
+
+    folders = [Path(name) for name in chosen.what]
+    if missing := [folder for folder in folders if not folder.is_dir()]:
+        raise FedpeftError(
+            f"{missing[0]} is no folder of a run; to run a job with several methods add --methods, e.g. "
+            f"--methods local,fedavg,fedpia."
+        )
+    return outcomes(folders)
+
+
+def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], list[str]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from fedpeft.compare.experiment import earlier, plan, run_missing
+    from fedpeft.compare.variants import variants
+
+    if len(chosen.what) > 1:
+        raise FedpeftError(f"{chosen.what[1]!r}: with --methods or --variant name one job.")
+    texts = [text for text in (chosen.methods or "").split(",") if text.strip()]
+    methods = variants([*texts, *chosen.variant])
+    names = [one.name for one in methods]
+    if chosen.baseline not in (None, *names):
+        raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
+    task = chosen.what[0].removeprefix("jobs/").strip("/")
+    runs = plan(chosen.configs, task, methods, range(chosen.seeds), chosen.set)
+    there = len(earlier(out, runs))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        bar = progress.add_task("runs", total=len(runs) - there)
+
+        def finished(one: Outcome) -> None:
+            figures = ", ".join(f"{one.figure(metric):.1f} %" for metric in dict.fromkeys(one.metrics.values()))
+            progress.console.print(
+                f"{one.method}, seed {one.seed}: {figures} ({one.seconds:.0f} s)", markup=False, highlight=False
+            )
+            progress.advance(bar)
+
+        failed = run_missing(out, runs, processes=chosen.processes, finished=finished)
+    order = {run.key: number for number, run in enumerate(runs)}
+    done = sorted(earlier(out, runs), key=lambda one: order[one.method, one.seed, one.settings])
+    return done, [f"{run.method}, seed {run.seed}: {reason}" for run, reason in failed.items()]
+
+
+def _write(out: Path, texts: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+    from fedpeft.compare.picture import picture
+    from fedpeft.files import replacing
+
+    out.mkdir(parents=True, exist_ok=True)
+    contents = (*(text.encode() for text in texts), picture(outcomes))
+    for name, content in zip(FILES, contents, strict=True):
+        with replacing(out / name) as draft:
+            draft.write_bytes(content)

@@ -1,0 +1,163 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Run what a comparison lacks: each method with each seed, in processes of their own, one line of a file for each run.
+
+All methods have the same data, the same steps and the same seeds. A run is a federation in one process
+(`fedpeft.federate`), which gives the same bits as FLARE's simulator; an experiment that ended early goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+from fedpeft.compare.outcome import Outcome, from_json
+from fedpeft.compare.variants import Variant, sections_of
+from fedpeft.errors import FedpeftError
+
+RUNS = "runs.jsonl"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One method with one seed: the composed job."""
+
+    task: str
+    method: str
+    seed: int
+    sections: Mapping[str, Any]
+
+    @property
+    def settings(self) -> str:
+        """A digest of everything that the result depends on, for runs of one method to be told apart."""
+        return hashlib.sha256(json.dumps(self.sections, sort_keys=True).encode()).hexdigest()[:16]
+
+    @property
+    def key(self) -> tuple[str, int, str]:
+        """What an earlier result must have in common with this run."""
+        return self.method, self.seed, self.settings
+
+
+def plan(
+    configs: Path, task: str, methods: Sequence[Variant], seeds: Sequence[int], overrides: Sequence[str]
+) -> list[Run]:
+    """Compose all runs, so that what is wrong is found before the first one starts.
+
+    Args:
+        configs: the `app_configs` folder.
+        task: a job in `jobs.yml`.
+        methods: the rows.
+        seeds: each gives all methods the same data, initial values and order.
+        overrides: settings of all methods, `section.name=value`.
+
+    Raises:
+        FedpeftError: an unknown name, or a setting that is not allowed.
+    """
+    runs = []
+    for seed in seeds:
+        for method in methods:
+            own = [f"training.seed={seed}", f"data.seed={seed}", *overrides]
+            sections = sections_of(configs, task, method, own)
+            runs.append(Run(task=task, method=method.name, seed=seed, sections=sections))
+    return runs
+
+
+def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
+    """Return those of these runs that the folder has already.
+
+    Raises:
+        FedpeftError: a line of its file is damaged.
+    """
+    file = folder / RUNS
+    if not file.is_file():
+        return []
+    wanted = {run.key for run in runs}
+    found = {}
+    for number, line in enumerate(file.read_text().splitlines(), 1):
+        try:
+            values = json.loads(line)
+        except ValueError as error:
+            raise FedpeftError(f"{file}, line {number} is not JSON ({error}): remove the line.") from error
+        outcome = from_json(values, origin=f"{file}, line {number}")
+        if (key := (outcome.method, outcome.seed, outcome.settings)) in wanted:
+            found[key] = outcome
+    return list(found.values())
+
+
+def run_missing(
+    folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
+) -> dict[Run, str]:
+    """Run what the folder lacks; a line is written when a run ends.
+
+    Args:
+        folder: of the comparison; made if needed.
+        runs: from `plan`.
+        processes: runs at the same time.
+        finished: called with each run that has ended.
+
+    Returns:
+        the runs that failed, with the reason.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
+    missing = [run for run in runs if run.key not in done]
+    failed: dict[Run, str] = {}
+    pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
+    try:
+        futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
+        for future in as_completed(futures):
+            run = missing[futures[future]]
+            try:
+                outcome = future.result()
+            except FedpeftError as error:
+                failed[run] = str(error)
+                continue
+            except BrokenProcessPool as error:
+                raise FedpeftError(
+                    f"the process of a run was ended from outside, perhaps for want of memory; lower --processes "
+                    f"(it is {processes}) and repeat the command, which goes on with the rest."
+                ) from error
+            with (folder / RUNS).open("a") as lines:
+                lines.write(json.dumps(outcome.as_json()) + "\n")
+            finished(outcome)
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+    return failed
+
+
+def carry_out(run: Run) -> Outcome:
+    """Run a federation to its end in this process."""
+    from fedpeft.backbones import is_tiny
+    from fedpeft.client.learner import Learner
+    from fedpeft.data import is_procedural
+    from fedpeft.federate import federate
+    from fedpeft.federation import site_data
+
+    sites = run.sections["federation"]["sites"]
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
+        rounds = [result.updates for result in federate(learners)]
+    return Outcome(
+        task=run.task,
+        method=run.method,
+        seed=run.seed,
+        figures=tuple(
+            {site: value for site, one in updates.items() if (value := one.metrics["overall"]) is not None}
+            for updates in rounds
+        ),
+        sent=tuple({site: float(sum(t.nbytes for t in one.state.values())) for site, one in u.items()} for u in rounds),
+        metrics={site: learner.data.metric for site, learner in learners.items()},
+        seconds=time.monotonic() - began,
+        procedural=any(is_procedural(site_data(run.sections["data"], site)["dataset"]) for site in sites),
+        tiny=is_tiny(run.sections["backbone"]["name"]),
+        settings=run.settings,
+    )

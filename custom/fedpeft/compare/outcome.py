@@ -1,0 +1,112 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is kept of one run for a comparison: every site's figure in every round, and what was sent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.metrics import TITLES
+from fedpeft.report.history import History
+
+Sites = Mapping[str, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """One run.
+
+    Args:
+        task: name of the job.
+        method: name of the row that it belongs to.
+        seed: of data, initial values and order.
+        figures: for each round, site -> its metric on its test split, a fraction; a site may be missing.
+        sent: for each round, site -> bytes of the adapter that it sent; empty where nobody counted.
+        metrics: site -> what it is measured by (`fedpeft.metrics`).
+        seconds: of the whole run.
+        procedural, tiny: of data and backbone.
+        settings: that tell runs of one method from each other, a digest; empty for a finished run.
+    """
+
+    task: str
+    method: str
+    seed: int
+    figures: tuple[Sites, ...]
+    sent: tuple[Sites, ...]
+    metrics: Mapping[str, str]
+    seconds: float
+    procedural: bool
+    tiny: bool
+    settings: str = ""
+
+    def figure(self, metric: str, *, last: int = 1) -> float:
+        """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
+        values = [
+            value
+            for sites in self.figures[-last:]
+            for site, value in sites.items()
+            if self.metrics[site] == metric and math.isfinite(value)
+        ]
+        return 100 * sum(values) / len(values) if values else math.nan
+
+    def curve(self, metric: str) -> list[float]:
+        """Return the mean over the sites with this metric, round by round, in percent."""
+        return [Outcome.figure(self._only(number), metric) for number in range(len(self.figures))]
+
+    def megabits(self) -> list[float]:
+        """Return what all sites together had sent after each round, in Mbit; empty where nobody counted."""
+        total, sums = 0.0, []
+        for sites in self.sent:
+            total += 8e-6 * sum(sites.values())
+            sums.append(total)
+        return sums
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what `from_json` reads."""
+        return asdict(self)
+
+    def _only(self, number: int) -> Outcome:
+        return Outcome(**{**self.__dict__, "figures": (self.figures[number],)})
+
+
+def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
+    """Return the run of one line that an experiment wrote.
+
+    Raises:
+        FedpeftError: it is not such a line.
+    """
+    try:
+        outcome = Outcome(**{**values, "figures": tuple(values["figures"]), "sent": tuple(values["sent"])})
+        fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
+        known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
+    if not (fine and known and outcome.figures):
+        raise FedpeftError(f"{origin} has a figure that is none, or no round: remove the line.")
+    return outcome
+
+
+def of_history(history: History, *, method: str) -> Outcome:
+    """Return a finished run.
+
+    Args:
+        history: what the server wrote.
+        method: the name of its row.
+    """
+    rounds = history.rounds
+    counted = all(site.sent is not None for one in rounds for site in one.sites.values())
+    figures = tuple({s: r.overall for s, r in one.sites.items() if r.overall is not None} for one in rounds)
+    return Outcome(
+        task=history.job,
+        method=method,
+        seed=int(history.settings.get("training.seed", 0)),
+        figures=figures,
+        sent=tuple({s: float(r.sent or 0) for s, r in one.sites.items()} for one in rounds) if counted else (),
+        metrics={site: metric for metric, sites in history.by_metric.items() for site in sites},
+        seconds=sum(one.seconds or 0 for one in rounds),
+        procedural=history.procedural,
+        tiny=history.tiny,
+    )

@@ -1,0 +1,57 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Finished runs as the rows of a comparison: those that differ in their seed alone share a row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedpeft.compare.outcome import Outcome, of_history
+from fedpeft.errors import FedpeftError
+from fedpeft.report.history import History
+from fedpeft.report.history_reader import read
+from fedpeft.status import run_folder
+
+SEED = "training.seed"
+SHOWN = 3  # settings in a row's name
+
+
+def outcomes(folders: Sequence[Path]) -> list[Outcome]:
+    """Read the runs in these folders.
+
+    Raises:
+        FedpeftError: there is no finished round in one of them, two are of different tasks, or two are the same.
+    """
+    histories = {folder: read(run_folder(folder)) for folder in folders}
+    _check_one_task(histories)
+    found = [of_history(h, method=_row(h, list(histories.values()))) for h in histories.values()]
+    keys = [(one.method, one.seed) for one in found]
+    for folder, key in zip(histories, keys, strict=True):
+        if keys.count(key) > 1:
+            raise FedpeftError(
+                f"{folder} has method, settings and seed of another run ({key[0]}, seed {key[1]}): name one of them."
+            )
+    return found
+
+
+def _check_one_task(histories: dict[Path, History]) -> None:
+    (first, one), *others = histories.items()
+    for folder, other in others:
+        if set(other.sites) != set(one.sites):
+            raise FedpeftError(
+                f"{folder} has the sites {', '.join(other.sites)}, {first} has {', '.join(one.sites)}: runs of "
+                f"different sites cannot be compared."
+            )
+        if other.by_metric.keys() != one.by_metric.keys() or other.source != one.source:
+            raise FedpeftError(f"{folder} is of {other.source!r}, {first} of {one.source!r}: compare runs of one task.")
+
+
+def _row(history: History, all_of_them: list[History]) -> str:
+    """Return the method's name, and the settings in which runs of this name differ."""
+    alike = [other.settings for other in all_of_them if other.method == history.method]
+    names = sorted({name for settings in alike for name in settings} - {SEED})
+    different = [name for name in names if len({settings.get(name) for settings in alike}) > 1]
+    shown = [f"{name.rpartition('.')[2]}={history.settings.get(name, '-')}" for name in different]
+    if len(shown) > SHOWN:
+        shown = [*shown[:SHOWN], f"{len(shown) - SHOWN} more"]
+    return history.method + (f" ({', '.join(shown)})" if shown else "")

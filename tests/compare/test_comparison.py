@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The table of a comparison: figures, differences, cost, the papers' figures, and its forms."""
+
+import csv
+import io
+import math
+
+import pytest
+
+from fedpeft.compare.intervals import interval
+from fedpeft.compare.outcome import Outcome, from_json
+from fedpeft.compare.picture import picture
+from fedpeft.compare.table import compared
+from fedpeft.errors import FedpeftError
+from fedpeft.metrics import ACCURACY, MACRO_F1
+
+
+def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
+    figures = tuple(dict(zip(("north", "south"), one, strict=True)) for one in rounds)
+    values = {
+        "task": task,
+        "method": method,
+        "seed": seed,
+        "figures": figures,
+        "sent": tuple(dict.fromkeys(("north", "south"), sent) for _ in rounds),
+        "metrics": metrics or {"north": ACCURACY, "south": ACCURACY},
+        "seconds": 10.0 + seed,
+        "procedural": False,
+        "tiny": False,
+    }
+    return Outcome(**{**values, **changed})
+
+
+RUNS = [
+    outcome("fedavg", 0, (0.2, 0.4), (0.4, 0.6)),
+    outcome("fedavg", 1, (0.2, 0.4), (0.5, 0.7)),
+    outcome("ours", 0, (0.2, 0.4), (0.5, 0.7)),
+    outcome("ours", 1, (0.2, 0.4), (0.6, 1.0), sent=0.0),
+]
+
+
+def cells(table, column):
+    return [row[table.columns.index(column)] for row in table.rows]
+
+
+def test_the_figure_of_a_run_is_the_mean_of_its_sites_over_the_last_rounds():
+    assert RUNS[0].figure(ACCURACY) == pytest.approx(50)
+    assert RUNS[0].figure(ACCURACY, last=2) == pytest.approx(40)
+    assert RUNS[0].curve(ACCURACY) == pytest.approx([30, 50])
+    assert math.isnan(RUNS[0].figure(MACRO_F1))
+
+
+def test_megabits_add_up_over_sites_and_rounds():
+    assert RUNS[0].megabits() == pytest.approx([16, 32])
+
+
+def test_a_run_comes_back_from_its_line():
+    assert from_json(RUNS[0].as_json(), origin="runs.jsonl") == RUNS[0]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"figures": [{"north": 2.0}]}, {"figures": []}, {"metrics": {}}, {"metrics": {"north": "luck"}}, {"extra": 1}],
+)
+def test_a_damaged_line_is_refused_with_its_place(changed):
+    with pytest.raises(FedpeftError, match=r"^runs\.jsonl, line 3 .*remove the line\.$"):
+        from_json({**RUNS[0].as_json(), **changed}, origin="runs.jsonl, line 3")
+
+
+def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
+    table = compared(RUNS, baseline="fedavg")
+    mean, half = interval([10, 20])
+    assert cells(table, "minus fedavg") == ["–", f"{mean:+.1f} ± {half:.1f}"]
+    assert cells(table, "mean accuracy (%) ± sd") == ["55.0 ± 7.1", "70.0 ± 14.1"]
+    assert table.best == {(1, table.columns.index("mean accuracy (%) ± sd"))}
+    assert cells(table, "north") == ["45.0", "55.0"]
+    assert cells(table, "Mbit a round") == ["16.00", "8.00"]
+    assert cells(table, "seeds") == ["2", "2"]
+
+
+def test_each_metric_has_a_mean_of_its_own():
+    metrics = {"north": ACCURACY, "south": MACRO_F1}
+    runs = [outcome(name, 0, (0.2, value), metrics=metrics) for name, value in (("fedavg", 0.4), ("ours", 0.3))]
+    table = compared(runs, baseline="fedavg")
+    assert cells(table, "mean accuracy (%)") == ["20.0", "20.0"]
+    assert cells(table, "mean macro-F1 (%)") == ["40.0", "30.0"]
+    assert cells(table, "minus fedavg, macro-F1") == ["–", "-10.0, one seed"]
+
+
+def test_of_a_hundred_sites_none_has_a_column():
+    sites = [f"client-{n}" for n in range(100)]
+    run = outcome(
+        "fedavg",
+        0,
+        figures=(dict.fromkeys(sites, 0.5),),
+        sent=(dict.fromkeys(sites, 1.0),),
+        metrics=dict.fromkeys(sites, ACCURACY),
+    )
+    assert not set(sites) & set(compared([run], baseline="fedavg").columns)
+
+
+@pytest.mark.parametrize(("procedural", "mark"), [(True, "†"), (False, "")])
+def test_published_figures_are_marked_where_ours_cannot_be_compared(procedural, mark):
+    runs = [outcome(name, 0, (0.2, 0.4), task="paper/fedpia_task2", procedural=procedural) for name in ("full", "mine")]
+    table = compared(runs, baseline="full")
+    assert cells(table, "published (%)") == [f"89.0{mark}", "–"]
+    assert any("not comparable" in note for note in table.notes) == procedural
+    assert any("nothing about medicine" in note for note in table.notes) == procedural
+
+
+def test_an_unknown_baseline_is_refused():
+    with pytest.raises(FedpeftError, match="'theirs' is none of fedavg, ours"):
+        compared(RUNS, baseline="theirs")
+
+
+def test_the_forms_hold_every_cell():
+    runs = [outcome("a|b_c & 50 %", seed, (0.2, 0.4)) for seed in (0, 1)] + RUNS[2:]
+    table = compared(runs, baseline="ours")
+    assert "**" in table.markdown()
+    assert "a\\|b_c" in table.markdown()
+    assert "a|b\\_c \\& 50 \\%" in table.latex()
+    assert "\\textbf{70.0 $\\pm$ 14.1}" in table.latex()
+    rows = list(csv.reader(io.StringIO(table.csv())))
+    assert [tuple(row) for row in rows] == [table.columns, *table.rows]
+
+
+def test_the_terminal_leaves_the_sites_out_where_there_is_no_room():
+    table = compared(RUNS, baseline="fedavg")
+    assert len(table.grid(200).columns) == len(table.columns)
+    assert len(table.grid(60).columns) == len(table.columns) - 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("runs", [RUNS, RUNS[:1], [outcome("local", 0, (0.5, 0.5), sent=0.0), RUNS[0]]])
+def test_the_picture_is_a_png_with_the_same_bytes_each_time(runs):
+    assert picture(runs).startswith(b"\x89PNG")
+    assert picture(runs) == picture(runs)

@@ -1,0 +1,150 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Finished runs, and experiments: what is read, what is composed, what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+from histories import record
+
+from fedpeft.cli import main
+from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan
+from fedpeft.compare.runs import outcomes
+from fedpeft.compare.variants import sections_of, variants
+from fedpeft.errors import FedpeftError
+
+CONFIGS = Path(__file__).parents[2] / "app_configs"
+
+
+def written(folder, *, settings=None, seed=0, sent=None, **changed):
+    made = {**record(seed=seed), **changed}
+    made["settings"] = {"training": {"seed": seed}, **(settings or {})}
+    for one in made["rounds"]:
+        for site in one["sites"].values():
+            site |= {} if sent is None else {"sent": sent}
+    folder.mkdir(parents=True)
+    (folder / "history.json").write_text(json.dumps(made))
+    return folder
+
+
+def test_runs_that_differ_in_their_seed_alone_share_a_row(tmp_path):
+    found = outcomes([written(tmp_path / str(seed), seed=seed, sent=9) for seed in (0, 1)])
+    assert {one.method for one in found} == {"FedPIA, Houlsby adapters"}
+    assert [one.seed for one in found] == [0, 1]
+    assert found[0].sent[0]["slake"] == 9
+
+
+def test_runs_of_one_method_are_named_by_what_differs(tmp_path):
+    folders = [written(tmp_path / str(g), settings={"method": {"gamma": g, "same": 1}}) for g in (0, 1)]
+    assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["gamma=0)", "gamma=1)"]
+
+
+def test_a_history_that_did_not_count_what_was_sent_is_read(tmp_path):
+    (one,) = outcomes([written(tmp_path / "run")])
+    assert one.sent == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"rounds": record(("a", "b"))["rounds"]}, "runs of different sites cannot be compared"),
+        ({"source": "elsewhere"}, "compare runs of one task"),
+        ({}, "has method, settings and seed of another run"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(tmp_path, changed, message):
+    with pytest.raises(FedpeftError, match=message):
+        outcomes([written(tmp_path / "one"), written(tmp_path / "other", **changed)])
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "method", "settings"),
+    [
+        ("fedpia", "fedpia", "fedpia", ()),
+        ("fedavg+f3ocus", "fedavg+f3ocus", "fedavg+f3ocus", ()),
+        ("keeps a fifth: fedpia method.pia.share=0.8", "keeps a fifth", "fedpia", ("method.pia.share=0.8",)),
+    ],
+)
+def test_what_the_command_line_says(text, name, method, settings):
+    (one,) = variants([text])
+    assert (one.name, one.method, one.settings) == (name, method, settings)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("local", {"aggregation": "none"}),
+        ("fedavg", {"name": "houlsby", "aggregation": "fedavg"}),
+        ("compacter", {"name": "compacter", "aggregation": "fedavg"}),
+        ("weights: fedpia method.pia.support=weights", {"name": "houlsby"}),
+    ],
+)
+def test_a_method_replaces_that_of_the_job_and_nothing_else(text, expected):
+    (one,) = variants([text])
+    sections = sections_of(CONFIGS, "fedpia_task2", one, ["training.rounds=2"])
+    assert expected.items() <= sections["method"].items()
+    assert sections["data"]["dataset"] == "phantom_modalities"
+    assert sections["training"]["rounds"] == 2
+
+
+def test_a_schedule_stands_behind_a_plus():
+    scheduled, plain = (sections_of(CONFIGS, "f3ocus_task1", v, []) for v in variants(["fedavg+f3ocus", "fedavg"]))
+    assert scheduled["schedule"]["solver"]
+    assert not plain["schedule"]
+
+
+@pytest.mark.parametrize("texts", [["nope"], ["fedavg+nope"], ["x:"], ["local", "local"], [": local"]])
+def test_what_is_no_method_is_refused(texts):
+    with pytest.raises(FedpeftError, match=r"method|schedule"):
+        [sections_of(CONFIGS, "fedpia_task1", one, []) for one in variants(texts)]
+
+
+def small(*methods, seeds=(0,), rounds=1):
+    sizes = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
+    sites = ["federation.sites=[slake, vqa-rad]", f"training.rounds={rounds}", "method.probe_samples=8"]
+    return plan(CONFIGS, "fedpia_task1", variants(methods), seeds, [*sizes, *sites])
+
+
+def test_an_experiment_goes_on_where_it_ended(tmp_path):
+    runs = small("fedavg", "local", seeds=(0, 1))
+    assert earlier(tmp_path, runs) == []
+    done = carry_out(runs[0])
+    assert set(done.figures[0]) == {"slake", "vqa-rad"}
+    assert done.megabits()[-1] > 0
+    (tmp_path / RUNS).write_text(json.dumps(done.as_json()) + "\n")
+    assert earlier(tmp_path, runs) == [done]
+    assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []
+
+
+def test_a_damaged_file_is_refused_with_the_line(tmp_path):
+    (tmp_path / RUNS).write_text("{}\n{")
+    with pytest.raises(FedpeftError, match=r"runs\.jsonl, line 1 is not a run"):
+        earlier(tmp_path, small("fedavg"))
+
+
+@pytest.mark.slow
+def test_the_command_runs_what_is_missing_and_writes_tables_and_picture(tmp_path, capsys):
+    words = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
+    words += ["federation.sites=[slake, vqa-rad]", "training.rounds=1", "method.probe_samples=8"]
+    options = [option for word in words for option in ("--set", word)]
+    command = ["compare", "jobs/fedpia_task1", "--configs", str(CONFIGS), "--methods", "fedavg", "--seeds", "1"]
+    assert main([*command, *options, "--out", str(tmp_path)]) == 0
+    assert sorted(file.suffix for file in tmp_path.iterdir()) == [".csv", ".jsonl", ".md", ".png", ".tex"]
+    lines = (tmp_path / RUNS).read_text()
+    assert main([*command, *options, "--out", str(tmp_path)]) == 0
+    assert (tmp_path / RUNS).read_text() == lines
+    assert "fedavg" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "add --methods"),
+        (["fedpia_task1", "--methods", "local", "--baseline", "z"], "is none of local"),
+        (["fedpia_task1", "more", "--methods", "local"], "name one job"),
+        (["fedpia_task1", "--methods", "local", "--seeds", "0"], "--seeds is 0"),
+    ],
+)
+def test_wrong_input_gives_one_sentence(arguments, message, capsys):
+    assert main(["compare", *arguments, "--configs", str(CONFIGS)]) == 1
+    assert message in capsys.readouterr().err
