@@ -34,7 +34,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--baseline", help="the method that the others are compared with (default: the first)")
     parser.add_argument("--last", type=int, default=1, help="rounds whose mean is a run's figure (default 1)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
-    parser.add_argument("--configs", type=Path, default=Path("app_configs"), help="folder of the configuration")
+    parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
     parser.add_argument("--out", type=Path, help=f"folder of the tables and the picture (default: {OUT}/<job>)")
     parser.set_defaults(command=compare)
 
@@ -48,12 +48,13 @@ def compare(chosen: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fedpeft.compare.table import compared
+    from fedpeft.jobs import name_of
 
     for name in ("seeds", "last", "processes"):
         if getattr(chosen, name) < 1:
             raise FedpeftError(f"--{name} is {getattr(chosen, name)}, it must be at least 1.")
     experiment = bool(chosen.methods or chosen.variant)
-    out = chosen.out or Path(OUT) / (chosen.what[0].removeprefix("jobs/").strip("/") if experiment else "")
+    out = chosen.out or (Path(OUT) / name_of(Path(chosen.what[0])) if experiment else Path(OUT))
     outcomes, failed = _experiment(chosen, out) if experiment else (_finished(chosen), [])
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
@@ -86,6 +87,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 
     from fedpeft.compare.experiment import earlier, plan, run_missing
     from fedpeft.compare.variants import variants
+    from fedpeft.jobs import name_of, usual_configs
 
     if len(chosen.what) > 1:
         raise FedpeftError(f"{chosen.what[1]!r}: with --methods or --variant name one job.")
@@ -94,8 +96,8 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     names = [one.name for one in methods]
     if chosen.baseline not in (None, *names):
         raise FedpeftError(f"--baseline {chosen.baseline!r} is none of {', '.join(names)}: name one of them.")
-    task = chosen.what[0].removeprefix("jobs/").strip("/")
-    runs = plan(chosen.configs, task, methods, range(chosen.seeds), chosen.set)
+    task = name_of(Path(chosen.what[0]))
+    runs = plan(chosen.configs or usual_configs(), task, methods, range(chosen.seeds), chosen.set)
     there = len(earlier(out, runs))
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True)) as progress:

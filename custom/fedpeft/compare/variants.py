@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import compose_parts, parts_of
+from fedpeft.jobs import PACKAGED, compose_parts, parts_of
 from fedpeft.methods import names as method_names
 from fedpeft.settings import suggestion
 
@@ -90,4 +90,4 @@ def _exists(configs: Path, folder: str, name: str) -> bool:
 
 
 def _files(configs: Path, folder: str) -> list[str]:
-    return sorted(file.stem for file in (configs / folder).glob("*.yml"))
+    return sorted({file.stem for root in (configs, PACKAGED) for file in (root / folder).glob("*.yml")})
