@@ -45,7 +45,7 @@ REFUSED_JOBS = {
     "fedpia_task3": ["data.partition"],
     "fedpia_task4": ["data.partition"],
     "vit_fed_isic2019": ["method.head"],
-    **dict.fromkeys(("vit_caltech101", "vit_flowers102", "vit_ham10000"), ["data.partition", "method.head"]),
+    **{job: ["data.partition", "method.head"] for job in ("vit_caltech101", "vit_flowers102", "vit_ham10000")},
 }
 
 
