@@ -17,6 +17,7 @@ WITHOUT_FLARE = [
     "importance",
     "messages",
     "methods",
+    "predict",
     "privacy",
     "scheduling",
     "server",

@@ -11,6 +11,7 @@ from pathlib import Path
 import fedpeft
 from fedpeft.compare.command import arguments as compare_arguments
 from fedpeft.errors import FedpeftError
+from fedpeft.predict import command as predict
 
 CONFIGS_HELP = "folder of the configuration (default app_configs, where there is none that of the package)"
 
@@ -96,6 +97,8 @@ def _parser() -> argparse.ArgumentParser:
     status.add_argument("--startup-kit", type=Path, metavar="DIR", help="an administrator's kit, to ask for a job id")
     status.add_argument("-f", "--follow", action="store_true", help="until the run has ended")
     status.set_defaults(command=_status)
+
+    predict.add(commands)
 
     verify = commands.add_parser("verify", help="check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")

@@ -27,7 +27,7 @@ from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs, write_job
 from fedpeft.settings import suggestion
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
-from fedpeft.workspace_lock import held
+from fedpeft.workspace_lock import held, kept_folder
 
 RUN = Path("simulate_job") / "fedpeft"
 MANIFEST, HISTORY = "manifest.json", "history.json"
@@ -142,7 +142,7 @@ def _folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
 
 def _state(workspace: Path) -> Path:
     """Return the folder for state that outlives a run; FLARE deletes the workspace."""
-    return Path(os.environ.get(STATE) or workspace.with_name(f"{workspace.name}_state")).expanduser().resolve()
+    return Path(os.environ.get(STATE) or kept_folder(workspace)).expanduser().resolve()
 
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:

@@ -32,3 +32,8 @@ def of_keys(state: Mapping[str, Tensor], keys: Container[str]) -> State:
 def copied(state: Mapping[str, Tensor]) -> State:
     """Return a copy that shares no memory with the state."""
     return {key: tensor.detach().clone() for key, tensor in state.items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Return whether two states have the same keys and values."""
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())

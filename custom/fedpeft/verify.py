@@ -21,7 +21,7 @@ def verify(run: Path) -> dict[str, Any]:
     """
     if not (run / MANIFEST).is_file():
         raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not finish, the server's log says why.")
-    manifest = _read(run / MANIFEST)
+    manifest = read_manifest(run / MANIFEST)
     if manifest["status"] != "completed":
         raise FedpeftError(f"{manifest.get('reason', 'no reason given')}\nFinished rounds: {manifest['rounds']}.")
     for name, digest in manifest["files"].items():
@@ -31,7 +31,12 @@ def verify(run: Path) -> dict[str, Any]:
     return manifest
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_manifest(file: Path) -> dict[str, Any]:
+    """Read a manifest.
+
+    Raises:
+        FedpeftError: it is none.
+    """
     try:
         manifest = json.loads(file.read_text())
         if isinstance(manifest["status"], str) and isinstance(manifest["files"], dict) and "rounds" in manifest:

@@ -21,11 +21,24 @@ from fedpeft.errors import FedpeftError
 
 SECONDS_TO_END = 30  # for the processes of a run that was killed
 POLL_SECONDS = 0.2
+RUNS = "_runs"
 
 
 def runs_folder(workspace: Path) -> Path:
     """Return the folder of a workspace's earlier runs and its lock."""
-    return workspace.with_name(f"{workspace.name}_runs")
+    return workspace.with_name(f"{workspace.name}{RUNS}")
+
+
+def kept_folder(workspace: Path) -> Path:
+    """Return the folder of what server and sites keep from run to run, where no variable names another."""
+    return workspace.with_name(f"{workspace.name}_state")
+
+
+def kept_folders(run: Path) -> list[Path]:
+    """Return where a run's state may be: a workspace's, and for an earlier run that of the workspace it ran in."""
+    runs = run.parent.name
+    earlier = [run.parent.with_name(runs.removesuffix(RUNS))] if runs.endswith(RUNS) and runs != RUNS else []
+    return [kept_folder(workspace) for workspace in (*earlier, run)]
 
 
 @contextlib.contextmanager

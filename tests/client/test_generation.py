@@ -86,6 +86,20 @@ def test_a_sample_does_not_depend_on_its_batch(source):
         assert torch.isclose(generation.loss(generation(together.inputs), together.target), losses.mean())
 
 
+def test_a_written_answer_has_the_probability_of_its_tokens(source):
+    generation, _ = generating(*source)
+    batch, asked = batch_of(generation.eval(), examples()), examples()
+    with torch.no_grad():
+        found = [answers for (answers,) in generation.answers(batch, most=5)]
+        texts = [scored.text for scored in found]
+        inputs = generation.writer.collate([e.image for e in asked], [e.question for e in asked], texts)
+        tokens = generation(inputs).log_softmax(-1).gather(-1, inputs[ANSWER][..., None])[..., 0]
+    written = generation.writer.write(batch.inputs, generation.longest)
+    assert [" ".join(text.lower().split()) for text in written] == texts
+    expected = (tokens * inputs[ANSWER_MASK]).sum(-1).exp()
+    assert torch.allclose(expected, torch.tensor([scored.probability for scored in found]), rtol=1e-3)
+
+
 def test_the_end_of_an_answer_is_learned_and_a_prompt_does_not_end(source):
     generation, _ = generating(*source)
     batch = batch_of(generation, examples())

@@ -86,6 +86,17 @@ def test_ranking_is_the_decoders_log_probability_of_each_answer(folder):
 TUNED = tuned_tensors(albef_tensors(), albef_tensors(seed=1))
 
 
+def test_a_predicted_answer_has_its_share_of_the_probability_of_those_ranked(folder):
+    way = ranking(load(folder), candidates=3)
+    batch = batch_of(way)
+    scores = way.answer_scores(batch.inputs)
+    for found, row, chosen in zip(way.answers(batch, 2), scores, way.chosen(batch), strict=True):
+        assert [POOL.answers[number] for number in row.topk(2).indices] == [scored.text for scored in found]
+        assert found[0].text == POOL.answers[chosen]
+        assert found[0].probability == pytest.approx(row.softmax(0).max().item(), rel=1e-4)
+    assert all(sum(s.probability > 0 for s in found) == 3 for found in way.answers(batch, 5))
+
+
 def test_a_checkpoint_that_was_tuned_on_questions_has_its_own_decoder(tmp_path):
     folder = albef_folder(tmp_path, TUNED)
     way = ranking(load(folder))

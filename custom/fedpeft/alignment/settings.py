@@ -11,6 +11,7 @@ from fedpeft.settings import one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
+FROZEN = "frozen_global"
 MOST_PASSES = 100  # what a job may ask of a server
 CHOICES = {
     "reference": (FEDAVG, LARGEST, FIXED_POINT),
@@ -19,7 +20,7 @@ CHOICES = {
     "mass": ("preserved", "paper"),
     "solver": ("exact", "sinkhorn", "identity"),
     "support": ("samples", "mean", "weights"),
-    "integration": ("frozen_global", "merge"),
+    "integration": (FROZEN, "merge"),
     "upload": ("integrated", "local"),
     "aligned_at": ("server", "site"),
 }
@@ -99,7 +100,7 @@ class PIASettings:
     solver: str = "exact"
     regularization: float = 0.05
     support: str = "samples"
-    integration: str = "frozen_global"
+    integration: str = FROZEN
     share: float | str | tuple[float, ...] = 0.5
     accept: bool | str = False
     aligned_at: str = "server"

@@ -48,9 +48,13 @@ class Writer(nn.Module):
         if bool((ids[:, -1] == self.tokenizer.eos_token_id).all()):  # some tokenizers end every text
             length = ids.shape[1]
             prompts = {name: _without_last(tensor, length) for name, tensor in prompts.items()}
-        rows = [torch.tensor(self.tokens(answer)) for answer in answers]
+        return {**prompts, **self.answer_tokens(answers)}
+
+    def answer_tokens(self, answers: Sequence[str], device: torch.device | None = None) -> dict[str, Tensor]:
+        """Return the tokens of B answers (B, T), and where they are; on the CPU where no device is named."""
+        rows = [torch.tensor(self.tokens(answer), device=device) for answer in answers]
         target = pad_sequence(rows, batch_first=True, padding_value=NO_TOKEN)
-        return {**prompts, ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
+        return {ANSWER: target.clamp_min(0), ANSWER_MASK: (target != NO_TOKEN).long()}
 
     def tokens(self, answer: str) -> list[int]:
         """Return the tokens of an answer, with the one that ends it."""

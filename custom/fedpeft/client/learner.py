@@ -6,7 +6,6 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,36 +14,38 @@ from typing import Any
 
 import torch
 
+import fedpeft
 from fedpeft import backbones
 from fedpeft.alignment.low_rank import fitted
-from fedpeft.client import answering as ways
 from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
+from fedpeft.client.data_facts import Facts, facts_of
 from fedpeft.client.federated_head import head_state, only_head, without_head
 from fedpeft.client.kept_images import KeptImages
 from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
-from fedpeft.client.metrics import Measure, Measured, check_metric, measured
+from fedpeft.client.metrics import Measure, Measured, measured
+from fedpeft.client.model_record import ModelRecord, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import measure_budget, score_layers
+from fedpeft.client.site_model import SiteModel
 from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.registry import is_procedural
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.keys import belongs, layers_of
 from fedpeft.layer_matching import LayerNumbers, one_layer
 from fedpeft.methods.factors import is_factor
-from fedpeft.methods.products import FrozenProducts, fresh_factors
+from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import parameter_count
 from fedpeft.metrics import VALIDATION
-from fedpeft.privacy.site_check import admitted, check_parameters, load_data
+from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.seeds import derive
-from fedpeft.settings import about
 from fedpeft.site_job import SiteJob
-from fedpeft.states import State
+from fedpeft.states import State, equal
 from fedpeft.training_settings import LINEAR, TrainingSettings
 
 
@@ -71,6 +72,7 @@ class Learner:
         schedule: how layers are scored and how many the site may train; None: all of them, unscored.
         policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
+        sections: of the job that these settings are from, kept with the site's state; None: there is no job.
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -89,50 +91,36 @@ class Learner:
         schedule: ScheduleSettings | None = None,
         policy: SitePolicy | None = None,
         answers: tuple[str, ...] | None = None,
+        sections: Mapping[str, Any] | None = None,
     ) -> None:
-        torch.set_num_threads(training.threads)
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
         self.dataset, self.backbone_name = dataset, backbone.name
-        self.schedule = schedule or ScheduleSettings()
+        self.schedule, self._sections = schedule or ScheduleSettings(), sections or {}
         self._smallest_batch = policy.least_batch_size if policy else 1
         self._least_class_images = policy.least_class_images if policy else 1
-        self.device = computing.device_of(training)
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
             method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
-        with about("backbone"):
-            self.backbone = backbones.build(backbone)
-        own_start = method.initialization == "own" or site in self.schedule.joins
-        self._init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
-        tuning, own, seed = (
-            method.method.tuning(),
-            method.settings_of(site),
-            derive(training.seed, "adapter", self._init_site),
+        self.model = SiteModel(
+            site=site,
+            backbone=backbone,
+            method=method,
+            training=training,
+            schedule=self.schedule,
+            vocabulary=self.vocabulary,
+            labelled=bool(site_data.labels),
+            metric=site_data.metric,
+            policy=policy,
         )
-        with about("method.settings"):
-            if policy:
-                check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
-            weights = computing.matrices(self.backbone)
-            self.trainable = tuning.prepare(self.backbone, own, seed=seed)
-        generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
-        with about("training"):
-            self.answering = ways.build(
-                self.backbone, self.vocabulary, training, generator, labelled=bool(site_data.labels)
-            ).to(self.device)
-            check_metric(site_data.metric, self.answering)
-            computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
-            if training.reuse_passes:
-                self.trainable.reuse_passes()
-            self._features = computing.kept_features(
-                self.backbone, self.trainable, training, some_layers=self.schedule.active
-            )
+        self.device, self.backbone, self.trainable = self.model.device, self.model.backbone, self.model.trainable
+        self.answering, self._features, self._products = self.model.answering, self.model.features, self.model.products
+        self._init_site = self.model.init_site
         self.head = self.answering.head
         self._check_trained()
         self._numbers = self._layer_numbers()
         self._images = KeptImages(training.kept_images_mib)
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
-        self._products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
 
     def _layer_numbers(self) -> LayerNumbers:
@@ -191,6 +179,7 @@ class Learner:
             schedule=job.schedule,
             policy=policy,
             answers=job.answers,
+            sections=sections,
         )
 
     def first_state(self) -> State:
@@ -232,19 +221,29 @@ class Learner:
         if own is not None and settings.optimizer_state == "keep":
             restore_moments(optimizer, self._continued(own.optimizer))
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
-        metrics |= self._measured_round()
-        upload, kept = finish(self.trainable.state())
+        figures, thresholds = self._measured_round()
+        metrics |= figures
+        trained = self.trainable.state()
+        upload, kept = finish(trained)
+        beside = self.model.beside(received)
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
         site_state.save(
             self.folder,
             site_state.SiteState(
                 round=round,
                 adapter=kept,
+                trained={} if equal(trained, kept) else trained,
+                beside=beside.state,
                 private=self.trainable.private_state(),
                 head=head,
                 optimizer=moments(optimizer),
                 agreement=agreed,
                 facts=self._facts(),
+                record=self._record(
+                    rounds=with_round(own.record.rounds if own and own.record else (), round, metrics),
+                    thresholds=thresholds,
+                    share=beside.share,
+                ),
                 **compared,
             ),
         )
@@ -322,8 +321,8 @@ class Learner:
     def _tunes(self) -> bool:
         return self.training.thresholds == VALIDATION and bool(self.data.validation)
 
-    def _measured_round(self) -> Measured:
-        """The figures of a round: on the test split, and on the validation split where that is wanted.
+    def _measured_round(self) -> tuple[Measured, tuple[float, ...] | None]:
+        """The figures of a round, on the test split and where that is wanted on the validation split; the thresholds.
 
         Thresholds that are chosen on the validation split flatter its own figure, in every round alike.
         """
@@ -334,7 +333,8 @@ class Learner:
             test.tune(validation)
             validation.tune(validation)
         wanted = validation if self.training.validate else None
-        return test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
+        figures = test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
+        return figures, test.thresholds
 
     def _answered(self, examples: Sequence[Example]) -> Measure:
         rows = self._batches(examples, self.training.evaluation_batch_size)
@@ -481,17 +481,21 @@ class Learner:
                 f"the state of site {self.site} in {self.folder} is not of this method ({error}): remove that folder."
             ) from error
 
-    def _facts(self) -> dict[str, str | int]:
-        answers = hashlib.sha256("\n".join(self.vocabulary.answers).encode()).hexdigest()
-        rows = [
-            f"{split} {e.image_id} {e.question} {_target(e)}" for split, es in self.data.splits().items() for e in es
-        ]
-        examples = hashlib.sha256("\n".join(rows).encode()).hexdigest()
-        facts = {"site": self.site, "answers": answers, "examples": examples, "backbone": self.backbone_name}
-        return facts | {"train": len(self.data.train), "seed": self.training.seed}
+    def _facts(self) -> Facts:
+        return facts_of(self.site, self.data, self.vocabulary, backbone=self.backbone_name, seed=self.training.seed)
 
-
-def _target(example: Example) -> str:
-    if example.labels is None:
-        return example.answer
-    return f"{'|'.join(example.labels)} not {'|'.join(example.unknown_labels)}"
+    def _record(self, **of_round: Any) -> ModelRecord:
+        return ModelRecord(
+            site=self.site,
+            fedpeft=fedpeft.__version__,
+            sections=self._sections,
+            answers=self.vocabulary.answers,
+            labelled=bool(self.data.labels),
+            asks=not self.data.labels and any(example.question for example in self.data.train),
+            metric=self.data.metric,
+            procedural=is_procedural(self.dataset),
+            tiny=backbones.is_tiny(self.backbone_name),
+            source=self.data.source,
+            samples={split: len(examples) for split, examples in self.data.splits().items()},
+            **of_round,
+        )

@@ -23,10 +23,12 @@ class Measure:
     Attributes:
         least: images that a class or label must have in the split to be counted in a mean over classes or labels.
         unseen: classes of the split with as many images that training does not have.
+        thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
     """
 
     least = 1
     unseen = 0
+    thresholds: tuple[float, ...] | None = None
 
     def add(self, answering: Answering, batch: Batch) -> None:
         """Answer a batch, which is on the model's device."""
@@ -101,7 +103,6 @@ class MacroF1(Measure):
     """
 
     def __init__(self) -> None:
-        self._thresholds: Tensor | float = THRESHOLD
         self._probabilities: list[Tensor] = []
         self._target: list[Tensor] = []
 
@@ -114,14 +115,15 @@ class MacroF1(Measure):
         """See `Measure`: the threshold of each label, 0.5 for one that no image of the validation split has."""
         assert isinstance(validation, MacroF1)
         probabilities, target = torch.cat(validation._probabilities), torch.cat(validation._target)
-        self._thresholds = torch.stack([best_threshold(*pair) for pair in zip(probabilities.T, target.T, strict=True)])
+        pairs = zip(probabilities.T, target.T, strict=True)
+        self.thresholds = tuple(best_threshold(*pair).item() for pair in pairs)
 
     def by_label(self) -> list[float | None]:
         """Return the F1 of each label; None: no image of the split has it."""
         from torchmetrics.functional.classification import binary_f1_score
 
         probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
-        predicted = (probabilities >= self._thresholds).int()
+        predicted = (probabilities >= probabilities.new_tensor(self.thresholds or (THRESHOLD,))).int()
         columns = zip(predicted.T, target.T, strict=True)  # one label is enough, and the multi-label function wants two
         scores = [binary_f1_score(*column, ignore_index=UNKNOWN) for column in columns]
         occurs = (target == 1).sum(0) >= self.least

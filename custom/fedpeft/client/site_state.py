@@ -14,12 +14,15 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedpeft.errors import LocalError
+from fedpeft.client.model_record import ModelRecord, as_json
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import drop, replacing, set_aside
+from fedpeft.settings import build
 
 KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
 _PARTS = ("adapter", "head", "optimizer")
-_OPTIONAL = ("private", "received", "started")  # written where there are such tensors
+_OPTIONAL = ("private", "received", "started", "trained", "beside")  # written where there are such tensors
+RECORD = "model.json"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +36,13 @@ class SiteState:
         private: what else the method trains and never sends, by key.
         received: the global adapter of the round, where the next one is compared with it (`fedpeft.client.agreement`).
         started: what training started from, kept for the same purpose.
+        trained: what the round trained, where the site keeps another adapter for the next round.
+        beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
+            a received one, or the factors whose products the frozen weights hold.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
+        record: what the model is; None: an earlier version wrote the state.
     """
 
     round: int
@@ -45,8 +52,11 @@ class SiteState:
     private: dict[str, torch.Tensor] = field(default_factory=dict)
     received: dict[str, torch.Tensor] = field(default_factory=dict)
     started: dict[str, torch.Tensor] = field(default_factory=dict)
+    trained: dict[str, torch.Tensor] = field(default_factory=dict)
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)
     agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)
+    record: ModelRecord | None = None
 
 
 def save(folder: Path, state: SiteState) -> Path:
@@ -59,6 +69,8 @@ def save(folder: Path, state: SiteState) -> Path:
             save_file(tensors, draft / f"{part}.safetensors")
         values = {"round": state.round, "facts": state.facts, "agreement": state.agreement}
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
+        if state.record:
+            (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
     for old in _rounds(folder)[:-KEPT_ROUNDS]:
         drop(old)
     return final
@@ -85,16 +97,37 @@ def load_before(folder: Path, round: int) -> SiteState | None:
     older = [path for path in _rounds(folder) if _number(path) < round]
     if not older:
         return None
-    newest = older[-1]
+    return load(older[-1])
+
+
+def load(path: Path) -> SiteState:
+    """Load the state in a round's folder.
+
+    Raises:
+        LocalError: it cannot be read.
+    """
     try:
-        values = json.loads((newest / "state.json").read_text())
-        files = {part: newest / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
+        values = json.loads((path / "state.json").read_text())
+        files = {part: path / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
         parts = {part: load_file(file) for part, file in files.items() if part in _PARTS or file.exists()}
-    except (OSError, ValueError, SafetensorError) as error:
+        record = read_record(path / RECORD) if (path / RECORD).exists() else None
+        round, facts = values["round"], values["facts"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError, FedpeftError) as error:
         raise LocalError(
-            f"the site state {newest} cannot be read ({error}): remove that folder to continue from the round before."
+            f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
-    return SiteState(round=values["round"], facts=values["facts"], agreement=values.get("agreement"), **parts)
+    return SiteState(round=round, facts=facts, agreement=values.get("agreement"), record=record, **parts)
+
+
+def read_record(file: Path) -> ModelRecord:
+    """Read what a model is.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not JSON.
+        FedpeftError: it lacks a field, or has one of another type.
+    """
+    return build(ModelRecord, json.loads(file.read_text()), section=file.name)
 
 
 def _rounds(folder: Path) -> list[Path]:

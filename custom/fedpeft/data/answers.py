@@ -10,6 +10,7 @@ its order, size and words differ from site to site, and no message carries it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -104,3 +105,8 @@ class AnswerVocabulary:
     def unseen(self, examples: Iterable[Example]) -> int:
         """Count the examples without an accepted answer in the vocabulary; their share bounds the accuracy."""
         return sum(not self.accepted(example) for example in examples)
+
+    def unseen_classes(self, examples: Iterable[Example], *, least: int = 1) -> int:
+        """Count the answers of examples that are not in the vocabulary, and that as many examples have at least."""
+        counts = Counter(normalize(example.answer) for example in examples if self.index(example.answer) < 0)
+        return sum(count >= least for count in counts.values())

@@ -111,10 +111,7 @@ class SiteData:
 
     def unseen_classes(self, vocabulary: AnswerVocabulary, examples: Iterable[Example], *, least: int = 1) -> int:
         """How many answers of examples are not in a vocabulary, and have as many images at least."""
-        if self.labels:
-            return 0
-        counts = Counter(normalize(example.answer) for example in examples if vocabulary.index(example.answer) < 0)
-        return sum(count >= least for count in counts.values())
+        return 0 if self.labels else vocabulary.unseen_classes(examples, least=least)
 
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""

@@ -18,6 +18,7 @@ import psutil
 import torch
 
 from fedpeft import backbones
+from fedpeft.alignment.settings import FROZEN
 from fedpeft.backbones import BackboneSettings
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
@@ -29,7 +30,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.federation import several_backbones, site_backbone
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
-from fedpeft.methods.trainable import parameter_count
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Trainable, parameter_count
 from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
@@ -133,7 +135,15 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         process=psutil.Process().memory_info().rss,
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=kept * (1 + KEPT_TENSORS[training.optimizer]) * KEPT_ROUNDS,
+        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + _beside(body, method)) * KEPT_ROUNDS,
         device=str(device),
         method=how,
     )
+
+
+def _beside(body: Trainable, method: MethodSettings) -> int:
+    """Return the bytes of what a site keeps of a round beside what it trains, so that its model can be built again."""
+    state = body.beside().state
+    if method.aligns and method.pia.client and method.pia.integration == FROZEN:
+        state = state | {f"{part} {key}": tensor for part in ("own", "frozen") for key, tensor in body.state().items()}
+    return sum(tensor.nbytes for tensor in state.values())

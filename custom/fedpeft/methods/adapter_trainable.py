@@ -20,7 +20,7 @@ from fedpeft.methods.adapter_state import (
 )
 from fedpeft.methods.lookup import tuning_of
 from fedpeft.methods.products import Product
-from fedpeft.methods.trainable import Trainable
+from fedpeft.methods.trainable import Beside, Trainable
 from fedpeft.states import State
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class AdapterTrainable(Trainable):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
             self._peft = attach(backbone.model, self._config, OWN)
+        self._share: float | None = None  # of the companion, where one is active
 
     def state(self) -> State:
         """Return the site's own adapter."""
@@ -71,6 +72,7 @@ class AdapterTrainable(Trainable):
     def set_companion(self, state: State | None, share: float = 0.5) -> None:
         """Add a frozen adapter beside the site's own one; None removes it."""
         active = [OWN]
+        self._share = None if state is None else share
         if state is not None:
             if COMPANION not in self._peft.peft_config:
                 self._peft.add_adapter(COMPANION, self._config)
@@ -80,6 +82,15 @@ class AdapterTrainable(Trainable):
             tuning_of(self._config).mix(self._peft, {OWN: 1 - share, COMPANION: share})
         self._peft.base_model.set_adapter(active)
         self.train_only(None)
+
+    def beside(self) -> Beside:
+        """Return the frozen adapter beside the site's own one."""
+        return Beside({}) if self._share is None else Beside(adapter_state(self._peft, COMPANION), self._share)
+
+    def restore(self, state: State, beside: Beside) -> None:
+        """Load the site's own adapter, and put the frozen one beside it."""
+        self.load(state)
+        self.set_companion(beside.state or None, beside.share)
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]

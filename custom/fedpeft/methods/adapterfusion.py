@@ -26,7 +26,7 @@ from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.methods.bottleneck.module import Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
-from fedpeft.methods.trainable import Trainable, Tuning
+from fedpeft.methods.trainable import Beside, Trainable, Tuning
 from fedpeft.states import State
 
 OWN, RECEIVED = "own", "received"
@@ -83,6 +83,16 @@ class FusedAdapters(Trainable):
         """Go on with the own adapter, which in the first round is the received one, and freeze the received one."""
         self.load(received if own is None else own)
         self._branches.load(RECEIVED, received)
+        self._branches.use(OWN, RECEIVED)
+
+    def beside(self) -> Beside:
+        """Return the received adapter; the fusion decides about its share."""
+        return Beside(self._branches.state(RECEIVED))
+
+    def restore(self, state: State, beside: Beside) -> None:
+        """Load the own adapter and the received one."""
+        self.load(state)
+        self._branches.load(RECEIVED, beside.state)
         self._branches.use(OWN, RECEIVED)
 
     def train_only(self, layers: Sequence[int] | None) -> None:

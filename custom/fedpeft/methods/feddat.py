@@ -37,7 +37,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.bottleneck.branches import Branches
-from fedpeft.methods.trainable import Part, Trainable, Tuning, descend
+from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
 from fedpeft.seeds import derive
 from fedpeft.states import State
 
@@ -88,6 +88,16 @@ class DualAdapters(Trainable):
         """Load the received adapter as a1 and as a2."""
         self.load(received)
         self._branches.load(RECEIVED, received)
+        self._branches.use(LOCAL, RECEIVED)
+
+    def beside(self) -> Beside:
+        """Return a2; the branches decide about its share."""
+        return Beside(self._branches.state(RECEIVED))
+
+    def restore(self, state: State, beside: Beside) -> None:
+        """Load a1 and a2."""
+        self.load(state)
+        self._branches.load(RECEIVED, beside.state)
         self._branches.use(LOCAL, RECEIVED)
 
     def train_only(self, layers: Sequence[int] | None) -> None:

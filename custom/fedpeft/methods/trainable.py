@@ -44,6 +44,13 @@ class ParameterCount(NamedTuple):
     exchanged: int
 
 
+class Beside(NamedTuple):
+    """Frozen tensors that run beside the trained ones, by key, and their share in the output."""
+
+    state: State
+    share: float = 0.0
+
+
 def descend(losses: Iterable[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
     """Take one step of the optimizer; parameters that the loss does not depend on keep value and moments.
 
@@ -101,6 +108,18 @@ class Trainable:
             own: what the site kept of its last round; None: nothing yet.
         """
         self.load(received)
+
+    def beside(self) -> Beside:
+        """Return copies on the CPU of what is frozen, was received and belongs to the model; of most methods none."""
+        return Beside({})
+
+    def restore(self, state: State, beside: Beside) -> None:
+        """Load the model that was trained: what `state` and `beside` returned then.
+
+        Raises:
+            FedpeftError: a key is missing, unknown or of another shape.
+        """
+        self.load(state)
 
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Train on one batch, and return the loss before it.

@@ -20,7 +20,12 @@ def caption(history: History) -> str:
 
 def note(history: History) -> str:
     """Return a note that the data are procedural or the backbone tiny; empty if neither is so."""
-    facts = ["procedural data"] * history.procedural + ["tiny backbone"] * history.tiny
+    return caution(procedural=history.procedural, tiny=history.tiny)
+
+
+def caution(*, procedural: bool, tiny: bool) -> str:
+    """Return what figures of procedural data, or of a tiny backbone, do not say; empty for others."""
+    facts = ["procedural data"] * procedural + ["tiny backbone"] * tiny
     return f"{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else ""
 
 

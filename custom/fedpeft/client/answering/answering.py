@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from torch import Tensor, nn
 
@@ -12,6 +12,13 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.batches import Batch
 from fedpeft.data.schema import Example
 from fedpeft.metrics import ACCURACY
+
+
+class Scored(NamedTuple):
+    """An answer or label, and its probability."""
+
+    text: str
+    probability: float
 
 
 class Answering(nn.Module):
@@ -56,6 +63,15 @@ class Answering(nn.Module):
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probability of each label for each sample (B, L)."""
+        raise NotImplementedError
+
+    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+        """Return each sample's most probable answers, the most probable first; of labels all of them.
+
+        Args:
+            batch: on the model's device; its target is not read.
+            most: answers of a sample.
+        """
         raise NotImplementedError
 
     def unanswerable(self, examples: Sequence[Example]) -> int:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.answering import Answering, Scored
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
@@ -20,6 +20,18 @@ def accepted(vocabulary: AnswerVocabulary, examples: Sequence[Example]) -> Tenso
     """Return the numbers of the answers that are right for each of B examples (B, A), -1 where there are fewer."""
     numbers = [torch.tensor(vocabulary.accepted(example), dtype=torch.long) for example in examples]
     return pad_sequence(numbers, batch_first=True, padding_value=-1)
+
+
+def best_first(texts: Sequence[str], probabilities: Tensor, most: int) -> list[Scored]:
+    """Return the texts with the highest probabilities, of equal ones the first of them.
+
+    Args:
+        texts: N.
+        probabilities: of each, (N,).
+        most: texts that are returned.
+    """
+    order = probabilities.argsort(descending=True, stable=True)[:most].tolist()
+    return [Scored(texts[number], probabilities[number].item()) for number in order]
 
 
 class Choosing(Answering):
@@ -45,6 +57,11 @@ class Choosing(Answering):
     def right(self, batch: Batch) -> Tensor:
         """Return whether the answer with the highest score is accepted, booleans (B,) on the CPU."""
         return (self.chosen(batch)[:, None] == batch.accepted).any(-1)
+
+    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+        """See `Answering`: the scores of all answers through a softmax; of equal ones the first comes first."""
+        probabilities = self.answer_scores(batch.inputs).double().softmax(-1).cpu()
+        return [best_first(self.vocabulary.answers, row, most) for row in probabilities]
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return how many examples have no accepted answer in the vocabulary."""

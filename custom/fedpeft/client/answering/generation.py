@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.backbones.answer_tokens import NO_TOKEN, targets
+from fedpeft.backbones.answer_tokens import NO_TOKEN, question_of, targets
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.writing import Writer
-from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.answering import Answering, Scored
 from fedpeft.client.answering.losses import reduced, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary, normalize
@@ -63,6 +63,15 @@ class Generation(Answering):
         written = self.writer.write(batch.inputs, self.longest)
         pairs = zip(written, batch.accepted, strict=True)
         return torch.tensor([bool(text.strip()) and normalize(text) in accepted for text, accepted in pairs])
+
+    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+        """See `Answering`: the one answer that the model writes, with the probability of its tokens."""
+        written = [normalize(text) if text.strip() else "" for text in self.writer.write(batch.inputs, self.longest)]
+        inputs = question_of(batch.inputs) | self.writer.answer_tokens(written, batch.target.device)
+        losses = token_losses(self(inputs), targets(inputs)).sum(-1)
+        return [
+            [Scored(text, probability)] for text, probability in zip(written, (-losses).exp().tolist(), strict=True)
+        ]
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return 0: any answer can be written."""

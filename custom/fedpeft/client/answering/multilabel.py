@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client.answering.answering import Answering
+from fedpeft.client.answering.answering import Answering, Scored
+from fedpeft.client.answering.choices import best_first
 from fedpeft.client.answering.losses import reduced
 from fedpeft.client.batches import UNKNOWN, Batch
 from fedpeft.client.heads import build_head
@@ -68,6 +69,11 @@ class Multilabel(Answering):
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probability of each label (B, L)."""
         return self(batch.inputs).sigmoid()
+
+    def answers(self, batch: Batch, most: int) -> list[list[Scored]]:
+        """See `Answering`: all labels."""
+        count = len(self.vocabulary)
+        return [best_first(self.vocabulary.answers, row, count) for row in self.probabilities(batch).cpu()]
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return 0: every label has an output."""

@@ -1,0 +1,64 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site's model is, beside its tensors: with both it can be built again, where its training data are not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from fedpeft.metrics import VALIDATION
+
+Figures = Mapping[str, float | int | None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord:
+    """A site's model after a round. It holds the site's answers and stays with its head.
+
+    Args:
+        site: the site's name.
+        fedpeft: version that wrote it.
+        sections: of the job; empty: the learner was made without a job.
+        answers: what the head tells apart, or the answers of training; labels where images have these.
+        labelled: whether images have labels instead of a question with one answer.
+        asks: whether its examples have questions.
+        metric: by which the site is measured (`fedpeft.metrics`).
+        thresholds: of each label, from which on it counts as predicted; None: one half, or there are no labels.
+        share: of the tensors beside the trained ones in what an adapter adds (`fedpeft.client.site_state`).
+        procedural, tiny: whether the data are computed, and whether the backbone is too small for medicine.
+        source: one sentence on the origin of the data.
+        samples: of each split.
+        rounds: the figures of every round until this one, with its number as `round`.
+    """
+
+    site: str
+    fedpeft: str
+    sections: Mapping[str, Any]
+    answers: tuple[str, ...]
+    labelled: bool
+    asks: bool
+    metric: str
+    thresholds: tuple[float, ...] | None = None
+    share: float = 0.0
+    procedural: bool = False
+    tiny: bool = False
+    source: str = ""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    rounds: tuple[Figures, ...] = ()
+
+
+def as_json(record: ModelRecord) -> dict[str, Any]:
+    """Return what `fedpeft.settings.build` reads back; what is None is left out."""
+    return {name: value for name, value in asdict(record).items() if value is not None}
+
+
+def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tuple[Figures, ...]:
+    """Return the figures of the rounds before one, and behind them its own."""
+    return (*(one for one in rounds if one["round"] < number), {"round": number, **figures})
+
+
+def best_round(rounds: tuple[Figures, ...]) -> int | None:
+    """Return the round with the best figure on the validation split, the first of several; None: none was measured."""
+    measured = {int(one["round"]): one[VALIDATION] for one in rounds if one.get(VALIDATION) is not None}
+    return max(measured, key=lambda number: (measured[number], -number)) if measured else None

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's model: a backbone with a method's tensors in it, and what answers with its features.
+
+The learner trains it, and predictions are made with it: both build it here, so that both compute the same numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fedpeft import backbones
+from fedpeft.client import answering as ways
+from fedpeft.client import computing
+from fedpeft.client.metrics import check_metric
+from fedpeft.client.site_state import SiteState
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.products import FrozenProducts
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Beside, parameter_count
+from fedpeft.privacy.site_check import check_parameters
+from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.seeds import derive
+from fedpeft.settings import about
+from fedpeft.states import State
+from fedpeft.training_settings import TrainingSettings
+
+
+class SiteModel:
+    """A site's model with its first values.
+
+    Args:
+        site: the site's name.
+        backbone: which foundation model.
+        method: what is trained.
+        training: how it is answered and computed.
+        schedule: of layers.
+        vocabulary: the site's answers or labels, or those of a federated head.
+        labelled: whether its images have labels.
+        metric: by which its data are measured.
+        policy: the site's own file; None in the simulator and in a notebook.
+
+    Raises:
+        FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        backbone: backbones.BackboneSettings,
+        method: MethodSettings,
+        training: TrainingSettings,
+        schedule: ScheduleSettings,
+        vocabulary: AnswerVocabulary,
+        labelled: bool,
+        metric: str,
+        policy: SitePolicy | None = None,
+    ) -> None:
+        torch.set_num_threads(training.threads)
+        self.training, self.vocabulary = training, vocabulary
+        self.device = computing.device_of(training)
+        with about("backbone"):
+            self.backbone = backbones.build(backbone)
+        own_start = method.initialization == "own" or site in schedule.joins
+        self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
+        tuning, own = method.method.tuning(), method.settings_of(site)
+        with about("method.settings"):
+            if policy:
+                check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
+            weights = computing.matrices(self.backbone)
+            seed = derive(training.seed, "adapter", self.init_site)
+            self.trainable = tuning.prepare(self.backbone, own, seed=seed)
+        generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
+        with about("training"):
+            self.answering = ways.build(self.backbone, vocabulary, training, generator, labelled=labelled)
+            self.answering.to(self.device)
+            check_metric(metric, self.answering)
+            computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
+            if training.reuse_passes:
+                self.trainable.reuse_passes()
+            self.features = computing.kept_features(
+                self.backbone, self.trainable, training, some_layers=schedule.active
+            )
+        self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
+
+    def beside(self, received: State) -> Beside:
+        """Return what is frozen in this round and belongs to the model that is measured.
+
+        Args:
+            received: the global adapter of the round.
+        """
+        return Beside(dict(received)) if self.products else self.trainable.beside()
+
+    def restore(self, state: SiteState) -> None:
+        """Load what a round left: the model that was measured at its end.
+
+        Raises:
+            FedpeftError: the state is of another method, backbone or number of answers.
+        """
+        beside = Beside(state.beside, state.record.share if state.record else 0.0)
+        try:
+            self.answering.head.load_state_dict(state.head)
+            self.trainable.load_private(state.private)
+            if self.products:
+                self.products.set(beside.state)
+                beside = Beside({})
+            self.trainable.restore(state.trained or state.adapter, beside)
+        except (RuntimeError, KeyError) as error:
+            raise FedpeftError(
+                f"the tensors of round {state.round} do not fit this model ({error!r:.200}): name the folder of a run "
+                f"that this version of fedpeft wrote."
+            ) from error

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is to be predicted: one image, a folder of images, a table, or a split of the site's own data.
+
+A table is a manifest (`fedpeft.data.manifest`) whose answers, classes or labels may be missing, in all rows or some.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedpeft.client.data_facts import examples_digest
+from fedpeft.client.model_record import ModelRecord
+from fedpeft.data.answers import AnswerVocabulary, normalize
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import image_file, inside, is_image
+from fedpeft.data.labelled_images import label_example
+from fedpeft.data.manifest import KINDS
+from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
+from fedpeft.data.schema import Example
+from fedpeft.errors import FedpeftError
+from fedpeft.predict.kept_model import KeptModel
+from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.site_job import SiteJob
+
+TABLES = ("manifest.csv", "manifest.jsonl")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be predicted.
+
+    Args:
+        examples: with the site's first answer in the place of one that is not known.
+        known: of each, whether its answer, class or labels are known.
+        unseen: see `fedpeft.client.metrics.Measure`.
+        remark: a line for the user; empty: none.
+    """
+
+    examples: tuple[Example, ...]
+    known: tuple[bool, ...]
+    unseen: int = 0
+    remark: str = ""
+
+
+def of_images(named: Path, question: str | None, record: ModelRecord) -> Wanted:
+    """Return an image, or all images of a folder, with one question.
+
+    Raises:
+        FedpeftError: there is no image, or the model was trained on questions and none is given.
+    """
+    question = (question or "").strip()
+    if record.asks and not question:
+        raise FedpeftError("this model answers questions: give one with --question.")
+    if question and not (record.asks or record.labelled):
+        raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
+    if not named.exists():
+        raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
+    files = sorted(path for path in named.rglob("*") if is_image(path)) if named.is_dir() else [named]
+    if not files:
+        raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
+    names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
+    examples = tuple(_unknown(file, name, question, record) for file, name in zip(files, names, strict=True))
+    return Wanted(examples=examples, known=(False,) * len(examples))
+
+
+def of_table(named: Path, record: ModelRecord) -> Wanted:
+    """Return the rows of a table, each with its answer, class or labels if it has them.
+
+    Args:
+        named: manifest.csv or manifest.jsonl, or their folder.
+        record: of the model.
+
+    Raises:
+        FedpeftError: a column, image or value is missing or wrong.
+    """
+    file = _table(named)
+    rows = (csv_rows if file.suffix == ".csv" else jsonl_rows)(file, ("image",))
+    if record.asks and (lacking := [row for row in rows if "question" not in row.values]):
+        raise FedpeftError(f"{lacking[0].where}: 'question' is missing, and this model answers questions: add it.")
+    keys = ("labels",) if record.labelled else ("question", "answer") if record.asks else ("label",)
+    kind = next(kind for kind in KINDS if kind.keys == keys)
+    vocabulary = AnswerVocabulary(record.answers)
+    examples, known = [], []
+    for row in rows:
+        name = inside(file.parent, row.text("image"), where=row.where)
+        image = image_file(file.parent, name, where=row.where)
+        is_known = all(row.values.get(key) not in (None, "") for key in keys)
+        with reading(row):
+            example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
+            _check_labels(example, vocabulary)
+        examples.append(example)
+        known.append(is_known)
+    measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=_unseen(measured, record))
+
+
+def of_split(split: str, kept: KeptModel) -> Wanted:
+    """Return a split of the site's own data, as the job chose them.
+
+    Raises:
+        FedpeftError: the data cannot be read, or the split is empty.
+    """
+    if "data" not in kept.record.sections:
+        raise FedpeftError(
+            f"{kept.folder} is an exported folder, which does not say where data are: use --image or --manifest."
+        )
+    job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
+    data = load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
+    examples = data.splits()[split]
+    if not examples:
+        raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")
+    same = examples_digest(data) == kept.state.facts.get("examples")
+    return Wanted(
+        examples=examples,
+        known=(True,) * len(examples),
+        unseen=_unseen(examples, kept.record, kept.policy.least_class_images if kept.policy else 1),
+        remark="" if same else "The data of this site are not those that the model was trained with.",
+    )
+
+
+def _table(named: Path) -> Path:
+    files = [named / name for name in TABLES if (named / name).is_file()] if named.is_dir() else [named]
+    if len(files) == 1 and files[0].is_file() and files[0].suffix in (".csv", ".jsonl"):
+        return files[0]
+    if len(files) > 1:
+        raise FedpeftError(f"both {files[0]} and {files[1]} are there: name one of them.")
+    raise FedpeftError(f"{named} is no table: name {' or '.join(TABLES)}, or their folder.")
+
+
+def _unknown(image: Path, name: str, question: str, record: ModelRecord) -> Example:
+    if record.labelled:
+        return label_example(image, (), image_id=name, text=question)
+    return Example(image, question, record.answers[0], closed=False, image_id=name)
+
+
+def _of_row(row: Row, image: Path, name: str, record: ModelRecord) -> Example:
+    text = row.text("question") if record.asks else row.label("text") if record.labelled else ""
+    return _unknown(image, name, text, record)
+
+
+def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
+    for label in (*(example.labels or ()), *example.unknown_labels):
+        if vocabulary.index(label) < 0:
+            raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(vocabulary)}")
+
+
+def _unseen(examples: Iterable[Example], record: ModelRecord, least: int = 1) -> int:
+    return 0 if record.labelled else AnswerVocabulary(record.answers).unseen_classes(examples, least=least)
+
+
+def of_label(example: Example, label: str, record: ModelRecord) -> Example:
+    """Return the example as if an answer, or one of the labels, were right, and nothing known of the other labels."""
+    if not record.labelled:
+        return replace(example, answer=label)
+    others = tuple(other for other in record.answers if other != label)
+    return replace(example, labels=(label,), unknown_labels=others)

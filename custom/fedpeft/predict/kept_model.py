@@ -1,0 +1,148 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Find what a site kept of its model, in the folder that the user names.
+
+fedpeft simulate      the workspace, or an earlier run in <workspace>_runs/, and the site's name
+a consortium          the site's workspace, or one job in it: <workspace>/fedpeft/<lineage>
+fedpeft export        the exported folder
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpeft.client import site_state
+from fedpeft.client.model_record import ModelRecord, best_round
+from fedpeft.client.site_state import SiteState
+from fedpeft.errors import FedpeftError
+from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.status.progress import MANIFEST
+from fedpeft.status.runs import SIMULATED
+from fedpeft.verify import read_manifest
+from fedpeft.workspace_lock import kept_folders
+
+STATE = "FEDPEFT_STATE"
+LAST, BEST = "last", "best"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptModel:
+    """A site's model of one round.
+
+    Args:
+        folder: where it lies.
+        state: its tensors.
+        record: what it is.
+        policy: the site's own file; None in the simulator, and of an exported folder.
+    """
+
+    folder: Path
+    state: SiteState
+    record: ModelRecord
+    policy: SitePolicy | None = None
+
+
+def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
+    """Return a site's model.
+
+    Args:
+        named: see above.
+        site: its name; needed in a simulator's workspace, where all sites are.
+        round: `last`, `best` by the validation split, or a number.
+
+    Raises:
+        FedpeftError: there is none; says what to name instead.
+    """
+    if not named.is_dir():
+        raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
+    lineage = _lineage(named.resolve(), site)
+    folder = _round_folder(lineage, round)
+    state = site_state.load(folder)
+    if state.record is None or not state.record.sections:
+        raise FedpeftError(
+            f"{folder} does not say what the model is, an earlier version of fedpeft or a notebook wrote it: train "
+            f"again with a job and this version."
+        )
+    if site not in (None, state.record.site):
+        raise FedpeftError(f"{folder} is of site {state.record.site}, not of {site}: correct --site.")
+    return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(lineage))
+
+
+def _lineage(named: Path, site: str | None) -> Path:
+    """Return the folder that holds a site's rounds of one job."""
+    if _holds_rounds(named):
+        return named
+    if (named / SIMULATED).is_dir():
+        return _of_simulator(named, site)
+    if (named / "startup").is_dir() or (named / "fedpeft").is_dir():
+        return _only_one(named, [named / "fedpeft", *_chosen(site or named.name)])
+    raise FedpeftError(
+        f"{named} holds no model of a site: name a workspace of `fedpeft simulate`, a site's workspace, or an exported "
+        f"folder."
+    )
+
+
+def _of_simulator(workspace: Path, site: str | None) -> Path:
+    file = workspace / SIMULATED / MANIFEST
+    if not file.is_file():
+        raise FedpeftError(f"{workspace} holds a run that has not ended: wait for its end (fedpeft status --follow).")
+    manifest = read_manifest(file)
+    sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
+    if site not in sites:
+        why = "is missing" if site is None else f"is {site!r:.80}"
+        raise FedpeftError(f"--site {why}: name one of {', '.join(sites) or 'the sites; this run has none'}.")
+    beside = [folder / site for folder in kept_folders(workspace)]
+    places = [*_chosen(site), *beside, workspace / site / "fedpeft"]
+    for place in places:
+        if lineage and _holds_rounds(place / lineage):
+            return place / lineage
+    raise FedpeftError(
+        f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or lies where "
+        f"{STATE} pointed; set that variable as it was."
+    )
+
+
+def _chosen(site: str) -> list[Path]:
+    return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE)) else []
+
+
+def _only_one(named: Path, places: list[Path]) -> Path:
+    lineages = sorted(path for place in places if place.is_dir() for path in place.iterdir() if _holds_rounds(path))
+    if not lineages:
+        raise FedpeftError(f"{named} holds no model: no job has finished a round at this site.")
+    if len(lineages) > 1:
+        newest = max(lineages, key=lambda path: path.stat().st_mtime)
+        raise FedpeftError(f"{named} holds the models of {len(lineages)} jobs, the newest is {newest}: name one.")
+    return lineages[0]
+
+
+def _holds_rounds(folder: Path) -> bool:
+    return any(folder.glob("round-*"))
+
+
+def _round_folder(lineage: Path, round: str) -> Path:
+    kept = dict(_rounds(lineage))
+    if round == LAST:
+        return kept[max(kept)]
+    record = site_state.load(kept[max(kept)]).record
+    number = best_round(record.rounds if record else ()) if round == BEST else int(round) if round.isdecimal() else 0
+    if number is None:
+        raise FedpeftError("no round was measured on a validation split: name a round, or leave --round out.")
+    if number not in kept:
+        raise FedpeftError(
+            f"--round is {round!r:.80}{f', which is round {number},' * (round == BEST)} and the site kept the rounds "
+            f"{', '.join(map(str, sorted(kept)))}: name one of them, last or best."
+        )
+    return kept[number]
+
+
+def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
+    for path in lineage.glob("round-*"):
+        yield int(path.name.removeprefix("round-")), path
+
+
+def _policy(lineage: Path) -> SitePolicy | None:
+    file = lineage.parent.parent / "local" / FILE
+    return read_policy(file) if file.is_file() else None

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Build a site's model again from what it kept, and answer examples with it as the run did."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from fedpeft.backbones import BackboneSettings
+from fedpeft.client import computing
+from fedpeft.client.answering.answering import Scored
+from fedpeft.client.batches import Batch, Batches
+from fedpeft.client.metrics import MEASURES, THRESHOLD, Measure
+from fedpeft.client.model_record import ModelRecord
+from fedpeft.client.site_model import SiteModel
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_backbone
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.predict.kept_model import KeptModel
+from fedpeft.scheduling.settings import schedule_of
+from fedpeft.settings import build
+from fedpeft.training_settings import TrainingSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prediction:
+    """What a model says of an example.
+
+    Args:
+        example: with its answer, class or labels.
+        known: whether these are known.
+        answers: the most probable ones, the most probable first; of labels all.
+        applies: of labels, those whose probability reaches their threshold; None: there are no labels.
+    """
+
+    example: Example
+    known: bool
+    answers: Sequence[Scored]
+    applies: tuple[str, ...] | None = None
+
+    @property
+    def right(self) -> bool | None:
+        """Whether the first answer is accepted, or the labels are the example's; None: nobody knows."""
+        if not self.known:
+            return None
+        if self.applies is not None:
+            unknown = set(self.example.unknown_labels)
+            return set(self.applies) - unknown == set(self.example.labels or ())
+        return bool(self.answers) and self.answers[0].text in (self.example.answer, *self.example.alternatives)
+
+
+class Predictor:
+    """A site's model that answers.
+
+    Args:
+        kept: what the site kept.
+
+    Raises:
+        FedpeftError: its backbone is missing, or its tensors do not fit.
+    """
+
+    def __init__(self, kept: KeptModel) -> None:
+        self.record = kept.record
+        self._least = kept.policy.least_class_images if kept.policy else 1
+        self.model = model_of(kept)
+        self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
+        if self.record.thresholds:
+            self.thresholds = dict(zip(self.record.answers, self.record.thresholds, strict=True))
+
+    def batches(self, examples: Sequence[Example]) -> Batches:
+        """Return examples in the batches of an evaluation in training."""
+        settings = self.model.training
+        size = settings.evaluation_batch_size
+        return Batches(examples, self.model.answering.collate, batch_size=size, workers=settings.workers)
+
+    def measure(self, unseen: int) -> Measure:
+        """Return an empty measure of the site's metric, with the thresholds of the run."""
+        measure = MEASURES[self.record.metric]()
+        measure.least, measure.unseen, measure.thresholds = self._least, unseen, self.record.thresholds
+        return measure
+
+    def predictions(
+        self, examples: Sequence[Example], known: Sequence[bool], *, most: int, measure: Measure | None = None
+    ) -> Iterator[Prediction]:
+        """Answer examples batch by batch.
+
+        Args:
+            examples: in the order of the predictions.
+            known: of each, whether its answer is known.
+            most: answers of each; labels are all listed.
+            measure: gets every batch, where all answers are known.
+        """
+        done = 0
+        for batch in self.batches(examples):
+            for scored in self._answered(batch.to(self.model.device), most, measure):
+                yield self._prediction(examples[done], known[done], scored)
+                done += 1
+
+    @torch.inference_mode()
+    def _answered(self, batch: Batch, most: int, measure: Measure | None) -> list[list[Scored]]:
+        model = self.model
+        with computing.as_trained(model.backbone, model.training, model.features):
+            answering = model.answering.eval()
+            if measure:
+                measure.add(answering, batch)
+            return answering.answers(batch, most)
+
+    def _prediction(self, example: Example, known: bool, scored: Sequence[Scored]) -> Prediction:
+        applies = None
+        if self.record.labelled:
+            applies = tuple(sorted(s.text for s in scored if s.probability >= self.thresholds[s.text]))
+        return Prediction(example=example, known=known, answers=scored, applies=applies)
+
+
+def model_of(kept: KeptModel) -> SiteModel:
+    """Build a site's model with the tensors of a round; layers are not compiled, which differs by rounding.
+
+    Raises:
+        FedpeftError: a setting is wrong, the backbone is missing, or a tensor does not fit.
+    """
+    record, sections = kept.record, kept.record.sections
+    method = build(MethodSettings, _section(record, "method"), section="method")
+    training = build(TrainingSettings, _section(record, "training"), section="training")
+    training = replace(training, compile=False)
+    if kept.policy and training.device == "auto":
+        training = replace(training, device=kept.policy.device)
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
+        model = SiteModel(
+            site=record.site,
+            backbone=build(
+                BackboneSettings, site_backbone(_section(record, "backbone"), record.site), section="backbone"
+            ),
+            method=method,
+            training=training,
+            schedule=schedule_of(sections.get("schedule") or {}, method.method),
+            vocabulary=AnswerVocabulary(record.answers),
+            labelled=record.labelled,
+            metric=record.metric,
+        )
+    model.restore(kept.state)
+    return model
+
+
+def _section(record: ModelRecord, name: str) -> dict:
+    section = record.sections.get(name)
+    if not isinstance(section, dict):
+        raise FedpeftError(f"the model of site {record.site} has no section {name!r}: train again with a job.")
+    return section
