@@ -83,7 +83,7 @@ def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):
         ("classes", ["--image", "IMAGES/none.png"], "does not exist"),
         ("classes", ["--image", "IMAGES/manifest.csv"], "cannot be decoded"),
         ("classes", ["--image", "EMPTY"], "holds no image"),
-        ("classes", ["--manifest", "EMPTY"], "is no table"),
+        ("classes", ["--manifest", "EMPTY"], "holds neither 'manifest.csv'"),
         ("classes", ["--split", "test", "--question", "why ?"], "belongs to --image"),
         ("classes", ["--split", "test", "--top", "0"], "must be at least 1"),
         ("classes", ["--split", "test", "--out", "out.txt"], "must end in .csv"),
@@ -113,6 +113,18 @@ def test_a_label_that_the_model_does_not_have_is_refused(predict, tables, tmp_pa
     assert code == 1
     assert "line 2" in error
     assert "'cyan' is not one of this model's 2" in error
+
+
+@pytest.mark.parametrize("key", ["image", "question"])
+def test_a_row_without_what_the_model_needs_is_named(predict, tables, tmp_path, key):
+    folder = shutil.copytree(tables["questions"], tmp_path / "table")
+    (folder / "manifest.csv").unlink()
+    rows = [{"image": "test-0.png", "question": "how dark is it ?"}, {"image": "test-1.png", "question": "why ?"}]
+    del rows[1][key]
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, _, error = predict("questions", "--manifest", folder)
+    assert code == 1
+    assert f"line 2: {key!r} is missing" in error
 
 
 def test_data_that_changed_since_training_are_mentioned(predict, of_tables, tables, tmp_path, capsys):

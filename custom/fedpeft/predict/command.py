@@ -62,8 +62,8 @@ def _run(arguments: argparse.Namespace) -> None:
     predictor = Predictor(kept)
     predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
     _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
-    for line in (*_lines(kept.record, kept.state.round, figures, sum(wanted.known)), wanted.remark):
-        console.print(line, markup=False, highlight=False, soft_wrap=True, end="\n" * bool(line))
+    for line in (*_lines(kept.record, kept.state.round, figures, sum(wanted.known)), *wanted.remarks):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
         write_csv(arguments.out, predictions, most=arguments.top)
         print(f"table    {arguments.out}")

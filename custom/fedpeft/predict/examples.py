@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What is to be predicted: one image, a folder of images, a table, or a split of the site's own data.
 
-A table is a manifest (`fedpeft.data.manifest`) whose answers, classes or labels may be missing, in all rows or some.
+A table is a manifest (`fedpeft.data.manifest`) whose column of answers, classes or labels may be missing; an answer or
+class may be missing in some rows, while an image without labels has none of them.
 """
 
 from __future__ import annotations
@@ -12,19 +13,20 @@ from pathlib import Path
 
 from fedpeft.client.data_facts import examples_digest
 from fedpeft.client.model_record import ModelRecord
-from fedpeft.data.answers import AnswerVocabulary, normalize
+from fedpeft.data.answers import AnswerVocabulary, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import image_file, inside, is_image
 from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import KINDS
-from fedpeft.data.records import Row, csv_rows, jsonl_rows, reading
+from fedpeft.data.manifest_table import FILES, table
+from fedpeft.data.records import Row, reading
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.predict.kept_model import KeptModel
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.site_job import SiteJob
 
-TABLES = ("manifest.csv", "manifest.jsonl")
+CHANGED = "The data of this site are not those that the model was trained with."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +37,13 @@ class Wanted:
         examples: with the site's first answer in the place of one that is not known.
         known: of each, whether its answer, class or labels are known.
         unseen: see `fedpeft.client.metrics.Measure`.
-        remark: a line for the user; empty: none.
+        remarks: lines for the user.
     """
 
     examples: tuple[Example, ...]
     known: tuple[bool, ...]
     unseen: int = 0
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord) -> Wanted:
@@ -75,25 +77,27 @@ def of_table(named: Path, record: ModelRecord) -> Wanted:
     Raises:
         FedpeftError: a column, image or value is missing or wrong.
     """
-    file = _table(named)
-    rows = (csv_rows if file.suffix == ".csv" else jsonl_rows)(file, ("image",))
-    if record.asks and (lacking := [row for row in rows if "question" not in row.values]):
-        raise FedpeftError(f"{lacking[0].where}: 'question' is missing, and this model answers questions: add it.")
+    root = named.parent if named.name in FILES else named
+    rows, _, notes = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
+    for key in ("image", "question") if record.asks else ("image",):
+        if lacking := [row.where for row in rows if key not in row.values]:
+            raise FedpeftError(f"{lacking[0]}: {key!r} is missing, which this model needs: add it.")
     keys = ("labels",) if record.labelled else ("question", "answer") if record.asks else ("label",)
     kind = next(kind for kind in KINDS if kind.keys == keys)
     vocabulary = AnswerVocabulary(record.answers)
     examples, known = [], []
     for row in rows:
-        name = inside(file.parent, row.text("image"), where=row.where)
-        image = image_file(file.parent, name, where=row.where)
-        is_known = all(row.values.get(key) not in (None, "") for key in keys)
+        name = inside(root, row.text("image"), where=row.where)
+        image = image_file(root, name, where=row.where)
+        is_known = "labels" in row.values if record.labelled else not is_missing(row.values.get(keys[-1]))
         with reading(row):
             example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
             _check_labels(example, vocabulary)
         examples.append(example)
         known.append(is_known)
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
-    return Wanted(examples=tuple(examples), known=tuple(known), unseen=_unseen(measured, record))
+    unseen = _unseen(measured, record)
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(notes))
 
 
 def of_split(split: str, kept: KeptModel) -> Wanted:
@@ -116,17 +120,8 @@ def of_split(split: str, kept: KeptModel) -> Wanted:
         examples=examples,
         known=(True,) * len(examples),
         unseen=_unseen(examples, kept.record, kept.policy.least_class_images if kept.policy else 1),
-        remark="" if same else "The data of this site are not those that the model was trained with.",
+        remarks=() if same else (CHANGED,),
     )
-
-
-def _table(named: Path) -> Path:
-    files = [named / name for name in TABLES if (named / name).is_file()] if named.is_dir() else [named]
-    if len(files) == 1 and files[0].is_file() and files[0].suffix in (".csv", ".jsonl"):
-        return files[0]
-    if len(files) > 1:
-        raise FedpeftError(f"both {files[0]} and {files[1]} are there: name one of them.")
-    raise FedpeftError(f"{named} is no table: name {' or '.join(TABLES)}, or their folder.")
 
 
 def _unknown(image: Path, name: str, question: str, record: ModelRecord) -> Example:
