@@ -14,7 +14,7 @@ from fedpeft.report.catalogs import task_tables
 from fedpeft.simulate import _folder
 
 ROOT = Path(__file__).parents[1]
-OWN = {"manifest", "hugging_face", "phantom"}  # data that a site has itself, or that are computed
+OWN = {"manifest", "hugging_face", "class_folders"}  # data that a site has itself
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +48,7 @@ def test_a_published_data_set_says_where_it_is_had_and_by_what_it_is_measured(na
     declared = DATASETS.get(name)
     published = name not in OWN and not declared.procedural
     assert (declared.origin is not None) == published
-    assert (declared.metric in TITLES) == published
+    assert declared.metric in TITLES or not published
     assert not declared.origin or all((declared.origin.title, declared.origin.address, declared.origin.terms))
 
 

@@ -7,11 +7,16 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import fedpeft
 from fedpeft.compare.command import arguments as compare_arguments
 from fedpeft.errors import FedpeftError
 from fedpeft.predict import command as predict
+
+if TYPE_CHECKING:
+    from fedpeft.data import SiteData
+    from fedpeft.data.folder_sites import FolderSites
 
 CONFIGS_HELP = "folder of the configuration (default app_configs, where there is none that of the package)"
 
@@ -62,11 +67,23 @@ def _parser() -> argparse.ArgumentParser:
     tasks.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     tasks.set_defaults(command=_tasks)
 
-    data = commands.add_parser("data", help="count what the sites of a job hold on this machine, and images in common")
-    data.add_argument("job", help="a job of app_configs/jobs.yml, e.g. vqa_rad")
+    data = commands.add_parser("data", help="count what the sites of a job or a folder hold, and images in common")
+    data.add_argument("what", metavar="JOB|PATH", help="a job of app_configs/jobs.yml, e.g. vqa_rad, or a folder")
+    data.add_argument("site", nargs="?", metavar="SITE", help="this site of the job only")
     data.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     data.set_defaults(command=_data)
+
+    new = commands.add_parser("new", help="look at a folder of data, and write a task and a job for it")
+    new.add_argument("name", help="of the task and the job, e.g. own")
+    new.add_argument(
+        "--data", type=Path, required=True, metavar="DIR", help="a folder for each site, or of one data set"
+    )
+    new.add_argument(
+        "--out", type=Path, default=Path(), metavar="DIR", help="where app_configs/ and jobs/ are (default here)"
+    )
+    new.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    new.set_defaults(command=_new)
 
     built = commands.add_parser("build-vqa", help="make questions and answers from images of which a class is known")
     built.add_argument("source", type=Path, help="a folder of class folders, or of such folders, or MedMNIST's .npz")
@@ -159,23 +176,49 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 
 def _data(arguments: argparse.Namespace) -> None:
+    from fedpeft.job_data import job_sites, named_job
+    from fedpeft.new_job import look
+
+    configs, job = named_job(arguments.what, arguments.configs)
+    if job:
+        _print_data(job_sites(configs, job, arguments.set, only=arguments.site))
+    elif arguments.site:
+        raise FedpeftError(
+            f"{arguments.what} is a folder and no job: leave {arguments.site!r} out, or name its folder."
+        )
+    else:
+        _print_found(look(Path(arguments.what), arguments.set))
+
+
+def _print_found(found: FolderSites) -> None:
+    print(f"found    {found.kind}")
+    for note in found.notes:
+        print(note)
+    _print_data(found.data)
+
+
+def _print_data(sites: Sequence[SiteData]) -> None:
     from rich.console import Console
 
-    from fedpeft import data
     from fedpeft.data.duplicates import duplicates, fingerprints, summary
-    from fedpeft.federation import site_data
-    from fedpeft.jobs import compose, name_of, usual_configs
     from fedpeft.report.data_summary import data_summary, remarks
-    from fedpeft.settings import build
 
-    sections = compose(arguments.configs or usual_configs(), name_of(Path(arguments.job)), arguments.set)
-    data_sections = (site_data(sections["data"], site) for site in sections["federation"]["sites"])
-    sites = [data.load(build(data.DataSettings, values, section="data")) for values in data_sections]
     console = Console()
     console.print(data_summary(sites))
     for remark in remarks(sites):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
     print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
+
+
+def _new(arguments: argparse.Namespace) -> None:
+    from fedpeft.new_job import look, write_new
+
+    found = look(arguments.data, arguments.set)
+    _print_found(found)
+    written = write_new(arguments.name, found, folder=arguments.data, out=arguments.out, overrides=arguments.set)
+    for path in written:
+        print(f"wrote    {path}")
+    print(f"next     fedpeft simulate {written[-1]}")
 
 
 def _build_vqa(arguments: argparse.Namespace) -> None:

@@ -70,9 +70,9 @@ def known_jobs(configs: Path) -> dict[str, list[str]]:
     return recipes(PACKAGED) | recipes(configs)
 
 
-def name_of(job: Path) -> str:
+def name_of(job: Path | str) -> str:
     """Return the name of a job that is written as a name or as its folder: `jobs/vqa_rad` is `vqa_rad`."""
-    return job.as_posix().removeprefix("./").removeprefix("jobs/").rstrip("/")
+    return Path(job).as_posix().removeprefix("jobs/")
 
 
 def configs_of(folder: Path) -> tuple[Path, str]:
@@ -122,12 +122,27 @@ def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] 
     Raises:
         FedpeftError: unknown part, section or setting, or a value that is not allowed.
     """
+    return composed([part_of(configs, part) for part in parts], overrides)
+
+
+def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
+
+    Raises:
+        FedpeftError: as for `compose`.
+    """
     sections: dict[str, Any] = {"schedule": {}}
-    for part in parts:
-        sections = _merged(sections, _part(configs, part))
-    for override in overrides:
-        sections = _merged(sections, _parse_override(override))
+    for part in (*parts, changed(overrides)):
+        sections = merged(sections, part)
     check(sections)
+    return sections
+
+
+def changed(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the sections that settings written as `section.name=value` make."""
+    sections: dict[str, Any] = {}
+    for override in overrides:
+        sections = merged(sections, _parse_override(override))
     return sections
 
 
@@ -255,15 +270,16 @@ def _parse_override(text: str) -> dict[str, Any]:
     return nested
 
 
-def _merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections in which those of `over` replace or add to those of `base`, setting by setting."""
     result = dict(base)
     for key, value in over.items():
         both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = _merged(result[key], value) if both else value
+        result[key] = merged(result[key], value) if both else value
     return result
 
 
-def _part(configs: Path, part: str) -> Mapping[str, Any]:
+def part_of(configs: Path, part: str) -> Mapping[str, Any]:
     """Read a file of `app_configs/`, of the package's own, or a task of an installed package."""
     task = part.removeprefix("tasks/")
     own, packaged = configs / f"{part}.yml", PACKAGED / f"{part}.yml"

@@ -216,7 +216,7 @@ def test_an_image_in_a_table_is_refused_as_a_file_is(tmp_path, content, sentence
 def test_a_folder_of_another_kind_shows_what_is_expected_and_what_is_there(tmp_path):
     (tmp_path / "images").mkdir()
     (tmp_path / "manifest.csv").touch()
-    with pytest.raises(DataError, match=r"(?s)no folder of Hugging Face.*data/train-0.*There is 'images', 'manifest"):
+    with pytest.raises(DataError, match=r"(?s)no folder of Hugging Face.*data/train-0.*There is images/, manifest"):
         _load(tmp_path)
 
 

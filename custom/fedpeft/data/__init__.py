@@ -60,3 +60,6 @@ for name in (
     "organsmnist",
 ):
     register(name, f"fedpeft.data.medmnist:{name.upper()}")
+
+# last, because folders of images occur in other layouts too
+register("class_folders", "fedpeft.data.class_folders:DATASET")

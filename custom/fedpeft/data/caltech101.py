@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
@@ -62,4 +63,13 @@ def load(settings: DataSettings) -> SiteData:
 
 
 ORIGIN = Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02")
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=ORIGIN,
+    recognized=holds("*/101_ObjectCategories/"),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

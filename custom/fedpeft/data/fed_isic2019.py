@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import DataSet, Origin
@@ -102,4 +103,15 @@ def _lesions(root: Path) -> dict[str, str]:
 ORIGIN = Origin(
     title="Fed-ISIC2019", address="github.com/owkin/FLamby, from challenge.isic-archive.com/data", terms="CC BY-NC 4.0"
 )
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=ORIGIN,
+    recognized=holds((f"*/{TABLE}", "*/ISIC_2019_Training_Input_preprocessed/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+    sites=CENTERS,
+    whole=WHOLE,
+)

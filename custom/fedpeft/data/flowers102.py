@@ -13,6 +13,7 @@ from typing import Any
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
@@ -74,4 +75,13 @@ def _entry(file: Path, name: str) -> list[int]:
 
 
 ORIGIN = Origin(title="Flowers102", address="robots.ox.ac.uk/~vgg/data/flowers/102")
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/imagelabels.mat", "*/setid.mat", "*/jpg/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below, missing_image
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.records import csv_rows
 from fedpeft.data.registry import DataSet, Origin
@@ -66,4 +67,13 @@ def load(settings: DataSettings) -> SiteData:
 
 
 ORIGIN = Origin(title="HAM10000", address="doi.org/10.7910/DVN/DBW86T", terms="CC BY-NC 4.0")
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=BALANCED_ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/HAM10000_metadata*", "*/HAM10000_images_part_1/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

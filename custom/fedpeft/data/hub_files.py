@@ -20,11 +20,7 @@ from fedpeft.data.folders import inside
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
-EXPECTED = """
-    data/train-00000-of-00001.parquet       as the hub has it (other splits beside it; with or without data/)
-    train/state.json, train/data-00000-of-00001.arrow, ...       as save_to_disk writes it"""
 _BATCH = 64
-_SHOWN = 8
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 
 
@@ -47,8 +43,7 @@ def shards(root: Path) -> list[Shard]:
     if parquet and states:
         raise DataError(f"Both {parquet[0]} and {states[0]} are there; let root be the folder of one of the two.")
     if not parquet and not states:
-        here = ", ".join(repr(path.name) for path in sorted(root.iterdir())[:_SHOWN]) or "nothing"
-        raise DataError(f"{root} is no folder of Hugging Face datasets. Expected:{EXPECTED}\nThere is {here}.")
+        raise DataError(f"{root} is no folder of Hugging Face datasets; let root be the folder of one.")
     if states:
         saved = sorted({state.parent if state.parent == root else state.parent.parent for state in states})
         if len(saved) > 1:

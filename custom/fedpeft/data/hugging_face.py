@@ -26,6 +26,7 @@ from typing import Any
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
+from fedpeft.data.glance import Glance, tree
 from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.partition import SPELLINGS, arrange, pooled
@@ -132,4 +133,16 @@ def _example(row: Row, image: Path | EncodedImage, digest: str) -> Example:
     )
 
 
-DATASET = DataSet(load=load, takes=frozenset({"columns"}))
+def recognized(seen: Glance) -> bool:
+    """Return whether the rows of one data set lie in a folder, and not those of several."""
+    if not seen.has("*.parquet") and not seen.has("*/state.json"):
+        return False
+    try:
+        return bool(shards(seen.root))
+    except DataError:
+        return False
+
+
+DATASET = DataSet(
+    load=load, takes=frozenset({"columns"}), recognized=recognized, layout=tree(__doc__), folders=("{site}",)
+)

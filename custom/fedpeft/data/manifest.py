@@ -23,6 +23,7 @@ from typing import NamedTuple
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file, inside
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import class_example, label_example
 from fedpeft.data.manifest_table import table
 from fedpeft.data.partition import SPELLINGS, Splits, arrange, check_units, pooled
@@ -197,4 +198,9 @@ def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
     return tuple(sorted(settings.answers or found))
 
 
-DATASET = DataSet(load=load)
+DATASET = DataSet(
+    load=load,
+    recognized=holds("/manifest.csv", "/manifest.jsonl"),
+    layout=tree(__doc__),
+    folders=("{site}", "."),
+)

@@ -19,6 +19,7 @@ import numpy as np
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, class_example, label_example, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
@@ -213,6 +214,9 @@ def _data_set(kind: MedMnist) -> DataSet:
         takes=TAKES,
         metric=MACRO_F1 if kind.labelled else BALANCED_ACCURACY,
         origin=ORIGIN,
+        recognized=holds(*(f"/{kind.name}{size}.npz" for size in SIZES)),
+        layout=tree(__doc__),
+        folders=FOLDERS,
     )
 
 

@@ -25,6 +25,7 @@ from typing import Any
 from fedpeft.data import chest_labels, mimic_reports
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.large_tables import column_rows, table
 from fedpeft.data.records import Row, reading
@@ -164,4 +165,13 @@ ORIGIN = Origin(
     address="physionet.org/content/mimic-cxr-jpg, the reports physionet.org/content/mimic-cxr",
     terms="PhysioNet's license for credentialed users: training, a signed agreement, no passing on",
 )
-DATASET = DataSet(load=load, answers=answers, takes=TAKES | {"uncertain"}, metric=MACRO_F1, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES | {"uncertain"},
+    metric=MACRO_F1,
+    origin=ORIGIN,
+    recognized=holds(f"/{TABLE.format('chexpert')}.csv*"),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

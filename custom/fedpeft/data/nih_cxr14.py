@@ -15,6 +15,7 @@ from pathlib import Path
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet, Origin
@@ -123,4 +124,13 @@ ORIGIN = Origin(
     address="the NIH Clinical Center, nihcc.app.box.com/v/ChestXray-NIHCC",
     terms="no restriction; name the NIH Clinical Center and Wang et al. 2017",
 )
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=MACRO_F1, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=MACRO_F1,
+    origin=ORIGIN,
+    recognized=holds(*(f"/{name}" for name in TABLES)),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

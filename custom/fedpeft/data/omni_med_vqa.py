@@ -30,6 +30,7 @@ from pathlib import Path
 from fedpeft.data.answers import closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file, inside
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.partition import pooled
 from fedpeft.data.records import Row, json_rows, reading
@@ -223,4 +224,13 @@ ORIGIN = Origin(
     address="the hub's `foreverbeliever/OmniMedVQA`",
     terms="those of each of its data sets; the restricted ones come without images",
 )
-DATASET = DataSet(load=load, answers=answers, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/QA_information/", "*/Images/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+    sites=tuple(CLIENTS),
+)

@@ -23,6 +23,7 @@ from pathlib import Path
 from fedpeft.data import chest_labels
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.labelled_images import TAKES, label_example, site_of
 from fedpeft.data.open_i_reports import FRONTAL, LATERAL, Report, image_id, reports_below
 from fedpeft.data.registry import DataSet, Origin
@@ -105,4 +106,13 @@ ORIGIN = Origin(
     address="openi.nlm.nih.gov, kaggle.com/raddar/chest-xrays-indiana-university",
     terms="CC BY-NC-ND 4.0",
 )
-DATASET = DataSet(load=load, answers=answers, takes=TAKES, metric=MACRO_F1, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    answers=answers,
+    takes=TAKES,
+    metric=MACRO_F1,
+    origin=ORIGIN,
+    recognized=holds(("*/indiana_reports.csv", "*/indiana_projections.csv"), "*/ecgen-radiology/"),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -13,9 +13,9 @@ from fedpeft.data.schema import Example
 from fedpeft.data.settings import DataSettings
 
 SPELLINGS = {  # of a split's name in tables and folders
-    **dict.fromkeys(("train",), "train"),
+    **dict.fromkeys(("train", "training"), "train"),
     **dict.fromkeys(("validation", "validate", "valid", "val", "dev"), "validation"),
-    **dict.fromkeys(("test",), "test"),
+    **dict.fromkeys(("test", "testing"), "test"),
 }
 Splits = tuple[tuple[Example, ...], tuple[Example, ...], tuple[Example, ...]]
 

@@ -22,6 +22,7 @@ from typing import Any
 from fedpeft.data.answers import closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, images_below, missing_image
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet, Origin
@@ -97,4 +98,11 @@ ORIGIN = Origin(
     address="github.com/UCSD-AI4H/PathVQA, the hub's `flaviagiammarino/path-vqa`",
     terms="MIT on the hub; images of textbooks",
 )
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/train_qa.pkl", "*/images/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -11,6 +11,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.registry import Registry
 
 if TYPE_CHECKING:
+    from fedpeft.data.glance import Recognized
     from fedpeft.data.schema import SiteData
     from fedpeft.data.settings import DataSettings
 
@@ -46,6 +47,11 @@ class DataSet:
             that it reads; others are refused.
         metric: by which its sites are measured (`fedpeft.metrics`); empty: what lies at a site decides.
         origin: where it is had, and under which terms; None: it is a site's own, or computed.
+        recognized: whether a folder is in its layout (`fedpeft.data.glance`); None: it has none of its own.
+        layout: the expected files, as messages show them.
+        folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
+        sites: names of the sites that it has by itself.
+        whole: the name of a site that has all of these, if there is one.
     """
 
     load: Callable[[DataSettings], SiteData]
@@ -54,6 +60,11 @@ class DataSet:
     takes: frozenset[str] = frozenset()
     metric: str = ""
     origin: Origin | None = None
+    recognized: Recognized | None = None
+    layout: str = ""
+    folders: tuple[str, ...] = ()
+    sites: tuple[str, ...] = ()
+    whole: str = ""
 
 
 DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)
@@ -84,12 +95,17 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         without: ids of images to leave out where the site has them.
 
     Raises:
-        DataError: the data are missing, incomplete or empty; the message names the file and the remedy.
+        DataError: the data are missing, incomplete or empty; the message names the file and the remedy, and where the
+            folder is in another layout, the expected one and what is there.
     """
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
 
-    data = DATASETS.get(settings.dataset).load(settings)
+    data_set = DATASETS.get(settings.dataset)
+    try:
+        data = data_set.load(settings)
+    except DataError as error:
+        raise _with_layout(error, data_set, settings) from error
     if settings.exclude:
         data = data.without_images(settings.exclude)
     if dropped := frozenset(without):
@@ -100,3 +116,21 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
             f"Site {data.site!r} has no validation example; give it some, or set validation_fraction=0 to do without."
         )
     return data
+
+
+def _with_layout(error: DataError, data_set: DataSet, settings: DataSettings) -> DataError:
+    """Return an error to which the expected files are added, where the data's folder is in another layout."""
+    from fedpeft.data.folders import dataset_folder
+    from fedpeft.data.glance import glance
+
+    names = tuple(name.format(site=settings.site or ".") for name in data_set.folders)
+    if data_set.recognized is None or not names:
+        return error
+    try:
+        seen = glance(dataset_folder(settings, names))
+    except DataError:  # there is no folder, as the error says
+        return error
+    if data_set.recognized(seen):
+        return error
+    text = f"{error} Expected:\n{data_set.layout}\nThere is {seen.described()}."
+    return DataError(text, setting=error.setting)

@@ -15,6 +15,7 @@ from pathlib import Path
 from fedpeft.data.answers import closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
@@ -71,4 +72,11 @@ def _example(row: Row, folder: Path) -> Example:
 
 
 ORIGIN = Origin(title="SLAKE", address="med-vqa.com/slake, the hub's `BoKelvin/SLAKE`", terms="CC BY 4.0 on the hub")
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("/imgs/", "/validate.json"), ("/imgs/", "/validation.json"), "/Slake1.0/imgs/"),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -1,7 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Ultra-MedVQA (F3OCUS, supplement C.1) as `fedpeft build-vqa` makes it of MedMNIST's files: questions at nine sites.
 
-<site>/manifest.csv, <site>/images/...        for each site a folder, below FEDPEFT_DATA
+    <site>/manifest.csv, <site>/images/<set>/...        a folder for each site
+
+These folders lie below FEDPEFT_DATA; `root` is that of one site.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from dataclasses import replace
 
 from fedpeft.data import manifest, medmnist
 from fedpeft.data.errors import DataError
+from fedpeft.data.glance import tree
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
@@ -31,4 +34,4 @@ def load(settings: DataSettings) -> SiteData:
     return replace(data, source=f"Ultra-MedVQA ({data.site}), questions made by templates from the classes of MedMNIST")
 
 
-DATASET = DataSet(load=load, metric=ACCURACY, origin=medmnist.ORIGIN)
+DATASET = DataSet(load=load, metric=ACCURACY, origin=medmnist.ORIGIN, layout=tree(__doc__))

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import bar_rows
 from fedpeft.data.registry import DataSet, Origin
@@ -71,4 +72,11 @@ def _pairs(file: Path, root: Path, images: str) -> tuple[tuple[Example, ...], in
 ORIGIN = Origin(
     title="VQA-Med 2018", address="ImageCLEF, after registration", terms="the images are those of PubMed Central"
 )
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/VQAMed2018Train-QA.csv", "*/VQAMed2018Valid-QA.csv")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -15,6 +15,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, bar_rows
 from fedpeft.data.registry import DataSet, Origin
@@ -91,4 +92,11 @@ def _test(root: Path) -> tuple[Example, ...]:
 ORIGIN = Origin(
     title="VQA-Med 2019", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
 )
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/Train_images/", "*/VQAMed2019_Test_Images/")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

@@ -13,6 +13,7 @@ validation and test (1000 pairs) and split them 80:20; which pairs went where th
 from __future__ import annotations
 
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
@@ -50,4 +51,11 @@ def load(settings: DataSettings) -> SiteData:
 ORIGIN = Origin(
     title="VQA-Med 2020", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
 )
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(("*/VQAnswering_2020_Val_QA_Pairs.txt", "*/VQAMed2020-Task1-VQAnswering-Test-Questions.txt")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

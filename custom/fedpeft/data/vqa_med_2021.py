@@ -13,6 +13,7 @@ The challenge's training set is that of 2020: it belongs to the site vqa-med-202
 from __future__ import annotations
 
 from fedpeft.data.folders import dataset_folder
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
@@ -53,4 +54,13 @@ def load(settings: DataSettings) -> SiteData:
 ORIGIN = Origin(
     title="VQA-Med 2021", address="the organizers, github.com/abachaa", terms="the images are those of MedPix"
 )
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(
+        ("*/VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt", "*/Task1-VQA-2021-TestSet-Questions.txt")
+    ),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+)

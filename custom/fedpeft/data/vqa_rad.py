@@ -25,6 +25,7 @@ from pathlib import Path
 from fedpeft.data.answers import closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
+from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, halves
 from fedpeft.data.records import Row, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
@@ -132,4 +133,13 @@ def _example(row: Row, folder: Path) -> Example:
 
 
 ORIGIN = Origin(title="VQA-RAD", address="osf.io/89kps", terms="CC0")
-DATASET = DataSet(load=load, metric=ACCURACY, origin=ORIGIN)
+DATASET = DataSet(
+    load=load,
+    metric=ACCURACY,
+    origin=ORIGIN,
+    recognized=holds(f"/{_OFFICIAL}", ("/trainset.json", "/testset.json")),
+    layout=tree(__doc__),
+    folders=FOLDERS,
+    sites=tuple(PARTS),
+    whole=WHOLE,
+)

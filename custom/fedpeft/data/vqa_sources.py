@@ -26,6 +26,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
+from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.vqa_templates import Subject
 
 EXPECTED = """
@@ -33,7 +34,6 @@ EXPECTED = """
     SOURCE/<set>/<class>/*.png      several such sets, or
     <name>.npz                      a file of MedMNIST, or a folder of them"""
 _SHOWN = 8
-_JOINED = frozenset({"train", "training", "val", "valid", "validation", "test", "testing"})
 _OF_MEDMNIST = {
     "pathmnist": ("colon-pathology", "histopathology", "colon", "tissue"),
     "chestmnist": ("chest-x-ray", "x-ray", "lung", "disease"),
@@ -93,7 +93,7 @@ def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: s
     if not with_classes:
         here = ", ".join(repr(entry.name) for entry in sorted(path.iterdir())[:_SHOWN]) or "nothing"
         raise DataError(f"{path} holds no images in class folders. Expected:{EXPECTED}\nThere is {here}.")
-    if {folder.name.lower() for folder in with_classes} <= _JOINED:
+    if {folder.name.lower() for folder in with_classes} <= SPELLINGS.keys():
         return [_folder(path, [own for folders in with_classes.values() for own in folders], **known)]
     return [_folder(folder, own, **known) for folder, own in with_classes.items()]
 

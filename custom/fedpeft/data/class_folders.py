@@ -1,0 +1,102 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own images in one folder for each class.
+
+    <class>/*.png, ...                                  two classes at least; any number of images
+    {train,validation,test}/<class>/*.png, ...          with a split; validation may be missing
+
+The name of a folder is the class, with blanks for underscores. Images in a folder inside a class folder belong
+together, as those of one patient do: they are never in two splits that are made here, nor at two sites. Without the
+split, or where train or test is missing, all of it is split by `test_fraction` and `validation_fraction`. Files that
+are no images are counted and left out. Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedpeft.data.folders import dataset_folder
+from fedpeft.data.glance import Glance, tree
+from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
+from fedpeft.data.partition import SPELLINGS
+from fedpeft.data.registry import DataSet
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import DataSettings
+from fedpeft.metrics import BALANCED_ACCURACY
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+
+
+def load(settings: DataSettings) -> SiteData:
+    """Load a site's own folder, or its part of it.
+
+    Raises:
+        DataError: missing folder, a folder without images, or an empty split.
+    """
+    root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
+    parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
+    if _are_splits(names := class_folders(root)):
+        for name in names:
+            parts[SPELLINGS[name.lower()]] += _examples(root / name, root)
+    else:
+        parts[TRAIN] = _examples(root, root)
+    train, validation, test = parts.values()
+    split = bool(train and test)
+    found = sum(map(len, parts.values()))
+    others = sum(1 for file in root.rglob("*") if file.is_file() and not _hidden(file.relative_to(root))) - found
+    site = settings.site or root.resolve().name
+    return site_of(
+        settings,
+        site,
+        f"the site's own data ({site}), real data as its class folders have them",
+        train=train if split else [*train, *validation, *test],
+        validation=validation or None if split else None,
+        test=test if split else None,
+        left_out=[("it is no image in a class folder", others)],
+    )
+
+
+def recognized(seen: Glance) -> bool:
+    """Return whether a folder holds class folders, and not several folders of such.
+
+    Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
+    classes of its own, as the sites of a federation have.
+    """
+    paths = seen.images
+    tops = {path.split("/")[1] for path in paths if path.count("/") > 1}
+    if not tops or any(path.count("/") == 1 for path in paths):
+        return False
+    inside = [(path.split("/")[1], path.split("/")[2]) for path in paths if path.count("/") > 2]
+    if inside and _are_splits(tops):
+        return len({name for _, name in inside}) > 1
+    names = [name for _, name in set(inside)]
+    return len(tops) > 1 and len(names) == len(set(names)) and not _are_splits(tops)
+
+
+def _examples(folder: Path, root: Path) -> list[Example]:
+    examples = []
+    for name, files in class_folders(folder).items():
+        for file in files:
+            place = file.relative_to(root)
+            if not _hidden(place):
+                group = "" if file.parent == folder / name else place.parent.as_posix()
+                examples.append(class_example(file, name.replace("_", " "), image_id=place.as_posix(), group=group))
+    return examples
+
+
+def _are_splits(names: Iterable[str]) -> bool:
+    return all(name.lower() in SPELLINGS for name in names)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in path.parts)
+
+
+DATASET = DataSet(
+    load=load,
+    takes=TAKES,
+    metric=BALANCED_ACCURACY,
+    recognized=recognized,
+    layout=tree(__doc__),
+    folders=("{site}", "."),
+)

@@ -1,0 +1,219 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The sites that a folder holds, and the settings with which they are loaded; nothing but the folder says which.
+
+A folder in the layout of one data set is that data set's own sites, or is shared out to clients, or is one site; a
+folder of such folders is a site for each.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.data.errors import DataError
+from fedpeft.data.glance import Glance, glance
+from fedpeft.data.registry import DATASETS, load
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.settings import IID, NATURAL, DataSettings
+from fedpeft.settings import build
+
+CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
+LEAST_UNITS = 15  # images or patients of a client: below, there are fewer clients
+MOST_NAMED = 5
+ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
+_TAKEN = frozenset({"server", "simulator_server"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderSites:
+    """What a folder holds.
+
+    Args:
+        kind: what it was recognized as, in words.
+        common: settings of all sites, a part of the section `data`.
+        of_sites: by site its own settings.
+        data: what each site has.
+        notes: what was chosen, and what was not read, a sentence each.
+    """
+
+    kind: str
+    common: Mapping[str, Any]
+    of_sites: Mapping[str, Mapping[str, Any]]
+    data: tuple[SiteData, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def section(self) -> dict[str, Any]:
+        """The section `data` of a job."""
+        own = {site: dict(settings) for site, settings in self.of_sites.items() if settings}
+        return {**self.common, **({"sites": own} if own else {})}
+
+
+def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSites:
+    """Recognize what lies in a folder, and load it.
+
+    Args:
+        folder: of which nothing is known.
+        chosen: settings of all sites that are not to be found out.
+
+    Raises:
+        DataError: it is in no known layout, or something of it cannot be read.
+    """
+    chosen = dict(chosen or {})
+    whole = glance(folder)
+    seen = _unwrapped(whole)
+    if names := _layouts(seen):
+        found = (
+            _one(seen, names[0], chosen)
+            if len(names) == 1
+            else _several([(name, name, seen) for name in names], chosen)
+        )
+    else:
+        inner = {name: _unwrapped(part) for name, part in seen.folders.items()}
+        known = {name: part for name, part in inner.items() if _layouts(part)}
+        if not known:
+            raise DataError(unknown_layout(whole))
+        parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
+        found = _several(parts, chosen)
+        if others := [f"{name}/" for name in inner if name not in known]:
+            more = ["..."] * (len(others) > MOST_NAMED)
+            listed = ", ".join([*others[:MOST_NAMED], *more])
+            found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {listed}."))
+    return _with_split(found)
+
+
+def unknown_layout(seen: Glance) -> str:
+    """Return a message with the layouts of a site's own data, and what a folder holds instead."""
+    known = [(name, data_set) for name, data_set in DATASETS.usable() if data_set.recognized]
+    own = "\n".join(f"{name}:\n{data_set.layout}" for name, data_set in known if not data_set.origin)
+    titles = ", ".join(dict.fromkeys(data_set.origin.title for _, data_set in known if data_set.origin))
+    return (
+        f"{seen.root} is in no known layout. Expected there, or in a folder for each site:\n{own}\n"
+        f"or what the owners of {titles} publish, unpacked.\nThere is {seen.described()}."
+    )
+
+
+def _layouts(seen: Glance) -> tuple[str, ...]:
+    """Return the published data sets that lie in a folder, or else the layout of a site's own data."""
+    found = [name for name, data_set in DATASETS.usable() if data_set.recognized and data_set.recognized(seen)]
+    if not found or DATASETS.get(found[0]).origin is None:
+        return tuple(found[:1])
+    return tuple(name for name in found if DATASETS.get(name).origin)
+
+
+def _unwrapped(seen: Glance) -> Glance:
+    """Return the folder in which data lie that are in a folder alone, as archives unpack."""
+    while len(seen.folders) == 1 and not _layouts(seen):
+        (seen,) = seen.folders.values()
+    return seen
+
+
+def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
+    """Return the sites of one data set: its own, or clients that share it, or a single one."""
+    data_set, title = DATASETS.get(name), _title(name)
+    common = {"dataset": name, "root": str(seen.root), **chosen}
+    if data_set.sites and chosen.get("partition", NATURAL) == NATURAL:
+        sites, left = _with_data(common, data_set.sites)
+        return FolderSites(kind=f"{title}, which has sites of its own", common=common, of_sites=sites, notes=left)
+    if "partition" in data_set.takes:
+        whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
+        units = {example.unit for examples in whole.splits().values() for example in examples}
+        parts = chosen.get("parts", min(CLIENTS, len(units) // LEAST_UNITS))
+        if parts > 1:
+            common |= {"partition": chosen.get("partition", IID), "parts": parts}
+            sites = {f"client-{number}": {} for number in range(1, parts + 1)}
+            notes = (f"It has no sites of its own: {parts} clients share it ({common['partition']}).",)
+            return FolderSites(kind=title, common=common, of_sites=sites, notes=notes)
+    site = data_set.whole or _site_name(seen.root.name, ())
+    return FolderSites(kind=title, common=common, of_sites={site: {}}, notes=(ALONE,))
+
+
+def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]) -> FolderSites:
+    """Return a site for each of several: what it is to be called, the data set, and where that lies."""
+    of_sites: dict[str, dict[str, Any]] = {}
+    for folder, name, seen in parts:
+        data_set = DATASETS.get(name)
+        settings = {"dataset": name, "root": str(seen.root)}
+        if data_set.sites and not data_set.whole:
+            of_sites |= {site: dict(settings) for site in data_set.sites}
+        else:
+            own = {"site": data_set.whole} if data_set.whole else {}
+            of_sites[_site_name(folder, of_sites)] = {**settings, **own}
+    datasets = list(dict.fromkeys(settings["dataset"] for settings in of_sites.values()))
+    common = dict(chosen)
+    if len(datasets) == 1:
+        common = {"dataset": datasets[0], **common}
+        for settings in of_sites.values():
+            del settings["dataset"]
+    kind = f"folders, a site each: {', '.join(map(_title, datasets))}"
+    return FolderSites(kind=kind, common=common, of_sites=of_sites, notes=(ALONE,) if len(of_sites) == 1 else ())
+
+
+def _with_split(found: FolderSites) -> FolderSites:
+    """Load all sites, without a validation split where images are too few, and split again where images are in two."""
+    notes = list(found.notes)
+    try:
+        data = tuple(_all(found))
+    except DataError as error:
+        found = replace(found, common={**found.common, "validation_fraction": 0})
+        try:
+            data = tuple(_all(found))
+        except DataError:
+            raise error from None
+        notes.append("Some site has too few images for a validation split: there is none.")
+    if shared := sum(len(_units(site.train) & _units(site.test)) for site in data):
+        common = {**found.common, "split": "image_disjoint"}
+        found = replace(found, common=common)
+        data = tuple(_all(found))
+        notes.append(f"{shared:,} images or patients are in training and in test: everything is split again by image.")
+    return replace(found, data=data, notes=tuple(notes))
+
+
+def _units(examples: Sequence[Example]) -> set[str]:
+    return {example.unit for example in examples}
+
+
+def _all(found: FolderSites) -> Iterator[SiteData]:
+    for site, settings in found.of_sites.items():
+        yield _loaded({**found.common, **settings}, site)
+
+
+def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
+    """Return those sites of a data set that have data, and a note on the others.
+
+    Raises:
+        DataError: none has.
+    """
+    sites: dict[str, dict[str, Any]] = {}
+    errors: dict[str, DataError] = {}
+    for name in names:
+        try:
+            _loaded(common, name)
+            sites[name] = {}
+        except DataError as error:
+            errors[name] = error
+    if not sites:
+        raise next(iter(errors.values()))
+    return sites, (f"Without data here: {', '.join(errors)}.",) if errors else ()
+
+
+def _loaded(settings: Mapping[str, Any], site: str) -> SiteData:
+    return load(build(DataSettings, {"site": site, **settings}, section="data"))
+
+
+def _title(name: str) -> str:
+    origin = DATASETS.get(name).origin
+    return origin.title if origin else name.replace("_", " ")
+
+
+def _site_name(folder: str, taken: Collection[str]) -> str:
+    """Return a name that FLARE takes for a site, made of that of a folder."""
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", folder).strip("-._")[:60] or "site"
+    name = f"{name}-site" if name in _TAKEN else name
+    number = 1
+    while (free := name if number == 1 else f"{name}-{number}") in taken:
+        number += 1
+    return free

@@ -1,0 +1,78 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Write a task and a job for the data of a folder: `fedpeft new`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import yaml
+
+from fedpeft.admission.job import admit_folder
+from fedpeft.data.folder_sites import FolderSites, sites_in
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import CONFIGS, RECIPES, changed, composed, merged, part_of, recipes, write_job
+from fedpeft.metrics import BALANCED_ACCURACY
+
+TRAINING = {
+    "rounds": 10,
+    "local_epochs": 1,
+    "batch_size": 16,
+    "learning_rate": 5e-3,
+    "weight_decay": 0.01,
+    "warmup": 0.1,
+    "seed": 0,
+}
+HEADER = """\
+# Written by `fedpeft new` for the data in {folder}.
+# At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
+"""
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
+
+
+def look(folder: Path, overrides: Iterable[str] = ()) -> FolderSites:
+    """Return what a folder holds, with the settings of the section `data` that are given as overrides.
+
+    Raises:
+        FedpeftError: see `sites_in`.
+    """
+    return sites_in(folder, changed(overrides).get("data"))
+
+
+def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = ()) -> list[Path]:
+    """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`.
+
+    Args:
+        name: of the task and of the job.
+        found: what lies in the folder.
+        folder: the data, for the task's first line.
+        out: where `app_configs/` and `jobs/` are, or are made.
+        overrides: settings as `section.name=value`, for the task.
+
+    Returns:
+        what was written, the job's folder last.
+
+    Raises:
+        FedpeftError: the name is none, or is taken; nothing is written then.
+    """
+    if not _NAME.fullmatch(name):
+        raise FedpeftError(f"{name!r:.80} cannot be a job's name: use lower-case letters, digits, _ and -, at most 60.")
+    configs, job = out / CONFIGS, out / "jobs" / name
+    task, jobs = configs / "tasks" / f"{name}.yml", configs / RECIPES
+    known = recipes(configs) if jobs.is_file() else {}
+    for taken in [path for path in (task, job) if path.exists()] or [jobs] * (name in known):
+        raise FedpeftError(f"{taken} has {name!r} already: choose another name, or remove that one.")
+    images = all(site.metric == BALANCED_ACCURACY for site in found.data)
+    parts = [f"backbones/{'tiny_vit' if images else 'tiny_vilt'}", "methods/fedpia", "deployments/laptop"]
+    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": TRAINING}
+    sections = merged(own, changed(overrides))
+    whole = composed([*(part_of(configs, part) for part in parts), sections])
+    task.parent.mkdir(parents=True, exist_ok=True)
+    text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
+    task.write_text(HEADER.format(folder=folder.resolve()) + text, encoding="utf-8")
+    before = jobs.read_text() if jobs.is_file() else "# One line per job: the parts it is composed of.\n"
+    jobs.write_text(f"{before.rstrip()}\n{name}: [{', '.join(parts)}, tasks/{name}]\n")
+    write_job(job, name, whole)
+    admit_folder(job)
+    return [task, jobs, job]
