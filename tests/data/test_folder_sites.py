@@ -1,0 +1,242 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A folder is recognized by what lies in it, and its sites are loaded with what follows from that."""
+
+import shutil
+
+import layouts
+import pytest
+
+from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
+from fedpeft.data.glance import MOST_IMAGES, glance
+from fedpeft.data.registry import DATASETS
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY
+
+NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder
+    "slake": ["Slake1.0/imgs/", "Slake1.0/train.json"],
+    "vqa_rad": ["trainset.json", "testset.json", "images/"],
+    "vqa_med_2018": [
+        f"VQAMed2018{part}/VQAMed2018{part}-{rest}"
+        for part in ("Train", "Valid")
+        for rest in ("QA.csv", "images/1.jpg")
+    ],
+    "vqa_med_2019": ["ImageClef-2019-VQA-Med-Training/Train_images/1.jpg", "VQAMed2019Test/VQAMed2019_Test_Images/"],
+    "vqa_med_2020": [
+        "sets/Validation/VQAnswering_2020_Val_QA_Pairs.txt",
+        "test/VQAMed2020-Task1-VQAnswering-Test-Questions.txt",
+    ],
+    "vqa_med_2021": [
+        "VQA-Med-2021-VQAnswering-Task1-New-ValidationSet.txt",
+        "Task1-VQA-2021-TestSet-w-GroundTruth/Task1-VQA-2021-TestSet-Questions.txt",
+    ],
+    "path_vqa": ["qas/train/train_qa.pkl", "images/train/1.jpg"],
+    "omni_med_vqa": ["Images/", "QA_information/"],
+    "manifest": ["manifest.jsonl", "scans/normal/1.png", "scans/ill/1.png"],
+    "nih_cxr14": ["Data_Entry_2017.csv", "images_001/images/1.png", "images_002/images/2.png"],
+    "open_i": ["ecgen-radiology/1.xml", "CXR1_1_IM-0001-3001.png"],
+    "mimic_cxr_jpg": ["mimic-cxr-2.0.0-chexpert.csv.gz", "files/p10/p10000032/s50414267/1.jpg"],
+    "fed_isic2019": ["ISIC_2019_Training_Input_preprocessed/1.jpg", "train_test_split"],
+    "ham10000": ["HAM10000_images_part_1/1.jpg", "HAM10000_images_part_2/2.jpg", "HAM10000_metadata.csv"],
+    "caltech101": ["101_ObjectCategories/ant/1.jpg", "101_ObjectCategories/bass/1.jpg"],
+    "flowers102": ["jpg/image_00001.jpg", "imagelabels.mat", "setid.mat"],
+    "pathmnist": ["pathmnist_64.npz"],
+    "class_folders": ["normal/1.png", "ill/1.png"],
+}
+NOT_CLASSES = [
+    ["1.png", "2.png"],
+    ["images/1.png"],
+    ["train/1.png", "test/1.png"],
+    ["train/normal/1.png"],
+    ["a/normal/1.png", "b/normal/1.png"],
+    ["notes.txt"],
+    [],
+]
+
+
+def make(root, names):
+    root.mkdir(parents=True, exist_ok=True)
+    for name in names:
+        path = root / name
+        (path if name.endswith("/") else path.parent).mkdir(parents=True, exist_ok=True)
+        if not name.endswith("/"):
+            path.touch()
+    return root
+
+
+def classes(root, *, each=10, names=("normal", "viral_pneumonia"), inside=""):
+    for name in names:
+        for number in range(each):
+            layouts.picture(root / name / inside.format(number // 2) / f"{number}.png")
+    return root
+
+
+def manifest(root, *, images=20):
+    rows = ["image,question,answer"]
+    for number in range(images):
+        layouts.picture(root / "scans" / f"{number}.png")
+        rows.append(f"scans/{number}.png,Is it broken?,{('yes', 'no')[number % 2]}")
+    layouts.lines(root / "manifest.csv", rows)
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_layout_is_recognized_by_its_names(name, tmp_path):
+    assert _layouts(glance(make(tmp_path, NAMES[name]))) == (name,)
+
+
+def test_every_data_set_with_files_of_its_own_is_tried():
+    recognized = {name for name in DATASETS.own_names() if DATASETS.get(name).recognized}
+    mnist = {name for name in recognized if name.endswith("mnist")}
+    assert recognized - mnist == set(NAMES) - {"pathmnist"} | {"hugging_face"}
+    assert all(DATASETS.get(name).layout and DATASETS.get(name).folders for name in recognized)
+
+
+@pytest.mark.parametrize("names", NOT_CLASSES, ids=" ".join)
+def test_what_has_no_classes_is_not_taken_for_it(names, tmp_path):
+    assert _layouts(glance(make(tmp_path, names))) == ()
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"class_folders"}))
+def test_a_folder_above_is_not_taken_for_the_data_set(name, tmp_path):
+    make(tmp_path / "one", NAMES[name])
+    make(tmp_path / "other", ["notes.txt"])
+    seen = glance(tmp_path)
+    assert _layouts(seen) == ()
+    assert _layouts(seen.folders["one"]) == (name,)
+
+
+@pytest.mark.parametrize(
+    ("name", "write"),
+    [("slake", layouts.slake), ("vqa_med_2018", layouts.vqa_med_2018), ("vqa_med_2019", layouts.vqa_med_2019)],
+)
+def test_an_owners_layout_is_loaded_and_measured_as_declared(name, write, tmp_path):
+    found = sites_in(write(tmp_path / "data"))
+    assert found.section["dataset"] == name
+    assert {site.metric for site in found.data} == {DATASETS.get(name).metric}
+    assert found.notes[0] == ALONE
+
+
+def test_class_folders_are_shared_out_to_clients(tmp_path):
+    classes(tmp_path, each=40)
+    (tmp_path / "readme.txt").touch()
+    found = sites_in(tmp_path)
+    assert list(found.of_sites) == [f"client-{number}" for number in range(1, CLIENTS + 1)]
+    assert found.section["root"] == str(tmp_path)
+    assert {site.metric for site in found.data} == {BALANCED_ACCURACY}
+    images = [{e.image_id for split in site.splits().values() for e in split} for site in found.data]
+    assert sum(map(len, images)) == len(set().union(*images)) == 80
+    assert found.data[0].left_out == (("it is no image in a class folder", 1),)
+    assert {e.answer for site in found.data for e in site.train} == {"normal", "viral pneumonia"}
+
+
+def test_class_folders_with_a_split_keep_it(tmp_path):
+    for split, count in (("Training", 10), ("val", 4), ("Testing", 6)):
+        classes(tmp_path / split, each=count)
+    site = load(DataSettings(dataset="class_folders", root=tmp_path, site="north"))
+    assert [len(part) for part in site.splits().values()] == [20, 8, 12]
+    assert all(example.image_id.startswith("Testing/") for example in site.test)
+
+
+def test_folders_in_class_folders_are_patients(tmp_path):
+    classes(tmp_path, each=20, inside="patient-{}")
+    for folder in (tmp_path / "viral_pneumonia").iterdir():  # no patient is in two classes
+        folder.rename(folder.with_name(f"other-{folder.name}"))
+    (site,) = sites_in(tmp_path).data
+    groups = [{example.group for example in part} for part in site.splits().values()]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 20
+
+
+def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
+    for name in ("north", "south clinic", "server"):
+        classes(tmp_path / name)
+    make(tmp_path / "notes", ["a.txt"])
+    found = sites_in(tmp_path)
+    assert list(found.of_sites) == ["north", "server-site", "south-clinic"]
+    assert found.section["sites"]["south-clinic"] == {"root": str(tmp_path / "south clinic")}
+    assert "Not read, in no known layout: notes/." in found.notes
+
+
+def test_sub_folders_with_manifests_are_sites_and_may_lie_beside_other_kinds(tmp_path):
+    for name in ("north", "south"):
+        manifest(tmp_path / name)
+    found = sites_in(tmp_path)
+    assert found.section["dataset"] == "manifest"
+    assert [site.metric for site in found.data] == [ACCURACY] * 2
+    classes(tmp_path / "west")
+    mixed = sites_in(tmp_path)
+    assert "dataset" not in mixed.common
+    assert mixed.of_sites["west"]["dataset"] == "class_folders"
+    assert [site.metric for site in mixed.data] == [ACCURACY, ACCURACY, BALANCED_ACCURACY]
+
+
+def test_a_folder_alone_in_a_folder_is_what_is_meant(tmp_path):
+    manifest(tmp_path / "archive" / "unpacked")
+    found = sites_in(tmp_path)
+    assert found.common["root"] == str(tmp_path / "archive" / "unpacked")
+    assert list(found.of_sites) == ["unpacked"]
+
+
+def test_a_split_that_shares_images_is_made_again(tmp_path):
+    rows = ["image,question,answer,split"]
+    for number in range(20):
+        layouts.picture(tmp_path / f"{number}.png")
+        rows += [f"{number}.png,Is it broken?,yes,train", f"{number}.png,Is it old?,no,{('train', 'test')[number % 2]}"]
+    layouts.lines(tmp_path / "manifest.csv", rows)
+    found = sites_in(tmp_path)
+    assert found.section["split"] == "image_disjoint"
+    assert any("images or patients are in training and in test" in note for note in found.notes)
+    (site,) = found.data
+    assert not {e.image_id for e in site.train} & {e.image_id for e in site.test}
+
+
+def test_too_few_images_for_a_validation_split_go_without(tmp_path):
+    manifest(tmp_path, images=2)
+    found = sites_in(tmp_path)
+    assert found.section["validation_fraction"] == 0
+    assert [len(part) for part in found.data[0].splits().values()] == [1, 0, 1]
+
+
+def test_chosen_settings_hold_for_all_sites(tmp_path):
+    found = sites_in(classes(tmp_path, each=20), {"partition": "dirichlet", "alpha": 100.0, "parts": 2, "seed": 3})
+    assert {key: found.section[key] for key in ("partition", "parts", "seed")} == {
+        "partition": "dirichlet",
+        "parts": 2,
+        "seed": 3,
+    }
+
+
+def test_what_is_wrong_in_recognized_data_is_said(tmp_path):
+    manifest(tmp_path / "north")
+    manifest(tmp_path / "south")
+    (tmp_path / "south" / "scans" / "3.png").unlink()
+    with pytest.raises(DataError, match=r"south/scans/3\.png, named in .*, is missing"):
+        sites_in(tmp_path)
+
+
+def test_an_unknown_layout_is_answered_with_the_expected_ones_and_what_is_there(tmp_path):
+    make(tmp_path, [f"scan-{number}.dcm" for number in range(30)] + [f"more/{number}.txt" for number in range(9)])
+    with pytest.raises(DataError) as refused:
+        sites_in(tmp_path)
+    message = str(refused.value)
+    for expected in ("manifest.csv     image,question,answer", "<class>/*.png", "data/train-00000", "VQA-RAD"):
+        assert expected in message
+    assert message.endswith(
+        "more/ (0.txt, 1.txt, 2.txt, ...), scan-0.dcm, scan-1.dcm, scan-10.dcm, scan-11.dcm, "
+        "scan-12.dcm, scan-13.dcm, scan-14.dcm, ...."
+    )
+
+
+def test_a_data_set_in_another_layout_is_answered_with_its_own(tmp_path):
+    make(tmp_path, ["questions.json", "pictures/1.jpg"])
+    with pytest.raises(DataError, match=r"(?s)unpack VQA-RAD there\. Expected:\n    VQA_RAD Dataset.*There is pict"):
+        load(DataSettings(dataset="vqa_rad", root=tmp_path))
+
+
+def test_of_many_images_the_first_are_looked_at_and_hidden_files_not_at_all(tmp_path):
+    make(tmp_path, [f"a/{number:03}.png" for number in range(100)] + [".git/config", "__MACOSX/a", "a/list.txt"])
+    seen = glance(tmp_path)
+    assert seen.images == tuple(f"/a/{number:03}.png" for number in range(MOST_IMAGES))
+    assert seen.names == ("/a/", "/a/list.txt")
+    shutil.rmtree(tmp_path / "a")
+    with pytest.raises(DataError, match="is not a folder; correct the path"):
+        glance(tmp_path / "a")

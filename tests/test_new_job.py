@@ -1,0 +1,115 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`fedpeft new` writes a job for a folder, and `fedpeft data` shows a job, a site of it, or a folder."""
+
+import json
+from pathlib import Path
+
+import layouts
+import pytest
+
+from fedpeft import cli
+from fedpeft.jobs import CONFIGS, compose, outdated
+
+
+@pytest.fixture
+def clinics(tmp_path, monkeypatch):
+    """A folder with two sites in class folders, as the current folder's neighbor."""
+    for site in ("north", "south"):
+        for name in ("normal", "ill"):
+            for number in range(10):
+                layouts.picture(tmp_path / "clinics" / site / name / f"{site}-{number}.png")
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    return tmp_path / "clinics"
+
+
+def test_task_recipe_and_job_are_written_and_are_what_each_other_say(clinics, capsys):
+    assert cli.main(["new", "own", "--data", "../clinics"]) == 0
+    printed = capsys.readouterr().out
+    assert "found    folders, a site each: class folders" in printed
+    assert printed.endswith("next     fedpeft simulate jobs/own\n")
+    sections = compose(CONFIGS, "own")
+    assert outdated(Path("jobs/own"), "own", sections) == []
+    assert sections["federation"]["sites"] == ["north", "south"]
+    assert sections["data"]["sites"]["north"]["root"] == str(clinics / "north"), "the job says where the data lie"
+    assert sections["backbone"]["name"] == "tiny-vit"
+    assert cli.main(["data", "own"]) == cli.main(["data", "jobs/own", "north"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("north ") > printed.count("south ") > 0
+
+
+def test_another_place_gets_a_folder_of_its_own(clinics, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert cli.main(["new", "own", "--data", str(clinics), "--out", str(out), "--set", "training.rounds=2"]) == 0
+    assert list(Path().iterdir()) == []
+    config = json.loads((out / "jobs/own/app/config/config_fed_server.json").read_text())
+    assert config["workflows"][0]["args"]["training"]["rounds"] == 2
+    assert compose(out / CONFIGS, "own")["training"]["rounds"] == 2
+    capsys.readouterr()
+    assert cli.main(["data", str(out / "jobs/own")]) == 0
+    assert "south" in capsys.readouterr().out
+
+
+def test_a_second_job_is_added_and_a_name_that_is_taken_is_refused(clinics, capsys):
+    assert cli.main(["new", "own", "--data", str(clinics)]) == cli.main(["new", "more", "--data", str(clinics)]) == 0
+    before = {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 1
+    assert "choose another name" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in Path().rglob("*") if path.is_file()}
+    assert compose(CONFIGS, "own")["data"] == compose(CONFIGS, "more")["data"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--data", "nothing"], "nothing is not a folder; correct the path."),
+        (["--data", "{clinics}", "--set", "training.rounds=0"], "rounds is 0"),
+        (["--data", "{clinics}", "--set", "data.split=paper"], "split='paper' has no meaning"),
+        (["--data", "."], "is in no known layout. Expected"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_nothing_is_written(arguments, sentence, clinics, capsys):
+    assert cli.main(["new", "own", *(part.format(clinics=clinics) for part in arguments)]) == 1
+    assert sentence in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["", "Own", "../own", "a b", "x" * 61])
+def test_a_name_that_is_none_is_refused(name, clinics, capsys):
+    assert cli.main(["new", name, "--data", str(clinics)]) == 1
+    assert "cannot be a job's name" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_folder_is_shown_without_a_job(clinics, capsys):
+    assert cli.main(["data", str(clinics)]) == 0
+    printed = capsys.readouterr().out
+    assert printed.startswith("found    folders, a site each: class folders\n")
+    assert "Measured by balanced accuracy" in printed
+    assert list(Path().iterdir()) == []
+
+
+def test_a_job_goes_before_a_folder_with_its_name(clinics, capsys, monkeypatch):
+    monkeypatch.chdir(clinics.parent)
+    clinics.rename("vqa_rad")
+    assert cli.main(["data", "./vqa_rad"]) == 0
+    assert "class folders" in capsys.readouterr().out
+    assert cli.main(["data", "vqa_rad"]) == 1  # the job, whose data are not there
+    assert "No data folder for 'vqa_rad'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["fedpia_task"], "'fedpia_task' is neither a job of "),
+        (["fedpia_task1", "slak"], "'slak' is not a site of fedpia_task1: did you mean 'slake'."),
+        (["{clinics}", "north"], "is a folder and no job: leave 'north' out"),
+    ],
+)
+def test_what_is_neither_is_one_sentence(arguments, sentence, clinics, capsys):
+    assert cli.main(["data", *(part.format(clinics=clinics) for part in arguments)]) == 1
+    error = capsys.readouterr().err
+    assert sentence in error
+    assert error.count("\n") == 1
