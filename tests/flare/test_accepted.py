@@ -31,7 +31,8 @@ INTRODUCTION = {
     "dtype": "float32",
     "budget": 1,
     "finished": 0,
-    "unanswerable": 0,
+    "baseline": 0.5,
+    "remarks": ["Seen at the site alone."],
 }
 
 
@@ -110,6 +111,11 @@ def test_a_job_that_was_accepted_trains(site):
     assert site.hello().problem == ""
     assert site.train().problem == ""
     assert "received.safetensors" in site.kept
+
+
+def test_how_often_an_answer_occurs_stays_at_the_site(site):
+    assert INTRODUCTION["baseline"] == 0.5
+    assert site.hello().baseline is None
 
 
 def test_without_a_handshake_nothing_is_trained_or_written(site):

@@ -154,6 +154,8 @@ HELLOS = [
     ("negative count", {"samples": {"train": -1, "validation": 0, "test": 0}}, "-1 as samples.train"),
     ("encoded count", {"classes": 2**200}, "as classes"),
     ("a round the server did not name", {"finished": 7}, "finished is 7"),
+    ("how often an answer occurs", {"baseline": 0.25}, "the baseline in an introduction"),
+    ("no fraction", {"baseline": 2.0}, "2.0 as baseline"),
     ("encoded budget", {"budget": -1}, "-1 as budget"),
     ("schema key of words", {"schema": {SECRET: [1]}}, "not an adapter key"),
     ("schema key of the head", {"schema": {**introduction().schema, "head.weight": [1]}}, "lacks head.weight"),

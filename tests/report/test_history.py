@@ -93,6 +93,12 @@ BROKEN = [
     ("reason no text", set_at("rounds", 1, "rejected", value={"slake": 3}), ["'slake'", "3"]),
     ("round number", set_at("rounds", 1, "round", value="2"), ["'round'", "'2'"]),
     ("round twice", set_at("rounds", 1, "round", value=1), ["round 1 follows round 1"]),
+    ("a baseline in percent", set_at("tested", value={"slake": {"samples": 9, "baseline": 30}}), ["'baseline'", "30"]),
+    (
+        "a baseline of nothing",
+        set_at("tested", value={"slake": {"baseline": 0.3}}),
+        ["'slake'", "'samples' is missing"],
+    ),
     ("control in a name", set_at("rounds", 1, "sites", "a\x1b", value={}), ["site's name", "control"]),
 ]
 

@@ -62,6 +62,20 @@ def test_tables_hold_every_figure_at_its_place(made):
             assert row[1:] == (*figures, f"{result['loss']:.3f}", str(result["samples"]))
 
 
+def test_the_baseline_and_the_number_of_test_examples_stand_beside_the_last_round():
+    made = record(("north", "south", "west"), 1)
+    made["tested"] = {"north": {"samples": 120, "baseline": 0.25}, "south": {"samples": 60, "baseline": None}}
+    table = last_round(parse(made, origin="h"))
+    assert table.columns[4:] == ("baseline", "training loss", "training examples", "test examples")
+    assert [(row[4], row[-1]) for row in table.rows] == [("25.0", "120"), ("–", "60"), ("–", "–"), ("25.0", "90")]
+    assert table.marks.endswith("baseline: what the best constant answer reaches")
+    assert "25.0" in markdown(parse(made, origin="h"))
+    made["tested"]["north"]["baseline"] = None
+    table = last_round(parse(made, origin="h"))
+    assert table.columns[4:] == ("training loss", "training examples", "test examples")
+    assert "baseline" not in table.marks
+
+
 @pytest.mark.parametrize("made", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_the_terminal_loses_no_figure_at_any_width(made, width):

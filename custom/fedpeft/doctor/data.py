@@ -12,8 +12,8 @@ from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.folders import VARIABLE
 from fedpeft.data.readable import images_of, refusal, unreadable
+from fedpeft.data.remarks import remarks, without_variety
 from fedpeft.data.schema import SiteData
-from fedpeft.data.variety import without_variety
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
@@ -43,12 +43,8 @@ def check(context: Context) -> Iterator[Finding]:
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
-        for why, count in loaded.left_out:
-            yield passed(f"site {site}: {count:,} left out: {why}.")
-        for note in loaded.notes:
-            yield passed(f"site {site}: {note}")
-        for sentence in without_variety(loaded):
-            yield warned(f"site {site}: {sentence}")
+        for remark in remarks(loaded):
+            yield (warned if remark in without_variety(loaded) else passed)(f"site {site}: {remark}")
 
 
 def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:

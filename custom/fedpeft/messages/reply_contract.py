@@ -80,6 +80,8 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     for name, count in counts.items():
         if count < 0:
             raise FedpeftError(f"site {site} announces {count} as {name}: it must be a count.")
+    if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
+        raise FedpeftError(f"site {site} announces {introduction.baseline} as baseline: it must be a fraction.")
     samples = introduction.samples["train"]
     if not 1 <= samples <= most_samples:
         raise FedpeftError(

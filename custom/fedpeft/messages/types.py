@@ -68,6 +68,8 @@ class Introduction(_Message):
         dtype: of every tensor that the site will send, as torch names it.
         budget: how many transformer layers the site can train in a round.
         finished: the last round, up to the one that the server named, of which the site has its own state.
+        baseline: what the best constant answer reaches on the test split; only in the simulator, because it tells how
+            often an answer occurs.
         problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
         sum_key: the site's public key for the first secure sum, see `fedpeft.privacy.signed_keys`.
@@ -87,6 +89,7 @@ class Introduction(_Message):
     dtype: str = "float32"
     budget: int = 0
     finished: int = 0
+    baseline: float | None = None
     problem: str = ""
     setting: str = ""
     sum_key: dict[str, list[str]] = field(default_factory=dict)

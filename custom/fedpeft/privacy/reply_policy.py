@@ -44,6 +44,7 @@ KNOWN = {
         "dtype",
         "budget",
         "finished",
+        "baseline",
         "problem",
         "setting",
         "sum_key",
@@ -105,6 +106,8 @@ def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
         return reply
     if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
         reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
+    if isinstance(reply, Introduction):
+        reply = dataclasses.replace(reply, baseline=None)
     if not policy.head and has_head(reply):
         raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
     return reply
@@ -162,6 +165,8 @@ def _introduction(
     if reply.version != fedpeft.__version__:
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
     check_announcement(reply, site=site)
+    if reply.baseline is not None:
+        raise FedpeftError("the baseline in an introduction: it tells how often an answer occurs here.")
     if trained and reply.state:
         raise FedpeftError("the adapter in an introduction: this site has trained, so it depends on its data.")
     if not trained:

@@ -10,7 +10,7 @@ from rich.table import Table
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.baseline import baseline
-from fedpeft.data.variety import without_variety
+from fedpeft.data.remarks import remarks as remarks_on
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 from fedpeft.report.wording import percent
 
@@ -62,7 +62,5 @@ def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
     for metric in dict.fromkeys(data.metric for data in sites):
         yield f"Measured by {TITLES[metric]}; the baseline is {CONSTANT[metric]}."
     for data in sites:
-        for why, count in data.left_out:
-            yield f"{data.site}: {count:,} left out: {why}."
-        for note in (*data.notes, *without_variety(data)):
-            yield f"{data.site}: {note}"
+        for remark in remarks_on(data):
+            yield f"{data.site}: {remark}"

@@ -3,6 +3,7 @@
 
     {"job": "fedpia_task1", "method": "FedPIA, Houlsby adapters", "source": "where from", "procedural": true,
      "tiny": true, "settings": {"method": {"gamma": 0.1}}, "metrics": {"slake": "accuracy"},
+     "tested": {"slake": {"samples": 120, "baseline": 0.3}},
      "rounds": [{"round": 1, "seconds": 3.2,
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300,
                                      "sent": 9216}},
@@ -12,15 +13,16 @@
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
 ``metrics`` says by what a site is measured (``fedpeft.metrics``), which is its ``overall``; accuracy, where nothing is
-said. ``open`` and ``closed`` are accuracies of questions of these kinds. All are fractions in [0, 1], or null where the
-test split has no such questions or nothing was measured; so is ``validation``, the same on the validation split, which
-may be left out; ``loss`` is the mean training loss, ``samples`` the number of training examples, ``sent`` the bytes of
-the adapter that the site sent, ``alignment`` the transport distance of a site's adapter;
-``schedule`` says which layers each site was to train and its score of every layer; the scored layers are those in its
-``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
-``settings``, ``metrics``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss``, ``samples`` and ``sent``
-may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older
-version reads a newer run.
+said. ``tested`` is how many test samples a site has, and what the best constant answer reaches on them, or null where
+that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds. All are
+fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is ``validation``,
+the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples`` the number of
+training examples, ``sent`` the bytes of the adapter that the site sent, ``alignment`` the transport distance of a
+site's adapter; ``schedule`` says which layers each site was to train and its score of every layer; the scored layers
+are those in its ``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
+``settings``, ``metrics``, ``tested``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss``, ``samples`` and
+``sent`` may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that
+an older version reads a newer run.
 """
 
 from __future__ import annotations
@@ -42,6 +44,14 @@ class SiteResult:
     samples: int | None = None
     validation: float | None = None
     sent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tested:
+    """A site's test split: its samples, and what the best constant answer reaches on them, a fraction or None."""
+
+    samples: int
+    baseline: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +91,7 @@ class History:
     settings: Mapping[str, str] = field(default_factory=dict)
     tiny: bool = False
     metrics: Mapping[str, str] = field(default_factory=dict)
+    tested: Mapping[str, Tested] = field(default_factory=dict)
 
     @property
     def by_metric(self) -> dict[str, tuple[str, ...]]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.metrics import TITLES
-from fedpeft.report.history import History, Round, Schedule, SiteResult
+from fedpeft.report.history import History, Round, Schedule, SiteResult, Tested
 from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
 
 FILE_NAME = "history.json"
@@ -92,6 +92,7 @@ def parse(record: Any, *, origin: str) -> History:
         rounds=parsed,
         tiny=tiny,
         metrics=_metrics(top.get("metrics", {}), origin),
+        tested=_tested(top.get("tested", {}), origin),
         settings=_flat(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
 
@@ -104,6 +105,18 @@ def _metrics(entry: Any, origin: str) -> dict[str, str]:
         if name not in TITLES:
             fail(f"{origin}, site {site!r}", "'metrics'", name, f"one of {', '.join(TITLES)}")
     return metrics
+
+
+def _tested(entry: Any, origin: str) -> dict[str, Tested]:
+    tested = {}
+    for name, values in as_mapping(entry, origin, "'tested'").items():
+        where = f"{origin}, site {as_name(name, origin, 'a site')!r}"
+        values = as_mapping(values, where, "'tested'")
+        tested[name] = Tested(
+            samples=as_count(need(values, "samples", where), where, "'samples'"),
+            baseline=as_number(values.get("baseline"), where, "'baseline'", high=1),
+        )
+    return tested
 
 
 def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:

@@ -13,6 +13,7 @@ from fedpeft.report.series import ACCURACIES, means, series
 from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, parts, percent
 
 MEAN = "mean"
+BASELINE = "baseline: what the best constant answer reaches"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +33,7 @@ class Table:
 def last_round(history: History) -> Table:
     """Return the last round of every site: its metrics in percent, training loss, number of training examples.
 
+    Where it is known, the number of test examples follows, and what the best constant answer reaches on them.
     Where sites are measured by different metrics, a column names each site's, and each metric has a mean.
     """
     last, metrics, fractions = history.rounds[-1], history.by_metric, parts(history)
@@ -42,17 +44,33 @@ def last_round(history: History) -> Table:
         cells = [_cell(last, site, getattr(result, fraction, None)) for fraction in fractions]
         loss = DASH if result is None or result.loss is None else f"{result.loss:.3f}"
         samples = DASH if result is None or result.samples is None else str(result.samples)
-        rows.append((site, metric_of[site], *cells, loss, samples))
+        constant, tested = _tested(history, [site])
+        rows.append((site, metric_of[site], *cells, *constant, loss, samples, *tested))
     for name, sites in metrics.items():
         cells = [_mean(history, fraction, -1, sites=sites) for fraction in fractions]
         loss = _mean(history, "loss", -1, "{:.3f}", sites=sites)
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
-        rows.append((MEAN, TITLES[name], *cells, loss, samples))
-    columns = ("site", "metric", *fractions, "training loss", "training examples")
+        constant, tested = _tested(history, sites)
+        rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
+    heads = (["baseline"] * len(constant), ["test examples"] * len(tested))
+    columns = ("site", "metric", *fractions, *heads[0], "training loss", "training examples", *heads[1])
     if len(metrics) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
         columns = (columns[0], *columns[2:])
-    return replace(_table(after(history), columns, rows), averages=len(metrics))
+    table = _table(after(history), columns, rows)
+    marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant))))
+    return replace(table, averages=len(metrics), marks=marks)
+
+
+def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[str]]:
+    """Return the cells with the mean of the baselines and of the test examples of some sites; none, if no site's is
+    known."""
+    known = {site: tested for site, tested in history.tested.items() if site in sites}
+    constants = [tested.baseline for tested in known.values() if tested.baseline is not None]
+    has_constants = any(tested.baseline is not None for tested in history.tested.values())
+    constant = percent(sum(constants) / len(constants)) if constants else DASH
+    count = f"{sum(tested.samples for tested in known.values()) / len(known):.0f}" if known else DASH
+    return [constant] * has_constants, [count] * bool(history.tested)
 
 
 def by_round(history: History, metric: str = "overall") -> Table:

@@ -57,6 +57,9 @@ class RunRecorder:
             "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
             "settings": {"method": asdict(method), "training": asdict(training)},
             "metrics": {site: i.metric for site, i in introductions.items()},
+            "tested": {
+                site: {"samples": i.samples["test"], "baseline": i.baseline} for site, i in introductions.items()
+            },
         }
         self._manifest["sites"] = {
             site: {"classes": i.classes, "samples": i.samples, "dataset": i.dataset, "backbone": i.backbone}

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.client.memory_limit import limit_memory
+from fedpeft.data.baseline import baseline
+from fedpeft.data.remarks import remarks
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_policy import FILE, SitePolicy
 from fedpeft.settings import build
@@ -117,9 +119,18 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "dtype": _dtype(sent),
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),
-        "unanswerable": learner.unanswerable,
+        "baseline": baseline(learner.data),
+        "remarks": [*remarks(learner.data), *_measured(learner)],
     }
     return values, sent if initial else {}
+
+
+def _measured(learner: Learner) -> list[str]:
+    """What a site should know of its figures, for its own log."""
+    constant, questions, lost = baseline(learner.data), len(learner.data.test), learner.unanswerable
+    reached = f"The best constant answer reaches {constant:.1%} of {questions:,} test samples." if constant else ""
+    unknown = f"{lost} of {questions} test answers are not in the training data; these questions count as wrong."
+    return [reached] * bool(reached) + [unknown] * bool(lost)
 
 
 def _dtype(tensors: State) -> str:

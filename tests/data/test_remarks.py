@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data import Example, SiteData
-from fedpeft.data.variety import without_variety
+from fedpeft.data.remarks import without_variety
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Sites whose answers, classes or labels do not vary: they train, and what their figure then means is said."""
+"""What a site should know of its own data before it trains: what was left out, what is unusual, what does not vary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from collections.abc import Iterator
 
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import SiteData
+
+
+def remarks(data: SiteData) -> Iterator[str]:
+    """Yield a sentence on each of these, for people at the site; nothing of it is sent.
+
+    Args:
+        data: of the site.
+    """
+    for why, count in data.left_out:
+        yield f"{count:,} left out: {why}."
+    yield from data.notes
+    yield from without_variety(data)
 
 
 def without_variety(data: SiteData) -> Iterator[str]:
