@@ -66,13 +66,15 @@ def test_the_baseline_and_the_number_of_test_examples_stand_beside_the_last_roun
     made = record(("north", "south", "west"), 1)
     made["tested"] = {"north": {"samples": 120, "baseline": 0.25}, "south": {"samples": 60, "baseline": None}}
     table = last_round(parse(made, origin="h"))
-    assert table.columns[4:] == ("baseline", "training loss", "training examples", "test examples")
+    assert table.columns[4:] == ("baseline", "loss", "train", "test")
     assert [(row[4], row[-1]) for row in table.rows] == [("25.0", "120"), ("–", "60"), ("–", "–"), ("25.0", "90")]
-    assert table.marks.endswith("baseline: what the best constant answer reaches")
+    assert table.marks.endswith(
+        "baseline: what the best constant answer reaches, loss: of training, examples: train, test"
+    )
     assert "25.0" in markdown(parse(made, origin="h"))
     made["tested"]["north"]["baseline"] = None
     table = last_round(parse(made, origin="h"))
-    assert table.columns[4:] == ("training loss", "training examples", "test examples")
+    assert table.columns[4:] == ("loss", "train", "test")
     assert "baseline" not in table.marks
 
 
@@ -127,7 +129,9 @@ def test_marks_are_explained_exactly_where_they_stand():
         assert ("–" in cells) == ("– no figure" in table.marks)
         assert ("×" in cells) == ("× reply rejected" in table.marks)
         assert any("*" in cell for cell in cells) == ("* mean over fewer sites" in table.marks)
-    assert {table.marks for table in all_tables(parse(record(), origin="h"))} == {""}
+    last, *others = all_tables(parse(record(), origin="h"))
+    assert last.marks == "loss: of training, examples: train"
+    assert {table.marks for table in others} == {""}
 
 
 def test_the_mean_is_over_the_sites_that_have_a_figure():
@@ -191,7 +195,7 @@ def test_a_run_measured_by_macro_f1_has_one_figure():
     made = measured_by(dict.fromkeys(FIVE, "macro_f1"))
     history = parse(made, origin="h")
     assert last_round(history).title == "Macro-F1 (%) after round 2"
-    assert last_round(history).columns == ("site", "overall", "training loss", "training examples")
+    assert last_round(history).columns == ("site", "overall", "loss", "train")
     assert [table.title for table in all_tables(history)[1:]] == ["Macro-F1 (%), round by round"]
     assert "open" not in terminal(made)
 

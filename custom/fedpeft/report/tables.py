@@ -14,6 +14,7 @@ from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend
 
 MEAN = "mean"
 BASELINE = "baseline: what the best constant answer reaches"
+EXAMPLES = "loss: of training, examples: train"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,13 +53,12 @@ def last_round(history: History) -> Table:
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
         constant, tested = _tested(history, sites)
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
-    heads = (["baseline"] * len(constant), ["test examples"] * len(tested))
-    columns = ("site", "metric", *fractions, *heads[0], "training loss", "training examples", *heads[1])
+    columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))
     if len(metrics) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
         columns = (columns[0], *columns[2:])
     table = _table(after(history), columns, rows)
-    marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant))))
+    marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant), EXAMPLES + ", test" * bool(tested))))
     return replace(table, averages=len(metrics), marks=marks)
 
 
