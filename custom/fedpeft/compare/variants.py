@@ -66,8 +66,11 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
                 f"{variant.method!r}: {schedule!r} is no schedule: {suggestion(schedule, _files(configs, SCHEDULES))}."
             )
         own.append(f"{SCHEDULES}/{schedule}")
-    kept = [part for part in parts_of(configs, task) if part.partition("/")[0] not in (METHODS, SCHEDULES)]
-    return compose_parts(configs, [*kept, *own], [*named, *overrides, *variant.settings])
+    parts = parts_of(configs, task)
+    replaced = [number for number, part in enumerate(parts) if part.partition("/")[0] in (METHODS, SCHEDULES)]
+    first = min(replaced, default=len(parts))
+    kept = [part for number, part in enumerate(parts) if number not in replaced]
+    return compose_parts(configs, [*kept[:first], *own, *kept[first:]], [*named, *overrides, *variant.settings])
 
 
 def _variant(text: str) -> Variant:
