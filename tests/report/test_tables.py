@@ -211,6 +211,9 @@ def test_sites_of_two_metrics_have_a_mean_of_each():
     for row, sites in zip(table.rows[-2:], (FIVE[:2], FIVE[2:]), strict=True):
         assert row[2] == f"{100 * sum(last[site]['overall'] for site in sites) / len(sites):.1f}"
     assert by_round(history).columns[-2:] == ("mean macro-F1", "mean accuracy")
+    of_questions = by_round(history, "closed")
+    assert of_questions.columns == ("round", *FIVE[2:], "mean")
+    assert of_questions.title == "Accuracy (%) on closed questions, round by round"
     assert terminal(mixed).count("mean") >= 4
     assert "macro-F1" in markdown(history)
 

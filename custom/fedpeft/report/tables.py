@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 
 from fedpeft.errors import FedpeftError
-from fedpeft.metrics import TITLES
+from fedpeft.metrics import ACCURACY, TITLES
 from fedpeft.report.history import History, Round
 from fedpeft.report.series import ACCURACIES, means, series
 from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, parts, percent
@@ -76,6 +76,8 @@ def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[s
 def by_round(history: History, metric: str = "overall") -> Table:
     """Return one figure in percent: a row for every round, a column for every site, the mean of the sites last.
 
+    Open and closed questions have a column for the sites that answer questions only.
+
     Args:
         history: the run.
         metric: "overall", "open" or "closed".
@@ -85,7 +87,11 @@ def by_round(history: History, metric: str = "overall") -> Table:
     """
     if metric not in ACCURACIES:
         raise FedpeftError(f"There is no accuracy {metric!r}; choose from {', '.join(ACCURACIES)}.")
-    lines, metrics = series(history, metric), history.by_metric
+    metrics = history.by_metric
+    if metric != "overall" and ACCURACY in metrics:
+        metrics = {ACCURACY: metrics[ACCURACY]}
+    shown = {site for sites in metrics.values() for site in sites}
+    lines = {site: line for site, line in series(history, metric).items() if site in shown}
     rows = [
         (
             str(one.round),

@@ -31,8 +31,8 @@ def caution(*, procedural: bool, tiny: bool) -> str:
 
 def heading(history: History, metric: str = "overall") -> str:
     """Return what the figures of a table or picture are, for instance "Accuracy (%) on all questions"."""
-    on = f" on {TITLES[metric]}" if set(history.by_metric) == {ACCURACY} else ""
-    return f"{_measured(history)} (%){on}"
+    questions = metric != "overall" or set(history.by_metric) == {ACCURACY}
+    return f"Accuracy (%) on {TITLES[metric]}" if questions else f"{_measured(history)} (%)"
 
 
 def plot_title(history: History) -> str:
