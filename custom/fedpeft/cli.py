@@ -72,6 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     data.add_argument("site", nargs="?", metavar="SITE", help="this site of the job only")
     data.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
+    data.add_argument("--picture", type=Path, metavar="FILE.png", help="draw how often each label occurs at each site")
     data.set_defaults(command=_data)
 
     new = commands.add_parser("new", help="look at a folder of data, and write a task and a job for it")
@@ -176,18 +177,32 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 
 def _data(arguments: argparse.Namespace) -> None:
-    from fedpeft.job_data import job_sites, named_job
+    from fedpeft import data
+    from fedpeft.job_data import named_job, site_settings
     from fedpeft.new_job import look
 
-    configs, job = named_job(arguments.what, arguments.configs)
-    if job:
-        _print_data(job_sites(configs, job, arguments.set, only=arguments.site))
+    picture = arguments.picture
+    if picture and picture.suffix.lower() != ".png":
+        raise FedpeftError(f"--picture is {str(picture)!r}: end the file's name in .png.")
+    configs, title = named_job(arguments.what, arguments.configs)
+    sites: Sequence[SiteData]
+    if title:
+        settings = site_settings(configs, title, arguments.set, only=arguments.site)
+        sites, procedural = [data.load(one) for one in settings], any(data.is_procedural(s.dataset) for s in settings)
+        _print_data(sites)
     elif arguments.site:
         raise FedpeftError(
             f"{arguments.what} is a folder and no job: leave {arguments.site!r} out, or name its folder."
         )
     else:
-        _print_found(look(Path(arguments.what), arguments.set))
+        found = look(Path(arguments.what), arguments.set)
+        sites, procedural, title = found.data, False, Path(arguments.what).resolve().name
+        _print_found(found)
+    if picture:
+        from fedpeft.report.label_picture import AT_HOME, label_picture
+
+        picture.write_bytes(label_picture(title, sites, procedural=procedural))
+        print(f"picture  {picture}\n{AT_HOME}")
 
 
 def _print_found(found: FolderSites) -> None:

@@ -35,8 +35,8 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     raise FedpeftError(f"{what!r} is neither a job of {configs / RECIPES} nor a folder: {suggestion(name, known)}.")
 
 
-def job_sites(configs: Path, job: str, overrides: Iterable[str], *, only: str | None) -> list[data.SiteData]:
-    """Load the data of a job's sites.
+def site_settings(configs: Path, job: str, overrides: Iterable[str], *, only: str | None) -> list[data.DataSettings]:
+    """Return the section `data` of each site of a job.
 
     Args:
         configs: the `app_configs` folder.
@@ -45,11 +45,11 @@ def job_sites(configs: Path, job: str, overrides: Iterable[str], *, only: str | 
         only: this site; None: all.
 
     Raises:
-        FedpeftError: unknown job or site, or data that are missing or wrong.
+        FedpeftError: unknown job or site, or a wrong setting.
     """
     sections = compose(configs, job, overrides)
     sites = sections["federation"]["sites"]
     if only is not None and only not in sites:
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
     chosen = [only] if only is not None else sites
-    return [data.load(build(data.DataSettings, site_data(sections["data"], site), section="data")) for site in chosen]
+    return [build(data.DataSettings, site_data(sections["data"], site), section="data") for site in chosen]

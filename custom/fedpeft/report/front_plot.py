@@ -60,7 +60,7 @@ def _figure(history: History, theme: Theme) -> Figure:
         axes.set_xlabel("importance" if index + ACROSS >= len(fronts) else "", labelpad=2)
         axes.set_ylabel("variance" if column == 0 else "", labelpad=2)
     axes.legend(loc="center left", bbox_to_anchor=(1 + BETWEEN / WIDE, 0.5), frameon=False, fontsize=7.5)
-    write_frame(figure, history, head, foot, theme)
+    write_frame(figure, history.job, head, foot, theme)
     return figure
 
 

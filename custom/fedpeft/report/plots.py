@@ -70,14 +70,19 @@ def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
 
 
 def png(figure: Figure, history: History) -> bytes:
-    """Return the picture as PNG; the same history and matplotlib give the same bytes, since no date is written.
+    """Return a run's picture as PNG; the same history and matplotlib give the same bytes, since no date is written.
 
     Args:
         figure: from ``convergence`` or ``schedule_plot.schedule_figure``.
         history: the run; its caption is written into the file as its description.
     """
+    return described_png(figure, caption(history))
+
+
+def described_png(figure: Figure, description: str) -> bytes:
+    """Return a picture as PNG, without a date, with a description in the file."""
     file = io.BytesIO()
-    metadata = {"Software": None, "Description": caption(history)}
+    metadata = {"Software": None, "Description": description}
     with matplotlib.style.context("default"):
         figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
     return file.getvalue()
@@ -109,23 +114,23 @@ def _figure(history: History, theme: Theme) -> Figure:
         draw(axes[-1], history, name, SIDE_TITLES[name], theme)
     for one in {axes[0], axes[-1]}:
         one.set_xlabel("round", labelpad=2)
-    write_frame(figure, history, head, foot, theme)
+    write_frame(figure, history.job, head, foot, theme)
     return figure
 
 
-def write_frame(figure: Figure, history: History, head: Head, foot: Sequence[str], theme: Theme) -> None:
-    """Write the job's name, the lines under it and the lines at the bottom.
+def write_frame(figure: Figure, title: str, head: Head, foot: Sequence[str], theme: Theme) -> None:
+    """Write a title, the lines under it and the lines at the bottom.
 
     Args:
         figure: of its final size.
-        history: the run.
+        title: the job's name.
         head: from ``head_lines``.
         foot: what stands at the bottom.
         theme: colors.
     """
     width, total = figure.get_size_inches()
     x = 0.12 / width
-    figure.text(x, 1 - 0.12 / total, shorten(history.job, int(width * 8)), fontsize=11, fontweight="bold", va="top")
+    figure.text(x, 1 - 0.12 / total, shorten(title, int(width * 8)), fontsize=11, fontweight="bold", va="top")
     for index, (line, color, weight) in enumerate(head):
         y = 1 - (0.34 + LINE * index) / total
         figure.text(x, y, line, fontsize=7.5, color=getattr(theme, color), fontweight=weight, va="top")

@@ -94,7 +94,7 @@ def _figure(history: History, theme: Theme) -> Figure:
     if len(values):
         _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
     _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)
-    write_frame(figure, history, head, foot, theme)
+    write_frame(figure, history.job, head, foot, theme)
     return figure
 
 
