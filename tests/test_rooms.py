@@ -14,6 +14,7 @@ WITHOUT_FLARE = [
     "backbones",
     "client",
     "data",
+    "export",
     "importance",
     "messages",
     "methods",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import fedpeft
 from fedpeft.compare.command import arguments as compare_arguments
 from fedpeft.errors import FedpeftError
+from fedpeft.export import command as export
 from fedpeft.predict import command as predict
 
 if TYPE_CHECKING:
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     status.set_defaults(command=_status)
 
     predict.add(commands)
+    export.add(commands)
 
     verify = commands.add_parser("verify", help="check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")

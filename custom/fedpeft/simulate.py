@@ -27,12 +27,11 @@ from fedpeft.flare.policy import with_site_filters
 from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs, write_job
 from fedpeft.settings import suggestion
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
-from fedpeft.workspace_lock import held, kept_folder
+from fedpeft.workspace_lock import SERVER, held, kept_folder
 
 RUN = Path("simulate_job") / "fedpeft"
 MANIFEST, HISTORY = "manifest.json", "history.json"
 DATA, STATE = "FEDPEFT_DATA", "FEDPEFT_STATE"
-SERVER = "simulator_server"  # the simulator's name for its server, and so of the folder of the server's state
 SECONDS_TO_END = 60
 ROOM = 10**7  # bytes below which a disk counts as full
 

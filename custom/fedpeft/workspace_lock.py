@@ -22,6 +22,7 @@ from fedpeft.errors import FedpeftError
 SECONDS_TO_END = 30  # for the processes of a run that was killed
 POLL_SECONDS = 0.2
 RUNS = "_runs"
+SERVER = "simulator_server"  # the simulator's name for its server, and so of the folder of the server's state
 
 
 def runs_folder(workspace: Path) -> Path:

@@ -82,6 +82,10 @@ class Albef(nn.Module):
         """Return pixels of 0 to 1, (B, 3, H, W), by ALBEF's mean and deviation of each color."""
         return (pixels - MEAN[:, None, None]) / DEVIATION[:, None, None]
 
+    def save_inputs(self, folder: Path) -> None:
+        """Write the tokenizer; images are prepared by ALBEF's own mean and deviation (`scaled`)."""
+        self.tokenizer.save_pretrained(folder)
+
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the first token after the last fusion layer (B, d) for a batch of `collate`."""
         return self.model(**batch)[:, 0]

@@ -74,6 +74,7 @@ class Pretrained:
         build: from `BackboneSettings` to a `Backbone` with its weights in float32, or an import path.
         skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
+        license: of the usual weights; empty: a job has to name a source, whose own page says it.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
         tokenizer: whether its folder always has one.
         sized: its skeleton needs no source, although a job has to name one.
@@ -86,6 +87,7 @@ class Pretrained:
     build: Callable[[BackboneSettings], Backbone] | str
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
+    license: str = ""
     tokenizer: bool = True
     sized: bool = False
     pickle: str = ""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -28,6 +29,14 @@ class SquareImages:
         pixels = np.stack([self._pixels(image) for image in images]).astype(np.float32)
         return {"pixel_values": torch.from_numpy(pixels).permute(0, 3, 1, 2).div_(127.5).sub_(1).contiguous()}
 
+    def save(self, folder: Path) -> None:
+        """Write the same as transformers' processors read it, `preprocessor_config.json`."""
+        from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
+
+        half = [0.5] * 3
+        side = {"height": self.size, "width": self.size}
+        ViTImageProcessorPil(size=side, resample=3, image_mean=half, image_std=half).save_pretrained(folder)
+
     def _pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
         if isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):
             return image
@@ -43,6 +52,10 @@ class ProportionalImages:
 
         self.size = size
         self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
+
+    def save(self, folder: Path) -> None:
+        """Write transformers' `preprocessor_config.json`."""
+        self.processor.save_pretrained(folder)
 
     def __call__(self, images: Images) -> dict[str, Tensor]:
         return dict(self.processor(pictures(images), return_tensors="pt"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -135,6 +136,12 @@ class ModelInputs:
         if self.images:
             batch |= self.images(pictures(images), return_tensors="pt")
         return {name: value for name, value in batch.items() if name in self.names and isinstance(value, Tensor)}
+
+    def save(self, folder: Path) -> None:
+        """Write tokenizer and image processor as transformers reads them."""
+        for part in (self.tokenizer, self.images, self.joint):
+            if part:
+                part.save_pretrained(folder)
 
     def _cut(self, question: str) -> str:
         """Return a question of at most `text_length` tokens, without the token of images."""

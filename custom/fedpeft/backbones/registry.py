@@ -18,6 +18,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vilt:build_tiny",
         skeleton="fedpeft.backbones.vilt:tiny_skeleton",
         usual=str(TINY_FOLDER),
+        license="Apache-2.0",
         tiny=True,
     ),
 )
@@ -27,6 +28,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vilt:build_full",
         skeleton="fedpeft.backbones.vilt:skeleton",
         usual="dandelin/vilt-b32-mlm",
+        license="Apache-2.0",
     ),
 )
 BACKBONES.register(
@@ -35,6 +37,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vit:build_tiny",
         skeleton="fedpeft.backbones.vit:tiny_skeleton",
         usual=str(TINY_VIT_FOLDER),
+        license="Apache-2.0",
         tokenizer=False,
         tiny=True,
     ),
@@ -45,6 +48,7 @@ BACKBONES.register(
         build="fedpeft.backbones.vit:build",
         skeleton="fedpeft.backbones.vit:skeleton",
         usual="google/vit-base-patch16-224-in21k",
+        license="Apache-2.0",
         tokenizer=False,
     ),
 )
@@ -54,6 +58,7 @@ BACKBONES.register(
         build="fedpeft.backbones.albef:build_tiny",
         skeleton="fedpeft.backbones.albef:tiny_skeleton",
         usual=str(TINY_ALBEF_FOLDER),
+        license="Apache-2.0",
         pickle=ALBEF_PICKLE,
         tiny=True,
     ),
@@ -64,6 +69,7 @@ BACKBONES.register(
         build="fedpeft.backbones.albef_decoder:build_tiny",
         skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
         usual=str(TINY_ALBEF_FOLDER),
+        license="Apache-2.0",
         pickle=ALBEF_PICKLE,
         tiny=True,
     ),
@@ -92,6 +98,7 @@ BACKBONES.register(
         build="fedpeft.backbones.llava:build",
         skeleton="fedpeft.backbones.llava:skeleton",
         usual="llava-hf/llava-1.5-7b-hf",
+        license="Llama 2 Community License",
         prompts=True,
     ),
 )
@@ -101,6 +108,7 @@ BACKBONES.register(
         build="fedpeft.backbones.blip2:build",
         skeleton="fedpeft.backbones.blip2:skeleton",
         usual="Salesforce/blip2-opt-2.7b",
+        license="MIT; that of OPT is for research only",
         prompts=True,
     ),
 )

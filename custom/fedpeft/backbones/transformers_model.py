@@ -8,6 +8,7 @@ through tokenizer, image processor and model, so that what does not fit is said 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -52,6 +53,10 @@ class TransformersModel(nn.Module):
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch of what the model reads."""
         return self.inputs(images, questions)
+
+    def save_inputs(self, folder: Path) -> None:
+        """Write tokenizer and image processor as transformers reads them."""
+        self.inputs.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the features (B, d) for a batch of `collate`; see `fedpeft.backbones.features`."""

@@ -7,6 +7,7 @@ The same class serves the full-size model (`dandelin/vilt-b32-mlm`) and the tiny
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -102,6 +103,11 @@ class Vilt(nn.Module):
             list(questions), padding=True, truncation=True, max_length=self.text_length, return_tensors="pt"
         )
         return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], **self.prepare(images)}
+
+    def save_inputs(self, folder: Path) -> None:
+        """Write tokenizer and preparation of images as transformers reads them."""
+        self.tokenizer.save_pretrained(folder)
+        self.prepare.save(folder)
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the pooled output (B, d) for a batch of `collate`."""

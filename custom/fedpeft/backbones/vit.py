@@ -59,6 +59,10 @@ class Vit(nn.Module):
         """Turn B images (PIL, or (H, W, 3) uint8) into a batch; the questions are left out."""
         return self.prepare(images)
 
+    def save_inputs(self, folder: Path) -> None:
+        """Write the preparation of images as transformers reads it."""
+        self.prepare.save(folder)
+
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the first token after the last norm (B, d) for a batch of `collate`."""
         return self.model(**batch, interpolate_pos_encoding=self._resized).last_hidden_state[:, 0]

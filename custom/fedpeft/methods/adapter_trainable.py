@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import (
     adapter_parameters,
@@ -91,6 +92,17 @@ class AdapterTrainable(Trainable):
         """Load the site's own adapter, and put the frozen one beside it."""
         self.load(state)
         self.set_companion(beside.state or None, beside.share)
+
+    def peft_config(self) -> PeftConfig:
+        """Return the adapter's configuration, completed for this backbone."""
+        return self._config
+
+    def merge(self) -> None:
+        """Merge the site's own adapter, where PEFT can do that."""
+        try:
+            self._peft.merge_and_unload()
+        except (AttributeError, NotImplementedError, TypeError) as error:
+            raise FedpeftError(f"PEFT cannot merge this adapter ({error!r:.120}): keep it.") from error
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]

@@ -34,6 +34,9 @@ class BackbonePart(Trainable):
         """Return the parameters by key."""
         return {f"{BACKBONE}{name}": self._model.get_parameter(name) for name in self._names}
 
+    def merge(self) -> None:
+        """Do nothing: the trained parameters are the backbone's own."""
+
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Freeze all but these layers; what belongs to no layer trains only with everything."""
         for key, parameter in self.parameters().items():

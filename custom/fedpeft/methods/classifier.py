@@ -20,6 +20,9 @@ class HeadOnly(Trainable):
         """Return no parameters."""
         return {}
 
+    def merge(self) -> None:
+        """Do nothing: the backbone is as it was."""
+
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Do nothing: there is nothing to freeze."""
 

@@ -121,6 +121,18 @@ class Trainable:
         """
         self.load(state)
 
+    def peft_config(self) -> Any:
+        """Return the configuration with which PEFT loads the trained tensors; None: it cannot."""
+        return None
+
+    def merge(self) -> None:
+        """Write what is trained into the backbone's own weights, and take everything else out of the backbone.
+
+        Raises:
+            FedpeftError: it is no change of weights.
+        """
+        raise FedpeftError("what this method trains is no change of the backbone's weights: keep it beside them.")
+
     def step(self, parts: Sequence[Part], optimizer: torch.optim.Optimizer) -> torch.Tensor:
         """Train on one batch, and return the loss before it.
 

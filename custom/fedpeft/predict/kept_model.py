@@ -17,6 +17,7 @@ from fedpeft.client import site_state
 from fedpeft.client.model_record import ModelRecord, best_round
 from fedpeft.client.site_state import SiteState
 from fedpeft.errors import FedpeftError
+from fedpeft.predict import exported
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.status.progress import MANIFEST
 from fedpeft.status.runs import SIMULATED
@@ -57,6 +58,8 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
     """
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
+    if exported.is_exported(named):
+        return _exported(named, site, round)
     lineage = _lineage(named.resolve(), site)
     folder = _round_folder(lineage, round)
     state = site_state.load(folder)
@@ -65,9 +68,22 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
             f"{folder} does not say what the model is, an earlier version of fedpeft or a notebook wrote it: train "
             f"again with a job and this version."
         )
-    if site not in (None, state.record.site):
-        raise FedpeftError(f"{folder} is of site {state.record.site}, not of {site}: correct --site.")
+    _check_site(folder, state.record, site)
     return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(lineage))
+
+
+def _exported(folder: Path, site: str | None, round: str) -> KeptModel:
+    state = exported.read(folder)
+    assert state.record
+    _check_site(folder, state.record, site)
+    if round not in (LAST, str(state.round)):
+        raise FedpeftError(f"--round is {round!r:.80}, and {folder} holds round {state.round} alone: leave it out.")
+    return KeptModel(folder=folder, state=state, record=state.record)
+
+
+def _check_site(folder: Path, record: ModelRecord, site: str | None) -> None:
+    if site not in (None, record.site):
+        raise FedpeftError(f"{folder} is of site {record.site}, not of {site}: correct --site.")
 
 
 def _lineage(named: Path, site: str | None) -> Path:

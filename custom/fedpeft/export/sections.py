@@ -1,0 +1,26 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What of a job's settings an exported model needs: those of its own site, without data and other sites' names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fedpeft.client.model_record import ModelRecord
+from fedpeft.federation import site_backbone
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.settings import build
+
+NOT_NEEDED = ("features_mib", "compile", "workers", "images_mib")  # of `training`: about the machine
+
+
+def exported_sections(record: ModelRecord) -> dict[str, Any]:
+    """Return the sections of an exported folder."""
+    sections = record.sections
+    method = build(MethodSettings, sections["method"], section="method")
+    kept = {name: value for name, value in sections["method"].items() if name not in ("settings", "site_settings")}
+    return {
+        "backbone": site_backbone(sections["backbone"], record.site),
+        "method": {**kept, "settings": {method.name: method.settings_of(record.site)}},
+        "training": {name: value for name, value in sections["training"].items() if name not in NOT_NEEDED},
+        "schedule": {},
+    }
