@@ -62,6 +62,7 @@ def test_every_shipped_job_is_allowed_by_default(request):
 REFUSED = [
     ("an excluded image", {"data": {"exclude": ["synpic1"]}}, {}, "data.exclude"),
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
+    ("a window", {"data": {"window": {"center": 1, "width": 2}}}, {}, "data.window"),
     ("a folder", {"data": {"root": "/etc"}}, {}, "data.root"),
     ("the folder of the site", {"data": {"root": "/srv"}}, {"roots": {"manifest": "/srv"}}, "data.root"),
     (
@@ -271,6 +272,8 @@ def test_the_sites_values_hold_where_a_job_says_nothing():
     assert (str(chosen.data.root), chosen.data.site, chosen.training.device) == ("/srv/scans", "ward 3", "cpu")
     tables = job(data={"dataset": "hugging_face"})
     assert admitted(SitePolicy(columns={"answer": "finding"}), tables).data.columns == {"answer": "finding"}
+    lung = {"center": -600, "width": 1500}
+    assert admitted(SitePolicy(window=lung), job()).data.window == lung
     other = admitted(SitePolicy(roots={"vqa_rad": "/srv/rad"}), job())
     assert other.data.root is None, "the data set is looked for under FEDPEFT_DATA"
 

@@ -60,6 +60,7 @@ WRONG = [
     ({"memory_gib": -1}, "memory_gib is -1"),
     ({"roots": {"vqa_rad": "data"}}, "roots.vqa_rad is 'data', it must be the whole path"),
     ({"exclude": [7]}, "exclude is"),
+    ({"window": {"center": 40}}, "window={'center': 40} must be"),
     ({"unreadable": 1.5}, "unreadable=1.5 must be a number from 0"),
     ({"sum_with": "north"}, "sum_with"),
     ({"sum_with": ["north", "south"]}, "sum_with is ['north', 'south'], it must name all sites"),

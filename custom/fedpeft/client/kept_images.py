@@ -3,12 +3,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 from PIL import Image
 
-from fedpeft.data.images import EncodedImage, open_image
+from fedpeft.data.images import ImageSource, open_image
 
 MIB = 2**20
 
@@ -24,7 +22,7 @@ class KeptImages:
         self._limit, self._held = mib * MIB, 0
         self._images: dict[str, np.ndarray] = {}
 
-    def open(self, image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
+    def open(self, image: ImageSource) -> Image.Image:
         """Open an image; see `fedpeft.data.images.open_image`."""
         if isinstance(image, np.ndarray):
             return open_image(image)

@@ -24,14 +24,13 @@ import hmac
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from scipy.sparse import coo_array
 from scipy.sparse.csgraph import connected_components
 
 from fedpeft.data.errors import DataError, UnreadableImage
-from fedpeft.data.images import EncodedImage, as_array
+from fedpeft.data.images import ImageSource, as_array
 from fedpeft.data.readable import refusal
 from fedpeft.data.schema import SiteData
 
@@ -56,7 +55,7 @@ class Duplicate:
     same_content: bool
 
 
-def content_digest(image: Path | np.ndarray | EncodedImage, *, salt: bytes = b"") -> str:
+def content_digest(image: ImageSource, *, salt: bytes = b"") -> str:
     """Return the HMAC-SHA256 of height, width and decoded RGB pixels in hex; file format and metadata do not count.
 
     Raises:

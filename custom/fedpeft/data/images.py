@@ -22,6 +22,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageOps
 
 from fedpeft.data.errors import DataError, UnreadableImage
+from fedpeft.data.window import Window
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
 MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
@@ -50,11 +51,32 @@ class EncodedImage:
         return self.name
 
 
-def open_image(image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
+@dataclass(frozen=True, slots=True)
+class ChosenImage:
+    """A part of an image file, see `fedpeft.data.chosen_image`.
+
+    Args:
+        file: its path.
+        part: what stands behind the file's name and `#`; empty: the file has one image, or its middle slice is meant.
+        window: of gray values of more than 8 bits; None: the file's own, if it has one.
+    """
+
+    file: Path
+    part: str
+    window: Window | None
+
+    def __str__(self) -> str:
+        return f"{self.file}#{self.part}" if self.part else str(self.file)
+
+
+ImageSource = Path | str | np.ndarray | EncodedImage | ChosenImage
+
+
+def open_image(image: ImageSource) -> Image.Image:
     """Open an image as a PIL image in mode RGB.
 
     Args:
-        image: path of an image file, an image file inside a table, or an (H, W, 3) uint8 array.
+        image: path of an image file, a part of one, an image file inside a table, or an (H, W, 3) uint8 array.
 
     Raises:
         UnreadableImage: the file is missing, corrupt, cut off, too large, fully transparent, or has several frames or
@@ -67,10 +89,14 @@ def open_image(image: Path | str | np.ndarray | EncodedImage) -> Image.Image:
                 f"An image array has shape {image.shape} and type {image.dtype}; it must be (height, width, 3), uint8."
             )
         return Image.fromarray(np.ascontiguousarray(image))
-    return _read(image, _pixels)
+    if isinstance(image, ChosenImage):
+        from fedpeft.data.chosen_image import open_chosen
+
+        return open_chosen(image)
+    return with_file(image, decoded)
 
 
-def check_header(image: Path | str | np.ndarray | EncodedImage) -> None:
+def check_header(image: ImageSource) -> None:
     """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
 
     Arrays, and files inside tables, which would have to be read for it, are not looked at.
@@ -78,16 +104,20 @@ def check_header(image: Path | str | np.ndarray | EncodedImage) -> None:
     Raises:
         UnreadableImage: as `open_image`.
     """
-    if not isinstance(image, np.ndarray | EncodedImage):
-        _read(image, _check_form)
+    if isinstance(image, ChosenImage):
+        from fedpeft.data.chosen_image import open_chosen
+
+        open_chosen(image, pixels=False)
+    elif not isinstance(image, np.ndarray | EncodedImage):
+        with_file(image, _check_form)
 
 
-def as_array(image: Path | str | np.ndarray | EncodedImage) -> np.ndarray:
+def as_array(image: ImageSource) -> np.ndarray:
     """Return the image as an (H, W, 3) uint8 array; raises as `open_image`."""
     return np.asarray(open_image(image))
 
 
-def _read(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
+def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
     """Open a file, and return what a function makes of it and of its name."""
     try:
         content = BytesIO(image.read()) if isinstance(image, EncodedImage) else image
@@ -103,10 +133,32 @@ def _read(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Re
         raise UnreadableImage.of(image, "cannot be decoded", SOUND_COPY) from error
 
 
-def _pixels(opened: Image.Image, name: str) -> Image.Image:
-    _check_form(opened, name)
+def decoded(
+    opened: Image.Image, name: str, *, one_frame: bool = True, pixels: bool = True, deep: bool = False
+) -> Image.Image:
+    """Return a file's image, or the frame that it stands at, in mode RGB.
+
+    Args:
+        opened: the file.
+        name: for errors.
+        one_frame: refuse several.
+        pixels: False: check its form alone.
+        deep: more than 8 bits per channel are allowed.
+
+    Raises:
+        UnreadableImage: see `open_image`.
+    """
+    _check_form(opened, name, one_frame=one_frame, deep=deep)
+    if not pixels:
+        return opened
     opened.load()
-    return _as_rgb(ImageOps.exif_transpose(opened) if _is_turned(opened) else opened, name)
+    return as_rgb(ImageOps.exif_transpose(opened) if _is_turned(opened) else opened, name)
+
+
+def is_deep(opened: Image.Image) -> bool:
+    """Return whether a file has more than 8 bits per channel, also where Pillow would cut them off."""
+    cut = any(";16" in str(tile[3]) for tile in getattr(opened, "tile", ()))
+    return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
 
 
 def _is_turned(image: Image.Image) -> bool:
@@ -116,22 +168,22 @@ def _is_turned(image: Image.Image) -> bool:
         return False
 
 
-def _check_form(opened: Image.Image, name: str) -> None:
+def _check_form(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> None:
     if opened.width * opened.height > MOST_PIXELS:
         raise _too_large(name)
-    if opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
-        raise UnreadableImage.of(name, f"has {frames} frames", "choose one, save it alone")
-    deep = any(";16" in str(tile[3]) for tile in getattr(opened, "tile", ()))
-    if deep or opened.mode in ("I", "F") or opened.mode.startswith("I;"):
+    if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
+        raise UnreadableImage.of(name, f"has {frames} frames", "choose one: save it alone, or in a manifest add #0")
+    if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
-        raise UnreadableImage.of(name, why, "choose a window, save it with 8 bits")
+        raise UnreadableImage.of(name, why, "choose a window: save it with 8 bits, or in a manifest set data.window")
 
 
 def _too_large(name: str) -> UnreadableImage:
     return UnreadableImage.of(name, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
 
 
-def _as_rgb(image: Image.Image, name: str) -> Image.Image:
+def as_rgb(image: Image.Image, name: str) -> Image.Image:
+    """Return an image in mode RGB, transparent pixels black; refuse one that is transparent altogether."""
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         colored = image.convert("RGBA")
         if colored.getchannel("A").getextrema()[1] == 0:

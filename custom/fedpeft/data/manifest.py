@@ -6,10 +6,11 @@
                      image,labels[,text][,split][,patient]     any number of labels, joined by |, and a report
     manifest.jsonl   {"image": "scans/1.png", "question": "...", "answer": "..."}    one object per line, the same keys
 
-image: path relative to the folder, and the id of the image. answer_type: OPEN or CLOSED; without it yes and no are
-closed. split: train, validation (or validate, valid, val, dev) or test; without the column the images are split by
-`test_fraction` and `validation_fraction`, and with it a missing validation set is cut out of train. patient: whose
-images never are in two of the splits that are made here. An image may have no label: the field is empty then.
+image: path relative to the folder, and the id of the image; for DICOM, NIfTI and files of several frames see
+`fedpeft.data.chosen_image`. answer_type: OPEN or CLOSED; without it yes and no are closed. split: train, validation (or
+validate, valid, val, dev) or test; without the column the images are split by `test_fraction` and
+`validation_fraction`, and with it a missing validation set is cut out of train. patient: whose images never are in two
+of the splits that are made here. An image may have no label: the field is empty then.
 Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. How the table may be written:
 `fedpeft.data.manifest_table`; what is done with rows that repeat or contradict others: `fedpeft.data.repeated_rows`.
 """
@@ -17,13 +18,16 @@ Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself. How th
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
+from fedpeft.data.chosen_image import image_of
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import dataset_folder, image_file, inside
+from fedpeft.data.folders import dataset_folder, inside
 from fedpeft.data.glance import holds, tree
+from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import class_example, label_example
 from fedpeft.data.manifest_table import table
 from fedpeft.data.partition import SPELLINGS, Splits, arrange, check_units, pooled
@@ -32,6 +36,7 @@ from fedpeft.data.registry import DataSet
 from fedpeft.data.repeated_rows import Placed, across_splits, cleaned
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
+from fedpeft.data.window import Window, window_of
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 _IMAGE = "image"
@@ -42,7 +47,7 @@ class Kind(NamedTuple):
     """What a table is about: the keys that it needs beside the image, an example of a row, and the metric."""
 
     keys: tuple[str, ...]
-    example: Callable[[Row, Path, str], Example]
+    example: Callable[[Row, Path | ChosenImage, str], Example]
     metric: str
 
 
@@ -56,12 +61,12 @@ def load(settings: DataSettings) -> SiteData:
         raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
     rows, columns, notes = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
-    kind = _kind(rows, columns)
+    kind, window = _kind(rows, columns), window_of(settings.window)
     splits_of_rows = [_split_of(row) for row in rows]
     if None in splits_of_rows and any(splits_of_rows):
         row = rows[splits_of_rows.index(None)]
         raise DataError(f"{row.where}: 'split' is empty while other rows have one; fill it in.")
-    placed = [(split, _example(row, root, kind)) for split, row in zip(splits_of_rows, rows, strict=True)]
+    placed = [(split, _example(row, root, kind, window)) for split, row in zip(splits_of_rows, rows, strict=True)]
     check_units(example for _, example in placed)
     kept, left_out = cleaned(placed)
     site = settings.site or root.resolve().name
@@ -140,18 +145,21 @@ def _split_of(row: Row) -> str | None:
     return SPELLINGS[label.strip().lower()]
 
 
-def _example(row: Row, root: Path, kind: Kind) -> Example:
+def _example(row: Row, root: Path, kind: Kind, window: Window | None) -> Example:
     name = inside(root, row.text(_IMAGE), where=row.where)
-    file = image_file(root, name, where=row.where)
+    image, file = image_of(root, name, window, where=row.where)
     with reading(row):
-        return kind.example(row, file, name)
+        example = kind.example(row, image, name)
+    if file == name or example.group:
+        return example
+    return replace(example, group=file)  # slices of a volume stay together
 
 
 def _patient(row: Row) -> str:
     return "" if is_missing(row.values.get("patient")) else row.label("patient")
 
 
-def _question(row: Row, file: Path, name: str) -> Example:
+def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
     answer = normalize(row.values["answer"])
     answer_type = row.values.get("answer_type")
     return Example(
@@ -165,11 +173,11 @@ def _question(row: Row, file: Path, name: str) -> Example:
     )
 
 
-def _class(row: Row, file: Path, name: str) -> Example:
+def _class(row: Row, file: Path | ChosenImage, name: str) -> Example:
     return class_example(file, row.values["label"], image_id=name, group=_patient(row))
 
 
-def _labelled(row: Row, file: Path, name: str) -> Example:
+def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
     given = row.values["labels"]
     listed = given if isinstance(given, list) else "" if given is None else given
     listed = listed.split("|") if isinstance(listed, str) else listed
@@ -200,6 +208,7 @@ def _labels(settings: DataSettings, examples: list[Example]) -> tuple[str, ...]:
 
 DATASET = DataSet(
     load=load,
+    takes=frozenset({"window"}),
     recognized=holds("/manifest.csv", "/manifest.jsonl"),
     layout=tree(__doc__),
     folders=("{site}", "."),

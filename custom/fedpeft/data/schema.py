@@ -17,7 +17,7 @@ from fedpeft.metrics import ACCURACY
 if TYPE_CHECKING:
     import numpy as np
 
-    from fedpeft.data.images import EncodedImage
+    from fedpeft.data.images import ChosenImage, EncodedImage
 
 EXCLUDED = "its image is excluded"
 
@@ -41,7 +41,7 @@ class Example:
         group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
     """
 
-    image: Path | np.ndarray | EncodedImage = field(compare=False)
+    image: Path | np.ndarray | EncodedImage | ChosenImage = field(compare=False)
     question: str
     answer: str
     closed: bool

@@ -6,10 +6,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
+from fedpeft.data.window import window_of
 from fedpeft.settings import one_of
 
 SPLITS = ("published", "image_disjoint", "paper")
@@ -50,6 +52,8 @@ class DataSettings:
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
+        window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
+            PNG and TIFF), {center: 40, width: 400} or {percentiles: [1, 99]}; not set: that of the file itself.
         uncertain: MIMIC-CXR-JPG only: labels of which the report is uncertain are neither trained nor measured
             ("ignore"), or count as "positive" or "negative".
         exclude: ids of images to leave out, for images that another site has (`fedpeft.data.duplicates`).
@@ -78,6 +82,7 @@ class DataSettings:
     parts: int = 1
     alpha: float = 0.5
     columns: Mapping[str, str] = field(default_factory=dict)
+    window: Mapping[str, Any] = field(default_factory=dict)
     uncertain: str = IGNORED
     exclude: tuple[str, ...] = ()
     unreadable: float = 0.0
@@ -106,6 +111,7 @@ class DataSettings:
         self._check_dialects()
         self._check_partition()
         self._check_columns()
+        self._check_window()
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")
@@ -180,6 +186,11 @@ class DataSettings:
         check_columns(self.columns)
         if self.columns:
             self._check_taken("columns")
+
+    def _check_window(self) -> None:
+        window_of(self.window)
+        if self.window:
+            self._check_taken("window")
 
     def _check_taken(self, name: str) -> None:
         if name not in DATASETS.get(self.dataset).takes:

@@ -78,5 +78,6 @@ def _open(loaded: SiteData, *, decoded: bool) -> str:
 
 def _step(images: list[Any]) -> int:
     step = -(-len(images) // MOST_OPENED)
-    size = sum(image.stat().st_size for image in images[::step] if isinstance(image, Path))
+    files = (getattr(image, "file", image) for image in images[::step])
+    size = sum(file.stat().st_size for file in files if isinstance(file, Path))
     return step * max(1, -(-size // MOST_BYTES))

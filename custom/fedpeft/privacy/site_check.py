@@ -136,6 +136,8 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         )
     if chosen.columns and chosen.columns != policy.columns:
         yield "data.columns", "is set: only this site decides what is read as question and answer, columns names them"
+    if chosen.window and chosen.window != policy.window:
+        yield "data.window", "is set: only this site decides which window of its images is shown, window says it"
     if chosen.exclude:
         yield "data.exclude", "is set: only this site decides which images are excluded"
     if chosen.site not in (job.site, policy.site):
@@ -165,6 +167,8 @@ def admitted(policy: SitePolicy, job: SiteJob) -> SiteJob:
     root, site = policy.roots.get(job.data.dataset), policy.site or job.site
     if "columns" in DATASETS.get(job.data.dataset).takes:
         own["columns"] = policy.columns
+    if "window" in DATASETS.get(job.data.dataset).takes:
+        own["window"] = policy.window
     chosen = replace(job.data, root=root, site=site, **own)
     device = policy.device if job.training.device == "auto" else job.training.device
     return replace(job, data=chosen, training=replace(job.training, device=device))

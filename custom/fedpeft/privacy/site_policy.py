@@ -19,6 +19,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import SPLITS, check_columns, check_share
+from fedpeft.data.window import window_of
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
@@ -57,6 +58,7 @@ class SitePolicy:
         roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
             environment in which the site was started.
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
+        window: which part of the range of its images is shown, as `data.window` of `manifest`; a job cannot set it.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
         unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
@@ -115,6 +117,7 @@ class SitePolicy:
     datasets: tuple[str, ...] = field(default_factory=DATASETS.own_names)
     roots: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
+    window: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
     unreadable: float = 0.0
@@ -168,6 +171,7 @@ class SitePolicy:
             if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
         check_columns(self.columns)
+        window_of(self.window)
         check_share(self.unreadable)
         for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):

@@ -1,0 +1,188 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""DICOM images of a manifest: rescaled, windowed, and nothing of a patient in any text."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+from layouts import lines
+
+from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data import dicom as dicom_file
+from fedpeft.data.chosen_image import image_of, open_chosen
+from fedpeft.data.errors import UnreadableImage
+from fedpeft.data.images import as_array, check_header
+from fedpeft.data.window import Window
+
+pydicom = pytest.importorskip("pydicom")
+encapsulate = pydicom.encaps.encapsulate
+SECRET = "Doe^Jane"
+CT = np.arange(64, dtype=np.int16).reshape(8, 8) * 60
+LUNG = Window(-1350, 150)
+
+
+def saved(path, pixels=CT, *, kind="MONOCHROME2", bits=16, frames=0, syntax=None, **more):
+    from pydicom.dataset import FileMetaDataset
+    from pydicom.uid import CTImageStorage, ExplicitVRLittleEndian, generate_uid
+
+    made = pydicom.Dataset()
+    made.file_meta = FileMetaDataset()
+    made.file_meta.TransferSyntaxUID = syntax or ExplicitVRLittleEndian
+    made.file_meta.MediaStorageSOPClassUID = made.SOPClassUID = CTImageStorage
+    made.file_meta.MediaStorageSOPInstanceUID = made.SOPInstanceUID = generate_uid()
+    made.PatientName, made.PatientID, made.StudyDate = SECRET, SECRET, "20200101"
+    made.Rows, made.Columns = pixels.shape[1:3] if frames else pixels.shape[:2]
+    made.SamplesPerPixel = 3 if kind == "RGB" else 1
+    if kind == "RGB":
+        made.PlanarConfiguration = 0
+    made.PhotometricInterpretation = kind
+    made.BitsAllocated, made.BitsStored, made.HighBit = bits, bits, bits - 1
+    made.PixelRepresentation = int(pixels.dtype.kind == "i")
+    if frames:
+        made.NumberOfFrames = frames
+    made.PixelData = pixels.tobytes()
+    for name, value in more.items():
+        setattr(made, name, value)
+    made.save_as(path, enforce_file_format=True)
+    return path
+
+
+def shown(path, part="", window=None):
+    return as_array(image_of(path.parent, path.name + part, window, where="line 2")[0])
+
+
+def test_values_are_rescaled_and_the_window_of_the_settings_is_applied(tmp_path):
+    path = saved(tmp_path / "ct.dcm", RescaleSlope=2, RescaleIntercept=-1024, WindowCenter=0, WindowWidth=10)
+    rgb = shown(path, window=LUNG)
+    assert rgb.shape == (8, 8, 3)
+    expected = np.round((np.clip(CT * 2.0 - 1024, -1350, 150) + 1350) * 255 / 1500)
+    assert (rgb == expected[..., None]).all()
+
+
+@pytest.mark.parametrize("function", [None, "LINEAR", "LINEAR_EXACT"])
+def test_without_one_in_the_settings_the_files_own_window_is_applied_as_pydicom_does(tmp_path, function):
+    from pydicom.pixels import apply_modality_lut, apply_windowing
+
+    more = {"VOILUTFunction": function} if function else {}
+    windows = {"WindowCenter": [300, 40], "WindowWidth": [1500, 400]}
+    path = saved(tmp_path / "ct.dcm", CT.astype(np.uint16), RescaleSlope=1, RescaleIntercept=-1024, **windows, **more)
+    dataset = pydicom.dcmread(path)
+    reference = apply_windowing(apply_modality_lut(dataset.pixel_array, dataset), dataset)
+    reference = np.round((reference - reference.min()) / np.ptp(reference) * 255)
+    assert np.abs(shown(path)[..., 0] - reference).max() <= 1
+
+
+def test_monochrome1_is_inverted(tmp_path):
+    kinds = ("MONOCHROME1", "MONOCHROME2")
+    one, two = (saved(tmp_path / f"{k}.dcm", kind=k, WindowCenter=1800, WindowWidth=3600) for k in kinds)
+    assert (shown(one) == 255 - shown(two)).all()
+
+
+def test_8_bit_gray_values_and_colors_need_no_window(tmp_path):
+    gray = np.arange(64, dtype=np.uint8).reshape(8, 8) * 4
+    assert (shown(saved(tmp_path / "gray.dcm", gray, bits=8), window=LUNG) == gray[..., None]).all()
+    colors = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
+    assert (shown(saved(tmp_path / "us.dcm", colors, bits=8, kind="RGB")) == colors).all()
+
+
+def test_a_frame_is_named_behind_the_file_and_has_its_own_rescaling(tmp_path):
+    frames = np.stack([CT, CT + 1])
+    path = saved(tmp_path / "cine", frames.astype(np.uint16), frames=2, WindowCenter=1800, WindowWidth=3600)
+    assert (shown(path, "#1") >= shown(path, "#0")).all()
+    for part, why in (("", "has 2 frames; name one of #0 to #1"), ("#2", "has no frame 2"), ("#axial", "no axial")):
+        with pytest.raises(UnreadableImage, match=why):
+            shown(path, part)
+    groups = [pydicom.Dataset() for _ in range(2)]
+    for number, group in enumerate(groups):
+        item = pydicom.Dataset()
+        item.RescaleSlope, item.RescaleIntercept = 1, -1000 * number
+        group.PixelValueTransformationSequence = [item]
+    saved(path, frames.astype(np.uint16), frames=2, PerFrameFunctionalGroupsSequence=groups)
+    window = Window(0, 4000)
+    assert (shown(path, "#0", window) == window.grays(CT)[..., None]).all()
+    assert (shown(path, "#1", window) == window.grays(CT + 1.0 - 1000)[..., None]).all()
+
+
+def deflated(path):
+    saved(path, syntax=pydicom.uid.DeflatedExplicitVRLittleEndian)
+
+
+def cut_off(path):
+    content = saved(path, WindowCenter=0, WindowWidth=10).read_bytes()
+    path.write_bytes(content[:-20])
+
+
+REFUSED = {
+    "no window": (saved, "has more than 8 bits per pixel and no window of its own; set data.window"),
+    "a sigmoid": (
+        lambda p: saved(p, WindowCenter=1, WindowWidth=9, VOILUTFunction="SIGMOID"),
+        "no window of its own",
+    ),
+    "a palette": (lambda p: saved(p, CT.astype(np.uint16), kind="PALETTE COLOR"), "values in a table of its own"),
+    "deflated": (deflated, "is deflated DICOM"),
+    "cut off": (cut_off, "cannot be decoded as DICOM"),
+    "no DICOM": (lambda p: p.write_bytes(b"\0" * 200), "cannot be decoded as DICOM"),
+    "empty": (lambda p: p.write_bytes(b""), "cannot be decoded as DICOM"),
+    "too large": (lambda p: saved(p, Rows=60_000, Columns=60_000), "has more than 89 million pixels"),
+    "of words": (lambda p: saved(p, WindowCenter=1, WindowWidth=1, Rows=9), "cannot be decoded as DICOM"),
+    "another coding": (
+        lambda p: saved(p, syntax=pydicom.uid.HEVCMP51, WindowCenter=1, WindowWidth=9, PixelData=encapsulate([b"ab"])),
+        "is compressed as HEVC",
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=list(REFUSED))
+def test_what_is_not_read_is_named_and_nothing_of_a_patient_is(tmp_path, make, sentence, caplog, capfd, recwarn):
+    make(tmp_path / "scan.dcm")
+    with pytest.raises(UnreadableImage, match=rf"scan\.dcm .*{sentence}") as error:
+        shown(tmp_path / "scan.dcm")
+    texts = [str(error.value), caplog.text, *capfd.readouterr(), *(str(one.message) for one in recwarn)]
+    assert not any(SECRET in text or "Doe" in text for text in texts)
+    assert error.value.__cause__ is None
+
+
+def test_the_header_alone_is_checked_before_training(tmp_path, monkeypatch):
+    image = image_of(tmp_path, saved(tmp_path / "ct.dcm").name, None, where="line 2")[0]
+    with pytest.raises(UnreadableImage, match="no window of its own"):
+        check_header(image)
+    saved(tmp_path / "ct.dcm", WindowCenter=0, WindowWidth=100)
+    monkeypatch.setattr(pydicom.pixels, "pixel_array", lambda *_, **__: pytest.fail("pixels were read"))
+    assert open_chosen(image, pixels=False) is None
+
+
+def test_nothing_of_a_patient_is_even_parsed(tmp_path, monkeypatch):
+    read, seen = pydicom.dcmread, []
+    monkeypatch.setattr(pydicom, "dcmread", lambda *a, **k: seen.append(read(*a, **k)) or seen[-1])
+    shown(saved(tmp_path / "ct.dcm", WindowCenter=0, WindowWidth=100))
+    assert {element.keyword for header in seen for element in header} <= {*dicom_file.READ, "SpecificCharacterSet"}
+
+
+def test_a_manifest_of_dicom_and_its_slices(tmp_path):
+    frames = np.stack([CT + n for n in range(4)]).astype(np.uint16)
+    saved(tmp_path / "cine.dcm", frames, frames=4)
+    rows = [f"cine.dcm#{n},Is it?,{('yes', 'no')[n % 2]}" for n in range(4)]
+    for number in range(8):
+        saved(tmp_path / f"{number}.dcm")
+        rows.append(f"{number}.dcm,Is it?,{('yes', 'no')[number % 2]}")
+    lines(tmp_path / "manifest.csv", ["image,question,answer", *rows])
+    chosen = {"dataset": "manifest", "root": tmp_path, "site": "north"}
+    site = load(DataSettings(**chosen, window={"center": 1800, "width": 3600}))
+    places = {split: {e.image_id for e in examples} for split, examples in site.splits().items()}
+    assert sum(any("cine" in name for name in names) for names in places.values()) == 1, (
+        "frames of a file stay together"
+    )
+    assert as_array(site.train[0].image).shape == (8, 8, 3)
+    with pytest.raises(DataError, match="12 of 12 images cannot be read"):
+        load(DataSettings(**chosen))
+
+
+def test_without_pydicom_one_sentence_says_what_to_install(tmp_path, monkeypatch):
+    saved(tmp_path / "ct.dcm")
+    dicom_file._pydicom.cache_clear()
+    monkeypatch.setitem(sys.modules, "pydicom", None)
+    with pytest.raises(DataError, match=r"DICOM images need pydicom.*pip install 'flare-fedpeft\[medical\]'") as error:
+        shown(tmp_path / "ct.dcm")
+    assert not isinstance(error.value, UnreadableImage), "images are not skipped because a package is missing"
