@@ -4,13 +4,18 @@
 import csv
 import json
 import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from fedpeft.cli import main
+from fedpeft.data.images import as_array
+from fedpeft.data.window import Window
+from fedpeft.predict.examples import of_images, of_table, window_at
 from fedpeft.predict.kept_model import find
+from fedpeft.privacy.site_policy import SitePolicy
 
 
 @pytest.fixture
@@ -187,7 +192,6 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
 
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
     pytest.importorskip("captum")
-    from fedpeft.predict.examples import of_images
     from fedpeft.predict.heatmap import evidence
     from fedpeft.predict.model import Predictor
 
@@ -203,3 +207,19 @@ def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, ta
     picture = tmp_path / "heat.png"
     assert predict("classes", "--image", image, "--heatmap", picture)[0] == 0
     assert Image.open(picture).size[0] > 600
+
+
+def test_an_image_is_shown_through_the_window_of_the_site(of_tables, tmp_path):
+    kept = find(of_tables["classes"][0], site=None)
+    assert window_at(kept) is None
+    at_hospital = replace(kept, policy=SitePolicy(window={"center": 500, "width": 1000}))
+    assert window_at(at_hospital) == Window(0, 1000)
+    deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 100
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    (tmp_path / "manifest.csv").write_text("image\ndeep.png\n")
+    shown = Window(0, 1000).grays(deep)[..., None]
+    for wanted in (
+        of_images(tmp_path / "deep.png", None, kept.record, window=window_at(at_hospital)),
+        of_table(tmp_path, kept.record, window=window_at(at_hospital)),
+    ):
+        assert (as_array(wanted.examples[0].image) == shown).all()

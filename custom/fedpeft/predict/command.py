@@ -44,7 +44,7 @@ def _run(arguments: argparse.Namespace) -> None:
     _check(arguments)
     from rich.console import Console
 
-    from fedpeft.predict.examples import of_images, of_split, of_table
+    from fedpeft.predict.examples import of_images, of_split, of_table, window_at
     from fedpeft.predict.kept_model import find
     from fedpeft.predict.model import Predictor
     from fedpeft.predict.table import write_csv
@@ -52,9 +52,9 @@ def _run(arguments: argparse.Namespace) -> None:
     console = Console()
     kept = find(arguments.run, site=arguments.site, round=arguments.round)
     if arguments.image:
-        wanted = of_images(arguments.image, arguments.question, kept.record)
+        wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
     elif arguments.manifest:
-        wanted = of_table(arguments.manifest, kept.record)
+        wanted = of_table(arguments.manifest, kept.record, window=window_at(kept))
     else:
         wanted = of_split(arguments.split, kept)
     if arguments.heatmap and len(wanted.examples) > 1:

@@ -14,13 +14,16 @@ from pathlib import Path
 from fedpeft.client.data_facts import examples_digest
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.data.answers import AnswerVocabulary, is_missing, normalize
+from fedpeft.data.chosen_image import image_of
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import image_file, inside, is_image
+from fedpeft.data.folders import inside, is_image
+from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import KINDS
 from fedpeft.data.manifest_table import FILES, table
 from fedpeft.data.records import Row, reading
 from fedpeft.data.schema import Example
+from fedpeft.data.window import Window, window_of
 from fedpeft.errors import FedpeftError
 from fedpeft.predict.kept_model import KeptModel
 from fedpeft.privacy.site_check import admitted, load_data
@@ -46,8 +49,20 @@ class Wanted:
     remarks: tuple[str, ...] = ()
 
 
-def of_images(named: Path, question: str | None, record: ModelRecord) -> Wanted:
+def window_at(kept: KeptModel) -> Window | None:
+    """Return the window through which the model's site shows its images, where it says one."""
+    of_job = (kept.record.sections.get("data") or {}).get("window")
+    return window_of(kept.policy.window if kept.policy else of_job or {})
+
+
+def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
     """Return an image, or all images of a folder, with one question.
+
+    Args:
+        named: an image of any kind that a manifest may name, or a folder of usual images.
+        question: for all of them.
+        record: of the model.
+        window: see `window_at`.
 
     Raises:
         FedpeftError: there is no image, or the model was trained on questions and none is given.
@@ -63,16 +78,18 @@ def of_images(named: Path, question: str | None, record: ModelRecord) -> Wanted:
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
-    examples = tuple(_unknown(file, name, question, record) for file, name in zip(files, names, strict=True))
+    images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
+    examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
     return Wanted(examples=examples, known=(False,) * len(examples))
 
 
-def of_table(named: Path, record: ModelRecord) -> Wanted:
+def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) -> Wanted:
     """Return the rows of a table, each with its answer, class or labels if it has them.
 
     Args:
         named: manifest.csv or manifest.jsonl, or their folder.
         record: of the model.
+        window: see `window_at`.
 
     Raises:
         FedpeftError: a column, image or value is missing or wrong.
@@ -88,7 +105,7 @@ def of_table(named: Path, record: ModelRecord) -> Wanted:
     examples, known = [], []
     for row in rows:
         name = inside(root, row.text("image"), where=row.where)
-        image = image_file(root, name, where=row.where)
+        image, _ = image_of(root, name, window, where=row.where)
         is_known = "labels" in row.values if record.labelled else not is_missing(row.values.get(keys[-1]))
         with reading(row):
             example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
@@ -124,13 +141,13 @@ def of_split(split: str, kept: KeptModel) -> Wanted:
     )
 
 
-def _unknown(image: Path, name: str, question: str, record: ModelRecord) -> Example:
+def _unknown(image: Path | ChosenImage, name: str, question: str, record: ModelRecord) -> Example:
     if record.labelled:
         return label_example(image, (), image_id=name, text=question)
     return Example(image, question, record.answers[0], closed=False, image_id=name)
 
 
-def _of_row(row: Row, image: Path, name: str, record: ModelRecord) -> Example:
+def _of_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord) -> Example:
     text = row.text("question") if record.asks else row.label("text") if record.labelled else ""
     return _unknown(image, name, text, record)
 
