@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__)
+    parser = argparse.ArgumentParser(prog="fedpeft", description=fedpeft.__doc__.partition("\n")[0])
     parser.add_argument("--version", action="version", version=f"fedpeft {fedpeft.__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 

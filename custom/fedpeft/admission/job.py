@@ -54,7 +54,9 @@ def admit_folder(folder: Path, *, classes: Sequence[str] = ()) -> AdmittedJob:
         FedpeftError: the folder is not a job folder.
     """
     if not (folder / META).is_file():
-        raise FedpeftError(f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/.")
+        raise FedpeftError(
+            f"{folder} is not a FLARE job folder, it has no meta.json: name one of jobs/, which `fedpeft jobs` writes."
+        )
     return _admit(read_folder(folder, FILES), f"{folder}/", classes)
 
 

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is built to be installed: every file of the package, nothing else, and one version number."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import fedpeft
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "custom" / "fedpeft"
+NAME = f"flare_fedpeft-{fedpeft.__version__}"
+BUILD = """
+import sys
+from setuptools import build_meta
+print(getattr(build_meta, "build_" + sys.argv[1])(sys.argv[2]))
+"""
+SECTIONS = r"^## (\S+)(?:, .+)?$"
+
+
+def build(kind: str, source: Path, out: Path) -> Path:
+    """Run the build backend of pyproject.toml in a copy of the project."""
+    command = [sys.executable, "-c", BUILD, kind, str(out)]
+    done = subprocess.run(command, cwd=source, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return out / done.stdout.splitlines()[-1]
+
+
+def contents(wheel: Path) -> dict[str, bytes]:
+    """Files of a wheel, without the description of the distribution."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {name: archive.read(name) for name in archive.namelist() if ".dist-info/" not in name}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """An sdist of a copy of the project, and the wheel made of the copy."""
+    folder = tmp_path_factory.mktemp("dist")
+    copy = folder / "project"
+    generated = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    shutil.copytree(ROOT / "custom", copy / "custom", symlinks=True, ignore=generated)
+    shutil.copytree(ROOT / "app_configs", copy / "app_configs")
+    shutil.copytree(ROOT / "tests", copy / "tests", ignore=generated)
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    return build("sdist", copy, folder), build("wheel", copy, folder)
+
+
+@pytest.mark.slow
+def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built):
+    files = [Path(folder) / name for folder, _, names in os.walk(PACKAGE, followlinks=True) for name in names]
+    expected = {path.relative_to(PACKAGE.parent).as_posix() for path in files if path.parent.name != "__pycache__"}
+    assert set(contents(built[1])) == expected
+    assert "fedpeft/app_configs/jobs.yml" in expected
+
+
+@pytest.mark.slow
+def test_the_sdist_has_no_link_and_gives_the_same_wheel(built, tmp_path):
+    with tarfile.open(built[0]) as archive:
+        assert all(member.isfile() or member.isdir() for member in archive)
+        assert not [name for name in archive.getnames() if name.startswith(f"{NAME}/tests")]
+        archive.extractall(tmp_path, filter="data")
+    assert contents(build("wheel", tmp_path / NAME, tmp_path)) == contents(built[1])
+
+
+@pytest.mark.slow
+def test_the_wheel_works_without_a_clone(built, tmp_path):
+    with zipfile.ZipFile(built[1]) as archive:
+        archive.extractall(tmp_path / "installed")
+    (tmp_path / "empty").mkdir()
+    code = "import fedpeft, sys\nfrom fedpeft.cli import main\nprint(fedpeft.__file__)\nsys.exit(main(['tasks']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path / "empty",
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(str(tmp_path / "installed"))
+    assert "fedpia_task1" in done.stdout
+
+
+@pytest.mark.slow
+def test_the_version_of_the_distribution_is_that_of_the_package(built):
+    assert [path.name for path in built] == [f"{NAME}.tar.gz", f"{NAME}-py3-none-any.whl"]
+
+
+def test_the_version_stands_in_the_package_only():
+    assert "version" in tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dynamic"]
+    assert re.findall(SECTIONS, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == fedpeft.__version__
+
+
+def test_the_citation_names_this_version_and_the_three_papers():
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (citation["cff-version"], str(citation["version"])) == ("1.2.0", fedpeft.__version__)
+    papers = citation["references"]
+    assert [paper["url"].rpartition("/")[2] for paper in papers] == ["2412.14424", "2411.11912", "2407.11573"]
+    assert all(paper["authors"] and paper["title"] and paper["year"] for paper in papers)
