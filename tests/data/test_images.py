@@ -152,7 +152,8 @@ def test_a_file_for_which_pillow_would_start_another_program_is_no_image(tmp_pat
 
 def test_an_error_keeps_its_fields_on_the_way_between_processes():
     error = pickle.loads(pickle.dumps(UnreadableImage.of("a.png", "is missing", "restore it")))
-    assert (str(error), error.image, error.why) == ("The image a.png is missing; restore it.", "a.png", "is missing")
+    assert str(error) == "The image a.png is missing; restore it."
+    assert (error.image, error.why, error.remedy) == ("a.png", "is missing", "restore it")
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -19,13 +19,14 @@ class UnreadableImage(DataError):
         sentence: see `FedpeftError`.
         image: its path or place.
         why: follows its name in a sentence.
+        remedy: what to do.
     """
 
-    def __init__(self, sentence: str = "", *, image: str = "", why: str = "") -> None:
+    def __init__(self, sentence: str = "", *, image: str = "", why: str = "", remedy: str = "") -> None:
         super().__init__(sentence)
-        self.image, self.why = image, why
+        self.image, self.why, self.remedy = image, why, remedy
 
     @classmethod
     def of(cls, image: object, why: str, remedy: str) -> UnreadableImage:
         """Return the error whose sentence is made of an image's name, a reason and what to do."""
-        return cls(f"The image {image} {why}; {remedy}.", image=str(image), why=why)
+        return cls(f"The image {image} {why}; {remedy}.", image=str(image), why=why, remedy=remedy)
