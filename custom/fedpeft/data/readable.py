@@ -76,7 +76,8 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
     return DataError(
         f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}): "
-        f"{problems[0].remedy}, exclude such images, or set unreadable to the share to skip (a hospital in its own file)."
+        f"{problems[0].remedy}, exclude such images, or set unreadable to the share to skip (at a hospital in its own "
+        f"file)."
     )
 
 
