@@ -36,12 +36,11 @@ def method_table(backbone: str, source: str | None = None) -> Table:
     table.add_column("name", no_wrap=True)
     for head in ("trained", "exchanged"):
         table.add_column(head, justify="right")
-    for head in ("aggregation", "can do", "source"):
-        table.add_column(head)
+    table.add_column("aggregation, what it can do, source", overflow="fold")
     for entry in entries(backbones.skeleton(backbone, source)):
         counts = [entry.misfit, ""] if entry.trained is None else [f"{entry.trained:,}", f"{entry.exchanged:,}"]
-        abilities = ", ".join(entry.abilities)
-        table.add_row(entry.name, *counts, entry.method.aggregation, abilities, entry.method.source)
+        words = "; ".join(filter(None, (f"default {entry.method.aggregation}", ", ".join(entry.abilities))))
+        table.add_row(entry.name, *counts, f"{words}\n{entry.method.source}")
     return table
 
 
