@@ -65,7 +65,8 @@ from fedpeft.worker import fork_server
 ADAPTER, HEAD = "adapter", "head.safetensors"
 POLL_SECONDS = 0.1
 SILENCE = {
-    HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there?",
+    HELLO: "site {site} did not answer within {timeout} s: is it connected, and is fedpeft installed there? Where many "
+    "sites take turns, raise federation.hello_timeout.",
     SCORE: "site {site} sent no scores in round {round}: look at its log.",
     TRAIN: "site {site} sent no usable reply in round {round}: look at its log, or raise federation.round_timeout "
     "({timeout} s).",
