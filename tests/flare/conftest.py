@@ -22,7 +22,7 @@ def run(request, tmp_path, monkeypatch):
     """Function: run a harness to its end; returns it, the manifest and the history."""
     if "pictures" not in request.fixturenames:
         for part, figure in PICTURES.items():
-            monkeypatch.setattr(f"fedpeft.report.{part}.{figure}", lambda history, *, dark: None)
+            monkeypatch.setattr(f"fedpeft.report.{part}.{figure}", lambda history, **look: None)
         monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: b"a picture")
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: tmp_path / "state")

@@ -9,7 +9,7 @@ import pytest
 from histories import PROCEDURAL, gaps, record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.page import page
+from fedpeft.report.page import Picture, page
 from fedpeft.report.tables import all_tables
 
 NASTY = (
@@ -49,8 +49,11 @@ class Reader(HTMLParser):
             self.text += data
 
 
+PICTURE = Picture(light=b"light picture", dark=b"dark picture", narrow=b"narrow", narrow_dark=b"narrow dark")
+
+
 def read(made):
-    return Reader(page(parse(made, origin="h"), b"light picture", b"dark picture"))
+    return Reader(page(parse(made, origin="h"), PICTURE))
 
 
 @pytest.mark.parametrize("made", [record(), gaps(), record(NASTY, 2), record(("hospital",), 1)])
@@ -66,7 +69,7 @@ def test_tables_and_settings_stand_on_the_page(made):
 
 @pytest.mark.parametrize("made", [record(NASTY, 2), gaps()])
 def test_nothing_is_loaded_and_nothing_runs(made):
-    html = page(parse(made, origin="h"), b"light picture", b"dark picture")
+    html = page(parse(made, origin="h"), PICTURE)
     content = Reader(html)
     assert not {"script", "link", "iframe", "object", "embed", "base", "a", "form", "style-src"} & {
         t for t, _ in content.tags
@@ -82,24 +85,44 @@ def test_nothing_is_loaded_and_nothing_runs(made):
 
 
 def test_site_names_are_text():
-    html = page(parse(record(NASTY, 1), origin="h"), b"", b"")
+    html = page(parse(record(NASTY, 1), origin="h"), PICTURE)
     assert "<script" not in html
     assert all(name in read(record(NASTY, 1)).text for name in NASTY)
 
 
-def test_both_pictures_are_embedded_with_a_description():
+def test_all_pictures_are_embedded_with_a_description():
     content = read(record())
     (image,) = [attributes for tag, attributes in content.tags if tag == "img"]
-    (source,) = [attributes for tag, attributes in content.tags if tag == "source"]
-    assert base64.b64decode(image["src"].removeprefix("data:image/png;base64,")) == b"light picture"
-    assert base64.b64decode(source["srcset"].removeprefix("data:image/png;base64,")) == b"dark picture"
-    assert source["media"] == "screen and (prefers-color-scheme: dark)"
+    sources = {a["media"]: a["srcset"] for tag, a in content.tags if tag == "source"} | {"": image["src"]}
+    narrow, dark = "screen and (max-width: 40rem)", "(prefers-color-scheme: dark)"
+    assert {
+        media: base64.b64decode(data.removeprefix("data:image/png;base64,")) for media, data in sources.items()
+    } == {
+        f"{narrow} and {dark}": b"narrow dark",
+        narrow: b"narrow",
+        f"screen and {dark}": b"dark picture",
+        "": b"light picture",
+    }
     assert "vqa-med-2021" in image["alt"]
 
 
 @pytest.mark.parametrize("procedural", [True, False])
-def test_the_warning_stands_at_top_picture_and_every_table_exactly_when_the_data_are_procedural(procedural):
-    assert read(record(procedural=procedural)).text.lower().count(PROCEDURAL) == 6 * procedural
+def test_the_warning_stands_once_exactly_when_the_data_are_procedural(procedural):
+    assert read(record(procedural=procedural)).text.lower().count(PROCEDURAL) == procedural
+
+
+def test_on_a_narrow_screen_every_figure_stands_under_what_it_is():
+    for tag, attributes in read(gaps()).tags:
+        if tag == "td" and "data-head" in attributes:
+            assert attributes["data-head"]
+    table = all_tables(parse(gaps(), origin="h"))[0]
+    heads = [a["data-head"] for tag, a in read(gaps()).tags if tag == "td" and "data-head" in a]
+    assert tuple(heads[: len(table.columns) - 1]) == table.columns[1:]
+
+
+def test_a_site_called_mean_is_no_mean():
+    rows = [a for tag, a in read(record(("mean",), 1)).tags if tag == "tr" and a.get("class") == "mean"]
+    assert len(rows) == 1  # of the last round, whose last row it is
 
 
 def test_rejected_replies_are_listed():

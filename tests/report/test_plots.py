@@ -176,3 +176,14 @@ def test_spread_squeezes_what_does_not_fit():
 )
 def test_long_names_lose_their_middle(name, short):
     assert shorten(name, 8) == short
+
+
+@pytest.mark.parametrize("made", [record(), gaps(), record(("a very long name of a hospital in the country",), 1)])
+def test_the_narrow_picture_has_all_panels_and_cuts_no_text(made):
+    whole, narrow = draw(made), draw(made, narrow=True)
+    assert [axes.get_title("left") for axes in narrow.axes] == [axes.get_title("left") for axes in whole.axes]
+    for axes in narrow.axes:
+        for text in (*axes.texts, axes.yaxis.get_label()):
+            box = text.get_window_extent()
+            assert box.x1 <= narrow.bbox.x1
+            assert box.x0 >= 0

@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
     from rich.console import Console
 
 
@@ -28,34 +27,24 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
         FedpeftError: the folder cannot be written.
     """
     from fedpeft.errors import FedpeftError
-    from fedpeft.report.front_plot import fronts_figure
     from fedpeft.report.history_reader import read
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page
-    from fedpeft.report.plots import convergence, png
-    from fedpeft.report.schedule_plot import schedule_figure
+    from fedpeft.report.pictures import draw_pictures
     from fedpeft.report.tidy_csv import tidy_csv
 
     history = read(source)
-
-    def both(draw: Callable[..., Figure]) -> tuple[bytes, bytes]:
-        return png(draw(history, dark=False), history), png(draw(history, dark=True), history)
-
-    picture, dark_picture = both(convergence)
-    schedule = fronts = None
-    if history.scheduled:
-        schedule = both(schedule_figure)
-        fronts = both(fronts_figure) if history.scheduled[-1].schedule.scores else None
+    drawn = draw_pictures(history)
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
-        "picture": ("convergence.png", picture),
-        "page": ("report.html", page(history, picture, dark_picture, schedule, fronts).encode()),
+        "picture": ("convergence.png", drawn.curves.light),
+        "page": ("report.html", page(history, drawn.curves, schedule=drawn.schedule, fronts=drawn.fronts).encode()),
     }
-    if schedule:
-        contents["schedule"] = ("schedule.png", schedule[0])
-    if fronts:
-        contents["fronts"] = ("fronts.png", fronts[0])
+    if drawn.schedule:
+        contents["schedule"] = ("schedule.png", drawn.schedule.light)
+    if drawn.fronts:
+        contents["fronts"] = ("fronts.png", drawn.fronts.light)
     folder = Path(out_dir)
     written = {}
     try:

@@ -5,36 +5,42 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import dataclass
 from html import escape
 
 from fedpeft.metrics import TITLES as METRICS
 from fedpeft.report.history import History
 from fedpeft.report.series import Mean, means
 from fedpeft.report.style import STYLE
-from fedpeft.report.tables import Table, all_tables
-from fedpeft.report.wording import TITLES, caption, note, parts, percent, rejections
+from fedpeft.report.tables import MEAN, Table, all_tables
+from fedpeft.report.wording import TITLES, note, parts, percent, rejections
 
 # even if a name slipped through unescaped, the browser would load and run nothing
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Picture:
+    """PNG files of one picture: for light pages and print, and for dark pages; the same for narrow screens."""
+
+    light: bytes
+    dark: bytes
+    narrow: bytes | None = None
+    narrow_dark: bytes | None = None
+
+
 def page(
-    history: History,
-    picture: bytes,
-    dark_picture: bytes,
-    schedule: tuple[bytes, bytes] | None = None,
-    fronts: tuple[bytes, bytes] | None = None,
+    history: History, curves: Picture, *, schedule: Picture | None = None, fronts: Picture | None = None, top: str = ""
 ) -> str:
     """Return the page's HTML; the same history and pictures give the same text.
 
     Args:
         history: the run.
-        picture: the convergence picture as PNG, for light pages and print.
-        dark_picture: the same for dark pages.
-        schedule: the schedule picture, light and dark, if any round has a schedule.
-        fronts: the picture of the solvers' fronts, light and dark, likewise.
+        curves: the convergence picture.
+        schedule: the schedule picture, if any round has a schedule.
+        fronts: the picture of the solvers' fronts, likewise.
+        top: HTML above the job's name, for a page that is served.
     """
-    first, *others = all_tables(history)
     text = note(history)
     warning = f'<p class="warning">{text[0].upper()}{text[1:]}.</p>' if text else ""
     refused = "".join(f"<li>{escape(line)}</li>" for line in rejections(history))
@@ -50,7 +56,7 @@ def page(
 {STYLE}</style>
 </head>
 <body>
-<header>
+{top}<header>
 <h1>{escape(history.job)}</h1>
 <p class="method">{escape(history.method)}</p>
 {warning}
@@ -59,15 +65,11 @@ def page(
 {_figures(history)}
 <section>
 <h2>Convergence</h2>
-{_picture(history, picture, dark_picture, _curves(history))}
+{_picture(curves, _curves(history))}
 </section>
 {_schedule_section(history, schedule) if schedule else ""}
 {_fronts_section(history, fronts) if fronts else ""}
-<section>
-<h2>{escape(first.title)}</h2>
-{_table(first, caption(history))}
-</section>
-{"".join(f"<section><h2>{escape(t.title)}</h2>{_table(t, caption(history))}</section>" for t in others)}
+{"".join(f"<section><h2>{escape(table.title)}</h2>{_table(table)}</section>" for table in all_tables(history))}
 {f'<section><h2>Rejected replies</h2><ul class="rejected">{refused}</ul></section>' if refused else ""}
 <section>
 <h2>Settings</h2>
@@ -110,45 +112,58 @@ def _curves(history: History) -> str:
     )
 
 
-def _schedule_section(history: History, pictures: tuple[bytes, bytes]) -> str:
+def _schedule_section(history: History, picture: Picture) -> str:
     described = (
         "Heat maps of every site's layer scores with the layers chosen for it marked, and how often each layer was "
         f"chosen over {_counted(len(history.scheduled), 'scheduled round')}; a table below says how many layers."
     )
-    return f"<section>\n<h2>Layer schedule</h2>\n{_picture(history, *pictures, described)}\n</section>"
+    return f"<section>\n<h2>Layer schedule</h2>\n{_picture(picture, described)}\n</section>"
 
 
-def _fronts_section(history: History, pictures: tuple[bytes, bytes]) -> str:
+def _fronts_section(history: History, picture: Picture) -> str:
     described = (
         f"The Pareto fronts that the solvers find for the scores of round {history.scheduled[-1].round}, each beside "
         "the exact front, and the assignment that was chosen."
     )
+    return f"<section>\n<h2>What the schedule was chosen from</h2>\n{_picture(picture, described)}\n</section>"
+
+
+def _picture(picture: Picture, described: str) -> str:
+    dark, small = "(prefers-color-scheme: dark)", "(max-width: 40rem)"
+    sources = (
+        (picture.narrow_dark, f"screen and {small} and {dark}"),
+        (picture.narrow, f"screen and {small}"),
+        (picture.dark, f"screen and {dark}"),
+    )
+    others = "".join(f'<source media="{media}" srcset="{_data(file)}">' for file, media in sources if file)
+    kind = "wide" if picture.narrow else "wide broad"
     return (
-        f"<section>\n<h2>What the schedule was chosen from</h2>\n{_picture(history, *pictures, described)}\n</section>"
+        f'<figure><div class="{kind}"><picture>{others}<img src="{_data(picture.light)}" alt="{escape(described)}">'
+        f"</picture></div></figure>"
     )
 
 
-def _picture(history: History, picture: bytes, dark_picture: bytes, described: str) -> str:
-    light, dark = (f"data:image/png;base64,{base64.b64encode(content).decode()}" for content in (picture, dark_picture))
-    return (
-        f'<figure><div class="wide"><picture><source media="screen and (prefers-color-scheme: dark)" srcset="{dark}">'
-        f'<img src="{light}" alt="{escape(described)}"></picture></div>'
-        f"<figcaption>{escape(caption(history))}</figcaption></figure>"
-    )
+def _data(file: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(file).decode()}"
 
 
-def _table(table: Table, line: str) -> str:
+def _table(table: Table) -> str:
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.columns)
-    rows = "\n".join(
-        f'<tr><th scope="row">{escape(row[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in row[1:]) + "</tr>"
-        for row in table.rows
-    )
-    marks = f"<br>{escape(table.marks)}" if table.marks else ""
-    kind = "by-site" if table.columns[0] == "site" else "by-round"
+    by_round = all(row[0].isdigit() for row in table.rows) and table.columns[0] == "round"
+    first_mean = len(table.rows) - table.averages
+    lines = []
+    for index, row in enumerate(table.rows):
+        kind = ' class="mean"' if index >= first_mean and row[0] == MEAN else ""
+        cells = "".join(
+            f'<td data-head="{escape(head)}">{escape(cell)}</td>'
+            for head, cell in zip(table.columns[1:], row[1:], strict=True)
+        )
+        lines.append(f'<tr{kind}><th scope="row">{escape(row[0])}</th>{cells}</tr>')
+    rows = "\n".join(lines)
+    marks = f'<p class="caption">{escape(table.marks)}</p>' if table.marks else ""
     return (
-        f'<div class="wide"><table class="{kind}"><thead><tr>{heads}</tr></thead>'
-        f"\n<tbody>\n{rows}\n</tbody></table></div>"
-        f'<p class="caption">{escape(line)}{marks}</p>'
+        f'<div class="wide"><table class="{"by-round" if by_round else "rows"}"><thead><tr>{heads}</tr></thead>'
+        f"\n<tbody>\n{rows}\n</tbody></table></div>{marks}"
     )
 
 

@@ -23,6 +23,7 @@ Head = list[tuple[str, str, str]]  # text, the theme's color for it, weight
 DPI = 200
 # inches
 MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
+NARROW = 3.7  # a phone's width, with letters of the page's own size
 TOP, BOTTOM, LEFT, RIGHT, BETWEEN = 0.62, 0.5, 0.5, 0.15, 0.5
 LINE = 0.15
 SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
@@ -39,7 +40,7 @@ STYLE = {
 }
 
 
-def convergence(history: History, *, dark: bool = False) -> Figure:
+def convergence(history: History, *, dark: bool = False, narrow: bool = False) -> Figure:
     """Draw a run.
 
     Panels: the sites' metric in percent, with a label beside every line; training loss; transport distance of
@@ -48,8 +49,9 @@ def convergence(history: History, *, dark: bool = False) -> Figure:
     Args:
         history: the run.
         dark: for a dark page.
+        narrow: one panel below the other, for the page on a phone, where the page has the head and the foot.
     """
-    return under_style(lambda theme: _figure(history, theme), dark=dark)
+    return under_style(lambda theme: (_narrow_figure if narrow else _figure)(history, theme), dark=dark)
 
 
 def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
@@ -90,7 +92,7 @@ def described_png(figure: Figure, description: str) -> bytes:
 
 def _figure(history: History, theme: Theme) -> Figure:
     labels = end_labels(history, theme)
-    side = [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
+    side = _side_panels(history)
     column = label_width(labels)
     width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
     head = head_lines(history, width)
@@ -116,6 +118,30 @@ def _figure(history: History, theme: Theme) -> Figure:
         one.set_xlabel("round", labelpad=2)
     write_frame(figure, history.job, head, foot, theme)
     return figure
+
+
+def _narrow_figure(history: History, theme: Theme) -> Figure:
+    labels, side = end_labels(history, theme), _side_panels(history)
+    wide, column = NARROW - LEFT - RIGHT, label_width(labels)
+    heights = [max(MAIN_WIDTH / 2, GAP * len(labels)), *[SIDE_WIDTH / 2] * len(side)]
+    total = sum(heights) + len(side) * (BETWEEN + 0.1) + 0.3 + BOTTOM
+    figure = Figure(figsize=(NARROW, total), dpi=DPI, facecolor=theme.paper)
+    top = total - 0.3
+    for index, (name, height) in enumerate(zip(("overall", *side), heights, strict=True)):
+        width = wide if index else max(wide - column, wide / 3)
+        axes = figure.add_axes((LEFT / NARROW, (top - height) / total, width / NARROW, height / total))
+        if index:
+            draw(axes, history, name, SIDE_TITLES[name], theme)
+        else:
+            draw(axes, history, name, plot_title(history), theme, scale=100)
+            write_labels(axes, labels, theme)
+        top -= height + BETWEEN + 0.1
+    axes.set_xlabel("round", labelpad=2)
+    return figure
+
+
+def _side_panels(history: History) -> list[str]:
+    return [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
 
 
 def write_frame(figure: Figure, title: str, head: Head, foot: Sequence[str], theme: Theme) -> None:

@@ -4,10 +4,12 @@
 STYLE = """\
 :root {
   --paper: #ffffff; --ink: #1a1a1a; --soft: #5c5c5c; --line: #e2e2e2; --warn: #8a3600; --warn-paper: #fff4ea;
+  --shade: rgb(0 0 0 / .22);
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
     --paper: #16181c; --ink: #f2f2f2; --soft: #a8abb2; --line: #30343b; --warn: #ffb070; --warn-paper: #2b2118;
+    --shade: rgb(255 255 255 / .28);
   }
 }
 * { box-sizing: border-box; }
@@ -29,31 +31,69 @@ section { margin-top: 2.75rem; }
 .figures dd { margin: 0; font-size: 2.25rem; line-height: 1.15; font-variant-numeric: tabular-nums; }
 .figures i { font-style: normal; margin-left: .1em; font-size: 1.25rem; color: var(--soft); }
 figure { margin: 0; }
-img { display: block; width: 100%; min-width: 40rem; height: auto; }
+img { display: block; width: 100%; height: auto; }
 figcaption, .caption { margin: .5rem 0 0; font-size: .8125rem; color: var(--soft); overflow-wrap: anywhere; }
-.wide { overflow-x: auto; }
+/* a shadow at the edge behind which a wide table or picture goes on */
+.wide {
+  overflow-x: auto;
+  background:
+    linear-gradient(to right, var(--paper) 30%, transparent) left / 2.5rem 100% no-repeat local,
+    linear-gradient(to left, var(--paper) 30%, transparent) right / 2.5rem 100% no-repeat local,
+    linear-gradient(to right, var(--shade), transparent) left / .75rem 100% no-repeat scroll,
+    linear-gradient(to left, var(--shade), transparent) right / .75rem 100% no-repeat scroll;
+}
 table { border-collapse: separate; border-spacing: 0; font-size: .9375rem; font-variant-numeric: tabular-nums; }
 th, td { padding: .35rem .9rem; text-align: right; white-space: nowrap; }
 thead th { border-bottom: 1.5px solid var(--ink); font-weight: 600; vertical-align: bottom; }
 tbody tr + tr > * { border-top: 1px solid var(--line); }
-th:first-child {
-  position: sticky; left: 0; padding-left: 0; background: var(--paper); text-align: left; font-weight: 400;
-}
-thead th:first-child { z-index: 1; font-weight: 600; }
-.by-site tbody tr:last-child > * { border-top: 1.5px solid var(--ink); font-weight: 600; }
+th:first-child { padding-left: 0; text-align: left; font-weight: 400; }
+thead th:first-child { font-weight: 600; }
+tr.mean > * { font-weight: 600; }
+tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
 .by-round th, .by-round td { padding-right: .5rem; }
 .by-round th + th, .by-round td { padding-left: .5rem; }
 .by-round thead th { white-space: normal; }
-.by-round th:last-child, .by-round td:last-child {
-  position: sticky; right: 0; background: var(--paper); font-weight: 600;
-}
+.by-round th:last-child, .by-round td:last-child { font-weight: 600; }
 .by-round tbody th { color: var(--soft); }
 .settings th { color: var(--soft); vertical-align: top; }
 .settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .rejected { margin: 0; padding-left: 1.2rem; overflow-wrap: anywhere; }
+@media screen and (max-width: 40rem) {
+  body { padding: 1.5rem 1rem 3rem; }
+  .figures { gap: .5rem 2rem; }
+  .by-round { font-size: .8125rem; }
+  .by-round th, .by-round td { padding-right: .3rem; }
+  .by-round th + th, .by-round td { padding-left: .3rem; }
+  /* every row is a block: its name, and below it each figure under what it is */
+  .rows, .rows tbody { display: block; }
+  .rows thead { display: none; }
+  .rows tr {
+    display: grid; grid-template-columns: repeat(auto-fill, minmax(5.25rem, 1fr)); gap: .25rem .5rem; padding: .6rem 0;
+  }
+  .rows tr + tr { border-top: 1px solid var(--line); }
+  .rows tr:not(.mean) + .mean { border-top: 1.5px solid var(--ink); }
+  .rows tbody tr > *, .rows tbody tr:not(.mean) + .mean > * {
+    display: block; border: 0; padding: 0; text-align: left; white-space: normal; overflow-wrap: anywhere;
+  }
+  .rows tbody tr > th { grid-column: 1 / -1; font-weight: 600; }
+  .rows td::before {
+    content: attr(data-head); display: block; font-size: .75rem; font-weight: 400; color: var(--soft);
+  }
+  .settings, .settings tbody { display: block; }
+  .settings tr { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; padding: .3rem 0; }
+  .settings tr + tr { border-top: 1px solid var(--line); }
+  .settings tbody tr > * { border: 0; padding: 0; text-align: left; white-space: normal; overflow-wrap: anywhere; }
+  .broad img { width: 40rem; max-width: none; }
+}
 @media print {
-  body { padding: 0; max-width: none; }
-  section { break-inside: avoid; }
-  img { min-width: 0; }
+  @page { margin: 1.5cm; }
+  body { padding: 0; max-width: none; font-size: 10pt; }
+  h1, h2, .lead { break-after: avoid; }
+  figure, tr { break-inside: avoid; }
+  section { margin-top: 1.5rem; }
+  .wide { overflow: visible; background: none; }
+  table { font-size: 8.5pt; }
+  th, td { padding: .15rem .4rem; white-space: normal; }
+  thead { display: table-header-group; }
 }
 """
