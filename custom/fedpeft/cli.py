@@ -282,7 +282,9 @@ def _verify(arguments: argparse.Namespace) -> None:
     run = run_folder(arguments.run)
     manifest = verify(run)
     show(run, metrics=("overall", "open", "closed"))
-    print(f"complete {manifest['rounds']} rounds, {len(manifest['files'])} files\nresults  {run}")
+    early = manifest.get("ended_early")
+    ended = f", ended early, the best is round {early['best_round']}" if early else ""
+    print(f"complete {manifest['rounds']} rounds{ended}, {len(manifest['files'])} files\nresults  {run}")
 
 
 def _report(arguments: argparse.Namespace) -> None:

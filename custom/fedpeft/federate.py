@@ -13,6 +13,7 @@ from fedpeft.privacy.secure_round import without_masks
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import State, aggregate, parts_of
 from fedpeft.server.assignment import Assignment
+from fedpeft.server.early_stop import Sites, best_before_end
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.update_check import outlying
 from fedpeft.states import of_keys
@@ -47,6 +48,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}
+    measured: list[Sites] = []
     for number in range(1, first.training.rounds + 1):
         sites = planner.participants(number)
         planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
@@ -73,3 +75,6 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
             parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
             state, report = aggregate(replies, first.method, previous=state or None)
         yield RoundResult(number, updates, state, report, assignment, refused)
+        measured.append({site: update.metrics for site, update in updates.items() if site not in refused})
+        if best_before_end(measured, first.training.patience):
+            return

@@ -12,6 +12,7 @@ from fedpeft.settings import at_least, one_of
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16 = "float32", "bfloat16"
+LAST, BEST = "last", "best"
 IMAGES_MIB = 64
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
@@ -51,6 +52,10 @@ class TrainingSettings:
         thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`, or
             `validation`, for each label that with the highest F1 on the site's validation split.
         validate: measure every round on the validation split as well, so that the report can name the best round.
+        keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
+            validation split.
+        patience: end the job when so many rounds in a row have not improved the mean figure of the sites' validation
+            splits; 0: run all rounds. `decay: linear` is that of all rounds either way.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
@@ -88,6 +93,8 @@ class TrainingSettings:
     compile: bool = False
     thresholds: str = "half"
     validate: bool = True
+    keep: str = LAST
+    patience: int = 0
     checkpointing: bool = False
     micro_batch: int = 0
     reuse_passes: bool = False
@@ -101,7 +108,7 @@ class TrainingSettings:
     def __post_init__(self) -> None:
         for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
             at_least(name, getattr(self, name), 1)
-        for name in ("first_epochs", "workers", "weight_decay", "warmup", "seed"):
+        for name in ("first_epochs", "workers", "patience", "weight_decay", "warmup", "seed"):
             at_least(name, getattr(self, name), 0)
         for name in ("micro_batch", "features_mib", "candidates"):
             at_least(name, getattr(self, name), 0)
@@ -111,6 +118,14 @@ class TrainingSettings:
         if self.warmup > 1:
             raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
         one_of("thresholds", self.thresholds, ("half", VALIDATION))
+        one_of("keep", self.keep, (LAST, BEST))
+        for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):
+            if value and not self.validate:
+                raise FedpeftError(
+                    f"{name} is {getattr(self, name)!r}, and validate is false: without the validation split no round "
+                    f"is better than another, leave one of them out.",
+                    setting=name,
+                )
         one_of("decay", self.decay, (LINEAR, "none"))
         one_of("optimizer", self.optimizer, (ADAMW, SGD))
         one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))

@@ -34,6 +34,18 @@ def test_only_the_newest_four_stay_and_no_drafts(tmp_path):
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"round-0000{number}" for number in (3, 4, 5, 6)]
 
 
+def test_the_best_round_stays_beside_the_newest_four_until_another_is_better(tmp_path):
+    best = {1: 1, 2: 2, 9: 9}
+    number_of_best = 0
+    for number in range(1, 15):
+        number_of_best = best.get(number, number_of_best)
+        save(tmp_path, state(number), best=number_of_best)
+        newest_four = set(range(max(1, number - 3), number + 1))
+        kept = {int(path.name.removeprefix("round-")) for path in tmp_path.iterdir()}
+        assert kept == newest_four | {number_of_best}
+        assert load_before(tmp_path, number + 1).round == number
+
+
 def test_what_is_newer_than_the_round_to_go_on_from_is_set_aside(tmp_path):
     for number in (1, 2, 3):
         save(tmp_path, state(number))

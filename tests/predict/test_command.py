@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from PIL import Image
+from trained_sites import trained
 
 from fedpeft.cli import main
 from fedpeft.data.images import as_array
@@ -109,6 +110,19 @@ def test_wrong_input_is_one_sentence(predict, tables, tmp_path, kind, arguments,
     assert error.startswith("fedpeft: ")
     assert error.count("\n") == 1
     assert sentence in error
+
+
+def test_the_best_round_is_kept_and_predicted_with(sections, tmp_path, capsys):
+    """With a learning rate of almost nothing all rounds are equally good, and the first is the best."""
+    still = "training.learning_rate=1e-12"
+    chosen = sections("training.rounds=6", "training.keep=best", "method.aggregation=none", still)
+    folder, _ = trained(chosen, tmp_path, sites=("slake",))["slake"]
+    assert len(find(folder, site=None).record.rounds) == 6
+    assert find(folder, site=None, round="best").state.round == 1
+    assert len(list(folder.glob("round-*"))) == 5
+    shutil.rmtree(folder / "round-00001")
+    assert main(["predict", str(folder), "--split", "test", "--round", "best"]) == 1
+    assert "the best round by validation is 1" in capsys.readouterr().err
 
 
 def test_a_label_that_the_model_does_not_have_is_refused(predict, tables, tmp_path):

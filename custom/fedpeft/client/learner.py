@@ -26,7 +26,7 @@ from fedpeft.client.kept_images import KeptImages
 from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.metrics import Measure, Measured, measured
-from fedpeft.client.model_record import ModelRecord, with_round
+from fedpeft.client.model_record import ModelRecord, best_round, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import measure_budget, score_layers
 from fedpeft.client.site_model import SiteModel
@@ -46,7 +46,7 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.seeds import derive
 from fedpeft.site_job import SiteJob
 from fedpeft.states import State, equal
-from fedpeft.training_settings import LINEAR, TrainingSettings
+from fedpeft.training_settings import BEST, LINEAR, TrainingSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +227,7 @@ class Learner:
         upload, kept = finish(trained)
         beside = self.model.beside(received)
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
+        rounds = with_round(own.record.rounds if own and own.record else (), round, metrics)
         site_state.save(
             self.folder,
             site_state.SiteState(
@@ -240,12 +241,13 @@ class Learner:
                 agreement=agreed,
                 facts=self._facts(),
                 record=self._record(
-                    rounds=with_round(own.record.rounds if own and own.record else (), round, metrics),
+                    rounds=rounds,
                     thresholds=thresholds,
                     share=beside.share,
                 ),
                 **compared,
             ),
+            best=best_round(rounds) if settings.keep == BEST else None,
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         sent = self._numbers.to_send(sent)

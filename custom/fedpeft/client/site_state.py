@@ -59,8 +59,14 @@ class SiteState:
     record: ModelRecord | None = None
 
 
-def save(folder: Path, state: SiteState) -> Path:
-    """Write the state of one round atomically and remove all but the newest `KEPT_ROUNDS`."""
+def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
+    """Write the state of one round atomically, and remove older ones.
+
+    Args:
+        folder: of the site.
+        state: of the round.
+        best: a round that stays beside the newest `KEPT_ROUNDS`; None: these alone.
+    """
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
         draft.mkdir()
@@ -72,7 +78,8 @@ def save(folder: Path, state: SiteState) -> Path:
         if state.record:
             (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
     for old in _rounds(folder)[:-KEPT_ROUNDS]:
-        drop(old)
+        if _number(old) != best:
+            drop(old)
     return final
 
 

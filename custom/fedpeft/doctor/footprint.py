@@ -36,6 +36,7 @@ from fedpeft.privacy.site_check import admitted, check_parameters
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
 from fedpeft.site_job import SiteJob
+from fedpeft.training_settings import BEST
 
 # a site's own answers are known only where its data are; heads are small beside the rest
 ANSWERS = AnswerVocabulary([f"answer {number}" for number in range(500)])
@@ -135,7 +136,8 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         process=psutil.Process().memory_info().rss,
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
-        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + _beside(body, method)) * KEPT_ROUNDS,
+        state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + _beside(body, method))
+        * (KEPT_ROUNDS + (training.keep == BEST)),
         device=str(device),
         method=how,
     )

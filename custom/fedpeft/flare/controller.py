@@ -323,6 +323,9 @@ class FederationController(ModelController):
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(recorder.progress(number, rounds))
+            if best := recorder.ends_early(self._training.patience):
+                self.info(f"ended early: no round since round {best} was better on the validation splits")
+                break
         return current.state if self._method.exchanges else {}
 
     def _order(

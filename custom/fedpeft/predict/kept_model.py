@@ -21,11 +21,11 @@ from fedpeft.predict import exported
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.status.progress import MANIFEST
 from fedpeft.status.runs import SIMULATED
+from fedpeft.training_settings import BEST, LAST
 from fedpeft.verify import read_manifest
 from fedpeft.workspace_lock import kept_folders
 
 STATE = "FEDPEFT_STATE"
-LAST, BEST = "last", "best"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,10 +146,15 @@ def _round_folder(lineage: Path, round: str) -> Path:
     number = best_round(record.rounds if record else ()) if round == BEST else int(round) if round.isdecimal() else 0
     if number is None:
         raise FedpeftError("no round was measured on a validation split: name a round, or leave --round out.")
+    has = ", ".join(map(str, sorted(kept)))
+    if number not in kept and round == BEST:
+        raise FedpeftError(
+            f"the best round by validation is {number}, and the site kept {has}: name one of these, and set training.keep "
+            f"to 'best' in the next job."
+        )
     if number not in kept:
         raise FedpeftError(
-            f"--round is {round!r:.80}{f', which is round {number},' * (round == BEST)} and the site kept the rounds "
-            f"{', '.join(map(str, sorted(kept)))}: name one of them, last or best."
+            f"--round is {round!r:.80}, and the site kept the rounds {has}: name one of them, last or best."
         )
     return kept[number]
 

@@ -23,6 +23,7 @@ from fedpeft.metrics import title_of
 from fedpeft.report.tensorboard import Board
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
+from fedpeft.server.early_stop import best_before_end
 from fedpeft.training_settings import TrainingSettings
 
 MANIFEST = "manifest.json"
@@ -129,6 +130,14 @@ class RunRecorder:
             self._board.update(self._history["rounds"], self._history.get("metrics", {}))
         except Exception:  # a failure of TensorBoard must not end the job
             logging.getLogger(__name__).exception("the TensorBoard files could not be written")
+
+    def ends_early(self, patience: int) -> int | None:
+        """Return the best round if the job ends with the last one, because none since was better; else None."""
+        done = self._history["rounds"]
+        best = best_before_end([one["sites"] for one in done], patience)
+        if best:
+            self._manifest["ended_early"] = {"after_round": len(done), "best_round": best, "patience": patience}
+        return best
 
     def progress(self, number: int, rounds: int) -> str:
         """One line for the log: round, mean of the sites, seconds, and each site's layers if they are scheduled."""
