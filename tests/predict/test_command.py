@@ -4,7 +4,6 @@
 import csv
 import json
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +13,11 @@ from trained_sites import trained
 from fedpeft.cli import main
 from fedpeft.data.images import as_array
 from fedpeft.data.window import Window
+from fedpeft.export.folder import export
 from fedpeft.predict.examples import of_images, of_table, window_at
 from fedpeft.predict.kept_model import find
-from fedpeft.privacy.site_policy import SitePolicy
+
+HUNDREDS = {"center": 500, "width": 1000}
 
 
 @pytest.fixture
@@ -223,11 +224,16 @@ def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, ta
     assert Image.open(picture).size[0] > 600
 
 
-def test_an_image_is_shown_through_the_window_of_the_site(of_tables, tmp_path):
+def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sections, tmp_path):
     kept = find(of_tables["classes"][0], site=None)
     assert window_at(kept) is None
-    at_hospital = replace(kept, policy=SitePolicy(window={"center": 500, "width": 1000}))
+    own = {"dataset": "manifest", "root": str(tables["classes"]), "sites": {"slake": {"window": HUNDREDS}}}
+    chosen = {**sections("training.rounds=1", "method.aggregation=none"), "data": own}
+    folder, _ = trained(chosen, tmp_path / "state", sites=("slake",))["slake"]
+    at_hospital = find(folder, site=None)
     assert window_at(at_hospital) == Window(0, 1000)
+    export(at_hospital, tmp_path / "out")
+    assert window_at(find(tmp_path / "out", site=None)) == Window(0, 1000)
     deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 100
     Image.fromarray(deep).save(tmp_path / "deep.png")
     (tmp_path / "manifest.csv").write_text("image\ndeep.png\n")

@@ -73,6 +73,7 @@ class Learner:
         policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
         answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
+        window: through which the site's images are shown, kept there too (`fedpeft.data.window`).
 
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
@@ -92,10 +93,11 @@ class Learner:
         policy: SitePolicy | None = None,
         answers: tuple[str, ...] | None = None,
         sections: Mapping[str, Any] | None = None,
+        window: Mapping[str, Any] | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
         self.dataset, self.backbone_name = dataset, backbone.name
-        self.schedule, self._sections = schedule or ScheduleSettings(), sections or {}
+        self.schedule, self._sections, self._window = schedule or ScheduleSettings(), sections or {}, window or {}
         self._smallest_batch = policy.least_batch_size if policy else 1
         self._least_class_images = policy.least_class_images if policy else 1
         self.vocabulary = vocabulary_of(site_data, answers)
@@ -180,6 +182,7 @@ class Learner:
             policy=policy,
             answers=job.answers,
             sections=sections,
+            window=job.data.window,
         )
 
     def first_state(self) -> State:
@@ -495,6 +498,7 @@ class Learner:
             labelled=bool(self.data.labels),
             asks=not self.data.labels and any(example.question for example in self.data.train),
             metric=self.data.metric,
+            window=self._window,
             procedural=is_procedural(self.dataset),
             tiny=backbones.is_tiny(self.backbone_name),
             source=self.data.source,

@@ -26,6 +26,7 @@ class ModelRecord:
         metric: by which the site is measured (`fedpeft.metrics`).
         thresholds: of each label, from which on it counts as predicted; None: one half, or there are no labels.
         share: of the tensors beside the trained ones in what an adapter adds (`fedpeft.client.site_state`).
+        window: through which its images were shown (`fedpeft.data.window`), where they have more than 8 bits.
         procedural, tiny: whether the data are computed, and whether the backbone is too small for medicine.
         source: one sentence on the origin of the data.
         samples: of each split.
@@ -41,6 +42,7 @@ class ModelRecord:
     metric: str
     thresholds: tuple[float, ...] | None = None
     share: float = 0.0
+    window: Mapping[str, Any] = field(default_factory=dict)
     procedural: bool = False
     tiny: bool = False
     source: str = ""

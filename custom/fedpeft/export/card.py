@@ -119,6 +119,9 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
                 f"It was trained and measured with `precision: {precision}`, which these lines leave out."
                 if precision != "float32"
                 else "",
+                f"Images of more than 8 bits were shown through the window {json.dumps(dict(record.window))}."
+                if record.window
+                else "",
                 _thresholds(record),
             ],
         )

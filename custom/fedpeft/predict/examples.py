@@ -50,9 +50,8 @@ class Wanted:
 
 
 def window_at(kept: KeptModel) -> Window | None:
-    """Return the window through which the model's site shows its images, where it says one."""
-    of_job = (kept.record.sections.get("data") or {}).get("window")
-    return window_of(kept.policy.window if kept.policy else of_job or {})
+    """Return the window through which the images of training were shown; None: there was none."""
+    return window_of(kept.record.window)
 
 
 def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:

@@ -149,8 +149,8 @@ def _round_folder(lineage: Path, round: str) -> Path:
     has = ", ".join(map(str, sorted(kept)))
     if number not in kept and round == BEST:
         raise FedpeftError(
-            f"the best round by validation is {number}, and the site kept {has}: name one of these, and set training.keep "
-            f"to 'best' in the next job."
+            f"the best round by validation is {number}, and the site kept {has}: name one of these, and set "
+            f"training.keep to 'best' in the next job."
         )
     if number not in kept:
         raise FedpeftError(
