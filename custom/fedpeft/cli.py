@@ -228,8 +228,9 @@ def _print_data(sites: Sequence[SiteData]) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from fedpeft.new_job import look, write_new
+    from fedpeft.new_job import check_free, look, write_new
 
+    check_free(arguments.name, arguments.out)
     found = look(arguments.data, arguments.set)
     _print_found(found)
     written = write_new(arguments.name, found, folder=arguments.data, out=arguments.out, overrides=arguments.set)

@@ -13,7 +13,7 @@ from fedpeft.admission.job import admit_folder
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import CONFIGS, RECIPES, changed, composed, merged, part_of, recipes, write_job
-from fedpeft.metrics import BALANCED_ACCURACY
+from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 
 TRAINING = {
     "rounds": 10,
@@ -25,7 +25,7 @@ TRAINING = {
     "seed": 0,
 }
 HEADER = """\
-# Written by `fedpeft new` for the data in {folder}.
+# Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
@@ -40,11 +40,26 @@ def look(folder: Path, overrides: Iterable[str] = ()) -> FolderSites:
     return sites_in(folder, changed(overrides).get("data"))
 
 
+def check_free(name: str, out: Path) -> None:
+    """Refuse what cannot be a job's name, and the name of a job that is there.
+
+    Args:
+        name: of the task and of the job.
+        out: where `app_configs/` and `jobs/` are, or are made.
+    """
+    if not _NAME.fullmatch(name):
+        raise FedpeftError(f"{name!r:.80} cannot be a job's name: use lower-case letters, digits, _ and -, at most 60.")
+    task, jobs, job = _places(name, out)
+    known = recipes(jobs.parent) if jobs.is_file() else {}
+    for taken in [path for path in (task, job) if path.exists()] or [jobs] * (name in known):
+        raise FedpeftError(f"{taken} has {name!r} already: choose another name, or remove that one.")
+
+
 def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = ()) -> list[Path]:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`.
 
     Args:
-        name: of the task and of the job.
+        name: of the task and of the job, which `check_free` has checked.
         found: what lies in the folder.
         folder: the data, for the task's first line.
         out: where `app_configs/` and `jobs/` are, or are made.
@@ -54,25 +69,27 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
         what was written, the job's folder last.
 
     Raises:
-        FedpeftError: the name is none, or is taken; nothing is written then.
+        FedpeftError: a setting is wrong; nothing is written then.
     """
-    if not _NAME.fullmatch(name):
-        raise FedpeftError(f"{name!r:.80} cannot be a job's name: use lower-case letters, digits, _ and -, at most 60.")
-    configs, job = out / CONFIGS, out / "jobs" / name
-    task, jobs = configs / "tasks" / f"{name}.yml", configs / RECIPES
-    known = recipes(configs) if jobs.is_file() else {}
-    for taken in [path for path in (task, job) if path.exists()] or [jobs] * (name in known):
-        raise FedpeftError(f"{taken} has {name!r} already: choose another name, or remove that one.")
+    task, jobs, job = _places(name, out)
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
     parts = [f"backbones/{'tiny_vit' if images else 'tiny_vilt'}", "methods/fedpia", "deployments/laptop"]
-    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": TRAINING}
+    labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
+    training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
+    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
     sections = merged(own, changed(overrides))
-    whole = composed([*(part_of(configs, part) for part in parts), sections])
+    whole = composed([*(part_of(jobs.parent, part) for part in parts), sections])
     task.parent.mkdir(parents=True, exist_ok=True)
     text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
-    task.write_text(HEADER.format(folder=folder.resolve()) + text, encoding="utf-8")
+    task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
     before = jobs.read_text() if jobs.is_file() else "# One line per job: the parts it is composed of.\n"
     jobs.write_text(f"{before.rstrip()}\n{name}: [{', '.join(parts)}, tasks/{name}]\n")
     write_job(job, name, whole)
     admit_folder(job)
     return [task, jobs, job]
+
+
+def _places(name: str, out: Path) -> tuple[Path, Path, Path]:
+    """Return the files of the task and of all jobs, and the folder of the job."""
+    configs = out / CONFIGS
+    return configs / "tasks" / f"{name}.yml", configs / RECIPES, out / "jobs" / name

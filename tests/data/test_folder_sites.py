@@ -48,6 +48,8 @@ NOT_CLASSES = [
     ["train/1.png", "test/1.png"],
     ["train/normal/1.png"],
     ["a/normal/1.png", "b/normal/1.png"],
+    ["normal/images/1.png", "normal/masks/1.png", "ill/images/1.png", "ill/masks/1.png"],
+    ["images/1.png", "masks/1.png"],
     ["notes.txt"],
     [],
 ]
@@ -203,6 +205,13 @@ def test_chosen_settings_hold_for_all_sites(tmp_path):
         "parts": 2,
         "seed": 3,
     }
+
+
+def test_a_data_set_may_be_chosen_and_is_then_not_looked_for(tmp_path):
+    with pytest.raises(DataError, match=r"(?s)neither 'manifest\.csv' nor .*Expected:.*There is ill/ \(0\.png"):
+        sites_in(classes(tmp_path, names=("ill", "well")), {"dataset": "manifest"})
+    with pytest.raises(DataError, match="dataset='nothing' is not a known data set"):
+        sites_in(tmp_path, {"dataset": "nothing"})
 
 
 def test_what_is_wrong_in_recognized_data_is_said(tmp_path):

@@ -7,7 +7,7 @@
 The name of a folder is the class, with blanks for underscores. Images in a folder inside a class folder belong
 together, as those of one patient do: they are never in two splits that are made here, nor at two sites. Without the
 split, or where train or test is missing, all of it is split by `test_fraction` and `validation_fraction`. Files that
-are no images are counted and left out. Without `root` the folder is FEDPEFT_DATA/<site>, or FEDPEFT_DATA itself.
+are no images are counted and left out. Without `root` the folder is FEDPEFT_DATA/<site>.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import BALANCED_ACCURACY
 
+# what sets of images call folders that are no classes
+NO_CLASSES = frozenset({"annotations", "image", "images", "imgs", "label", "labels", "mask", "masks", "scans"})
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
 
@@ -33,7 +35,7 @@ def load(settings: DataSettings) -> SiteData:
     Raises:
         DataError: missing folder, a folder without images, or an empty split.
     """
-    root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
+    root = dataset_folder(settings, (settings.site or "class_folders",))
     parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
     if _are_splits(names := class_folders(root)):
         for name in names:
@@ -65,6 +67,8 @@ def recognized(seen: Glance) -> bool:
     paths = seen.images
     tops = {path.split("/")[1] for path in paths if path.count("/") > 1}
     if not tops or any(path.count("/") == 1 for path in paths):
+        return False
+    if any(name.lower() in NO_CLASSES for path in paths for name in path.split("/")[1:3]):
         return False
     inside = [(path.split("/")[1], path.split("/")[2]) for path in paths if path.count("/") > 2]
     if inside and _are_splits(tops):
@@ -98,5 +102,5 @@ DATASET = DataSet(
     metric=BALANCED_ACCURACY,
     recognized=recognized,
     layout=tree(__doc__),
-    folders=("{site}", "."),
+    folders=("{site}",),
 )

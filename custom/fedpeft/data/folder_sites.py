@@ -15,7 +15,7 @@ from typing import Any
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.glance import Glance, glance
-from fedpeft.data.registry import DATASETS, load
+from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
 from fedpeft.settings import build
@@ -57,13 +57,16 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
 
     Args:
         folder: of which nothing is known.
-        chosen: settings of all sites that are not to be found out.
+        chosen: settings of all sites that are not to be found out; with `dataset` the folder is one of that data set.
 
     Raises:
         DataError: it is in no known layout, or something of it cannot be read.
     """
     chosen = dict(chosen or {})
     whole = glance(folder)
+    if "dataset" in chosen:
+        require_known(chosen["dataset"])
+        return _with_split(_one(whole, chosen["dataset"], chosen))
     seen = _unwrapped(whole)
     if names := _layouts(seen):
         found = (
