@@ -10,6 +10,7 @@ from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
 from fedpeft.data.glance import MOST_IMAGES, glance
 from fedpeft.data.registry import DATASETS
+from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY
 
 NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder
@@ -189,6 +190,21 @@ def test_a_split_that_shares_images_is_made_again(tmp_path):
     assert any("images or patients are in training and in test" in note for note in found.notes)
     (site,) = found.data
     assert not {e.image_id for e in site.train} & {e.image_id for e in site.test}
+    (kept,) = sites_in(tmp_path, {"split": "published"}).data
+    assert {e.image_id for e in kept.train} & {e.image_id for e in kept.test}
+
+
+def test_folders_of_splits_are_no_sites(tmp_path):
+    for name in ("train", "test"):
+        manifest(tmp_path / name)
+    with pytest.raises(DataError, match="a folder for each split, test, train, which are no sites"):
+        sites_in(tmp_path)
+
+
+@pytest.mark.parametrize("value", ["x", 0, -1, None, [1], 10**9])
+def test_a_wrong_number_of_parts_is_refused(value, tmp_path):
+    with pytest.raises(FedpeftError, match="parts"):
+        sites_in(classes(tmp_path), {"parts": value})
 
 
 def test_too_few_images_for_a_validation_split_go_without(tmp_path):

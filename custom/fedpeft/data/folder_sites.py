@@ -15,6 +15,7 @@ from typing import Any
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.glance import Glance, glance
+from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
@@ -79,6 +80,11 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
         known = {name: part for name, part in inner.items() if _layouts(part)}
         if not known:
             raise DataError(unknown_layout(whole))
+        if len(known) > 1 and all(name.lower() in SPELLINGS for name in known):
+            raise DataError(
+                f"{seen.root} has a folder for each split, {', '.join(known)}, which are no sites; give one site one "
+                f"table with a column 'split', or class folders in these folders."
+            )
         parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
         found = _several(parts, chosen)
         if others := [f"{name}/" for name in inner if name not in known]:
@@ -124,9 +130,11 @@ def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
     if "partition" in data_set.takes:
         whole = _loaded({**common, "partition": NATURAL, "parts": 1}, data_set.whole or _site_name(seen.root.name, ()))
         units = {example.unit for examples in whole.splits().values() for example in examples}
-        parts = chosen.get("parts", min(CLIENTS, len(units) // LEAST_UNITS))
+        partition = chosen.get("partition", IID)
+        usual = {"parts": max(1, min(CLIENTS, len(units) // LEAST_UNITS))} if partition != NATURAL else {}
+        parts = build(DataSettings, {**common, "partition": partition, **usual, **chosen}, section="data").parts
         if parts > 1:
-            common |= {"partition": chosen.get("partition", IID), "parts": parts}
+            common |= {"partition": partition, "parts": parts}
             sites = {f"client-{number}": {} for number in range(1, parts + 1)}
             notes = (f"It has no sites of its own: {parts} clients share it ({common['partition']}).",)
             return FolderSites(kind=title, common=common, of_sites=sites, notes=notes)
@@ -141,7 +149,7 @@ def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]
         data_set = DATASETS.get(name)
         settings = {"dataset": name, "root": str(seen.root)}
         if data_set.sites and not data_set.whole:
-            of_sites |= {site: dict(settings) for site in data_set.sites}
+            of_sites |= {_site_name(site, of_sites): {**settings, "site": site} for site in data_set.sites}
         else:
             own = {"site": data_set.whole} if data_set.whole else {}
             of_sites[_site_name(folder, of_sites)] = {**settings, **own}
@@ -156,20 +164,25 @@ def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]
 
 
 def _with_split(found: FolderSites) -> FolderSites:
-    """Load all sites, without a validation split where images are too few, and split again where images are in two."""
-    notes = list(found.notes)
+    """Load all sites, without a validation split where images are too few, and split again where images are in two.
+
+    What was chosen stays.
+    """
+    notes, chosen = list(found.notes), set(found.common)
     try:
         data = tuple(_all(found))
     except DataError as error:
+        if "validation_fraction" in chosen:
+            raise
         found = replace(found, common={**found.common, "validation_fraction": 0})
         try:
             data = tuple(_all(found))
         except DataError:
             raise error from None
         notes.append("Some site has too few images for a validation split: there is none.")
-    if shared := sum(len(_units(site.train) & _units(site.test)) for site in data):
-        common = {**found.common, "split": "image_disjoint"}
-        found = replace(found, common=common)
+    shared = 0 if "split" in chosen else sum(len(_units(site.train) & _units(site.test)) for site in data)
+    if shared:
+        found = replace(found, common={**found.common, "split": "image_disjoint"})
         data = tuple(_all(found))
         notes.append(f"{shared:,} images or patients are in training and in test: everything is split again by image.")
     return replace(found, data=data, notes=tuple(notes))
