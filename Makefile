@@ -1,4 +1,4 @@
-.PHONY: install check lint format jobs jobs-in-sync test test-fast poc consortium
+.PHONY: install check lint format jobs jobs-in-sync test test-fast site poc consortium
 
 install:
 	pip install -c constraints.txt -e ".[dev]"
@@ -25,6 +25,9 @@ test:
 
 test-fast:
 	pytest -n 2 -m "not slow and not simulator and not consortium"
+
+site:
+	mkdocs build --strict
 
 poc:
 	provisioning/poc.sh

@@ -101,6 +101,12 @@ def test_the_version_stands_in_the_package_only():
     assert re.findall(SECTIONS, (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == fedpeft.__version__
 
 
+def test_every_extra_is_on_the_page_of_the_installation():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    page = (ROOT / "docs" / "installation.md").read_text()
+    assert set(re.findall(r"^\| `([a-z]+)` \|", page, re.MULTILINE)) == set(extras)
+
+
 def test_the_citation_names_this_version_and_the_three_papers():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     assert (citation["cff-version"], str(citation["version"])) == ("1.2.0", fedpeft.__version__)

@@ -30,8 +30,8 @@ def clone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
-def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone, tiny_source):
-    assert not (wrong := run_page(page.name, page.read_text(), hub=tiny_source)), "\n".join(wrong)
+def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone):
+    assert not (wrong := run_page(page.name, page.read_text())), "\n".join(wrong)
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,6 @@ def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone, tiny_sourc
 )
 def test_the_runner_sees_a_page_that_is_wrong(page, expected_text, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    wrong = run_page("page", page, hub="")
+    wrong = run_page("page", page)
     assert bool(wrong) == (expected_text is not None)
     assert expected_text is None or expected_text in wrong[0]

@@ -26,7 +26,6 @@ from fedpeft.cli import main
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 PLACE = re.compile(r"# (\S+\.yml)(, one more line)?\n")
-HUB_NAME = "dandelin/vilt-b32-mlm"
 SHELL = set("|&;<>()$`*?[]#~{}'\"\\")  # characters that only a shell understands
 
 
@@ -49,13 +48,12 @@ def blocks(page: str) -> Iterator[Block]:
         yield Block(match[1], match[2], page.count("\n", 0, match.start()) + 1, printed)
 
 
-def run_page(name: str, page: str, *, hub: str) -> list[str]:
+def run_page(name: str, page: str) -> list[str]:
     """Run a page's blocks in the current folder; returns every difference between what is printed and what it says.
 
     Args:
         name: for tracebacks and differences.
         page: Markdown.
-        hub: folder that stands in for the hub's ViLT, which tests cannot download.
     """
     namespace: dict = {"__name__": "__main__"}
     wrong = []
@@ -63,7 +61,7 @@ def run_page(name: str, page: str, *, hub: str) -> list[str]:
         where = f"{name}, line {block.line}"
         if block.language == "python":
             # blank lines first, so that a traceback names the page's own line
-            code = "\n" * block.line + block.text.replace(HUB_NAME, hub)
+            code = "\n" * block.line + block.text
             printed = io.StringIO()
             with contextlib.redirect_stdout(printed):
                 exec(compile(code, name, "exec"), namespace)
