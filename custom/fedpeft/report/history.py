@@ -8,6 +8,7 @@
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300,
                                      "sent": 9216}},
                  "alignment": {"slake": 0.12},
+                 "alignment_report": {"sites": {"slake": {"before": 0.2, "after": 0.12, "moved": 0.7}}},
                  "schedule": {"layers": {"slake": [0, 2]}, "scores": {"slake": [0.4, 0.1, 0.3, 0.2]},
                               "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
@@ -18,11 +19,12 @@ that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of
 fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is ``validation``,
 the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples`` the number of
 training examples, ``sent`` the bytes of the adapter that the site sent, ``alignment`` the transport distance of a
-site's adapter; ``schedule`` says which layers each site was to train and its score of every layer; the scored layers
-are those in its ``numbers``, or where that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty.
-``settings``, ``metrics``, ``tested``, ``seconds``, ``alignment``, ``schedule``, ``rejected``, ``loss``, ``samples`` and
-``sent`` may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that
-an older version reads a newer run.
+site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which layers each site was to
+train and its score of every layer; the scored layers are those in its ``numbers``, or where that is left out 0, 1, 2
+and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``, ``seconds``,
+``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples`` and ``sent`` may be left out; a
+round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a
+newer run.
 """
 
 from __future__ import annotations
@@ -44,6 +46,16 @@ class SiteResult:
     samples: int | None = None
     validation: float | None = None
     sent: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aligned:
+    """What an alignment did to a site's adapter: the mean distance of its neurons from the reference's before and
+    after, and the fraction that moved; None where nothing was aligned."""
+
+    before: float | None = None
+    after: float | None = None
+    moved: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +86,7 @@ class Round:
     round: int
     sites: Mapping[str, SiteResult]
     alignment: Mapping[str, float | None] = field(default_factory=dict)
+    aligned: Mapping[str, Aligned] = field(default_factory=dict)
     rejected: Mapping[str, str] = field(default_factory=dict)
     seconds: float | None = None
     schedule: Schedule | None = None

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.metrics import TITLES
-from fedpeft.report.history import History, Round, Schedule, SiteResult, Tested
+from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
 
 FILE_NAME = "history.json"
@@ -139,6 +139,8 @@ def _round(entry: Any, where: str) -> Round:
     sites = as_mapping(need(entry, "sites", where), where, "'sites'")
     alignment = as_mapping(entry.get("alignment", {}), where, "'alignment'")
     rejected = as_mapping(entry.get("rejected", {}), where, "'rejected'")
+    report = as_mapping(entry.get("alignment_report", {}), where, "'alignment_report'")
+    aligned = as_mapping(report.get("sites", {}), where, "'sites' of 'alignment_report'")
     return Round(
         round=number,
         sites={
@@ -149,6 +151,10 @@ def _round(entry: Any, where: str) -> Round:
             as_name(name, where, "a site's name"): as_number(value, f"{where}, 'alignment'", repr(name))
             for name, value in alignment.items()
         },
+        aligned={
+            as_name(name, where, "a site's name"): _aligned(value, f"{where}, 'alignment_report', site {name!r}")
+            for name, value in aligned.items()
+        },
         rejected={
             as_name(name, where, "a site's name"): as_sentence(value, f"{where}, 'rejected'", repr(name))
             for name, value in rejected.items()
@@ -156,6 +162,12 @@ def _round(entry: Any, where: str) -> Round:
         seconds=as_number(entry.get("seconds"), where, "'seconds'"),
         schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
     )
+
+
+def _aligned(entry: Any, where: str) -> Aligned:
+    entry = as_mapping(entry, where, "the entry")
+    high = {"before": math.inf, "after": math.inf, "moved": 1}
+    return Aligned(**{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()})
 
 
 def _schedule(entry: Any, where: str) -> Schedule | None:

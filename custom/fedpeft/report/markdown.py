@@ -6,7 +6,8 @@ from __future__ import annotations
 import re
 
 from fedpeft.report.history import History
-from fedpeft.report.tables import Table, all_tables
+from fedpeft.report.table import Table
+from fedpeft.report.tables import all_tables
 from fedpeft.report.wording import caption, rejections
 
 

@@ -12,7 +12,8 @@ from fedpeft.metrics import TITLES as METRICS
 from fedpeft.report.history import History
 from fedpeft.report.series import Mean, means
 from fedpeft.report.style import STYLE
-from fedpeft.report.tables import MEAN, Table, all_tables
+from fedpeft.report.table import MEAN, Table
+from fedpeft.report.tables import all_tables
 from fedpeft.report.wording import TITLES, note, parts, percent, rejections
 
 # even if a name slipped through unescaped, the browser would load and run nothing
@@ -149,22 +150,29 @@ def _data(file: bytes) -> str:
 
 def _table(table: Table) -> str:
     heads = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in table.columns)
-    by_round = all(row[0].isdigit() for row in table.rows) and table.columns[0] == "round"
+    by_round = table.columns[0] == "round" and all(row[0].isdigit() for row in table.rows)
+    layout = "shaded" if table.shaded else "by-round" if by_round else "rows"
     first_mean = len(table.rows) - table.averages
     lines = []
     for index, row in enumerate(table.rows):
         kind = ' class="mean"' if index >= first_mean and row[0] == MEAN else ""
+        shades = [_shade(cell, len(row) - 1) if table.shaded else "" for cell in row[1:]]
         cells = "".join(
-            f'<td data-head="{escape(head)}">{escape(cell)}</td>'
-            for head, cell in zip(table.columns[1:], row[1:], strict=True)
+            f'<td{shade} data-head="{escape(head)}">{escape(cell)}</td>'
+            for shade, head, cell in zip(shades, table.columns[1:], row[1:], strict=True)
         )
         lines.append(f'<tr{kind}><th scope="row">{escape(row[0])}</th>{cells}</tr>')
     rows = "\n".join(lines)
     marks = f'<p class="caption">{escape(table.marks)}</p>' if table.marks else ""
     return (
-        f'<div class="wide"><table class="{"by-round" if by_round else "rows"}"><thead><tr>{heads}</tr></thead>'
+        f'<div class="wide"><table class="{layout}"><thead><tr>{heads}</tr></thead>'
         f"\n<tbody>\n{rows}\n</tbody></table></div>{marks}"
     )
+
+
+def _shade(rank: str, count: int) -> str:
+    """Return the class of a rank from 1 to `count`; there are five shades, the darkest for the best."""
+    return f' class="shade-{min(4, int(5 * (float(rank) - 1) / count))}"'
 
 
 def _settings(history: History) -> str:

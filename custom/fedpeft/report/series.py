@@ -10,7 +10,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.report.history import History
 
 ACCURACIES = ("overall", "open", "closed")
-QUANTITIES = (*ACCURACIES, "validation", "loss", "samples", "alignment")
+QUANTITIES = (*ACCURACIES, "validation", "loss", "samples", "sent", "alignment")
 
 
 @dataclass(frozen=True, kw_only=True)

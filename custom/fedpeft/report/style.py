@@ -55,6 +55,13 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
 .by-round thead th { white-space: normal; }
 .by-round th:last-child, .by-round td:last-child { font-weight: 600; }
 .by-round tbody th { color: var(--soft); }
+.shaded th, .shaded td { padding: .3rem .35rem; }
+.shaded td { min-width: 2.4em; font-size: .8125rem; text-align: center; print-color-adjust: exact; }
+.shade-0 { background: #08306b; color: #ffffff; }
+.shade-1 { background: #2f6fae; color: #ffffff; }
+.shade-2 { background: #7db3dc; color: #1a1a1a; }
+.shade-3 { background: #c3dbee; color: #1a1a1a; }
+.shade-4 { background: #f1f6fb; color: #1a1a1a; }
 .settings th { color: var(--soft); vertical-align: top; }
 .settings td { text-align: left; white-space: normal; overflow-wrap: anywhere; }
 .rejected { margin: 0; padding-left: 1.2rem; overflow-wrap: anywhere; }

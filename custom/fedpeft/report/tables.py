@@ -4,31 +4,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, TITLES
+from fedpeft.report.costs import aligned, ranks, sent
 from fedpeft.report.history import History, Round
 from fedpeft.report.series import ACCURACIES, means, series
+from fedpeft.report.table import MEAN, Table
 from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, parts, percent
 
-MEAN = "mean"
 BASELINE = "baseline: what the best constant answer reaches"
 EXAMPLES = "loss: of training, examples: train"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table:
-    """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names.
-
-    The last `averages` rows are means, where they are called so.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    marks: str
-    averages: int = 1
 
 
 def last_round(history: History) -> Table:
@@ -151,9 +138,12 @@ def trained_layers(history: History) -> Table:
 
 
 def all_tables(history: History) -> tuple[Table, ...]:
-    """Return the last round, every figure by round, and the trained layers if any round was scheduled."""
-    scheduled = (trained_layers(history),) if history.scheduled else ()
-    return (*last_and_best(history), *(by_round(history, metric) for metric in parts(history)), *scheduled)
+    """Return the last round and every figure by round; then, where there is something to show, the distances of the
+    alignment, what was sent, the trained layers and their ranks."""
+    scheduled = trained_layers(history) if history.scheduled else None
+    more = (aligned(history), sent(history), scheduled, ranks(history))
+    accuracies = (by_round(history, metric) for metric in parts(history))
+    return (*last_and_best(history), *accuracies, *(table for table in more if table))
 
 
 def last_and_best(history: History) -> tuple[Table, ...]:

@@ -14,7 +14,8 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.report.history import History
-from fedpeft.report.tables import MEAN, Table, by_round, last_and_best, trained_layers
+from fedpeft.report.table import MEAN, Table
+from fedpeft.report.tables import by_round, last_and_best, trained_layers
 from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, parts, rejections
 
 LONGEST = 20  # letters of a name before it is folded
