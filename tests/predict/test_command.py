@@ -71,7 +71,7 @@ def test_every_label_has_its_column(predict, tables, tmp_path):
     assert code == 0
     assert "macro-F1" in printed
     for row in read(tmp_path / "out.csv"):
-        assert {"gray", "light"} < set(row)
+        assert all(0 <= float(row[f"probability of {label}"]) <= 1 for label in ("gray", "light"))
         assert set(filter(None, row["predicted"].split("|"))) <= {"gray", "light"}
 
 
@@ -179,7 +179,9 @@ def test_a_run_is_found_where_its_state_lies(workspace, tmp_path, monkeypatch):
     earlier.parent.mkdir()
     workspace.rename(earlier)
     assert find(earlier, site="slake").folder == state / "round-00002"
+    shutil.copytree(tmp_path / "ws_state" / "slake", earlier / "slake" / "fedpeft")  # as plain nvflare simulator has it
     (tmp_path / "ws_state").rename(tmp_path / "elsewhere")
+    assert find(earlier, site="slake").folder.is_relative_to(earlier)
     monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "elsewhere"))
     assert find(earlier, site="slake").folder.is_relative_to(tmp_path / "elsewhere")
 
@@ -203,6 +205,28 @@ def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_p
     assert main(["predict", str(site), "--split", "test"]) == 1
     assert "the models of 2 jobs" in capsys.readouterr().err
     assert find(second, site=None).folder == second / "round-00002"
+    assert find(second, site=None).policy is None
+    (site / "local").mkdir()
+    (site / "local" / "fedpeft.json").write_text('{"least_class_images": 3}')
+    assert find(second, site=None).policy.least_class_images == 3
+
+
+def test_a_servers_checkpoints_are_no_model(tmp_path, capsys):
+    (tmp_path / "server" / "fedpeft" / "small-1" / "round-00001").mkdir(parents=True)
+    assert main(["predict", str(tmp_path / "server"), "--split", "test"]) == 1
+    assert "no job has finished a round at this site" in capsys.readouterr().err
+
+
+def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
+    folder = shutil.copytree(of_tables["classes"][0], tmp_path / "slake")
+    (folder / "round-00002" / "head.safetensors").write_bytes(b"none")
+    assert main(["predict", str(folder), "--split", "test"]) == 1
+    assert "round-00002 cannot be read" in capsys.readouterr().err
+    record = json.loads((folder / "round-00001" / "model.json").read_text())
+    for changes in ({"metric": "luck"}, {"thresholds": [0.5]}, {"answers": []}, {"rounds": [{}]}, {"labelled": "no"}):
+        (folder / "round-00001" / "model.json").write_text(json.dumps({**record, **changes}))
+        assert main(["predict", str(folder), "--split", "test", "--round", "1"]) == 1
+        assert "round-00001 cannot be read" in capsys.readouterr().err
 
 
 def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):

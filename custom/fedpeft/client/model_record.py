@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedpeft.metrics import VALIDATION
+from fedpeft.errors import FedpeftError
+from fedpeft.metrics import TITLES, VALIDATION
+from fedpeft.settings import one_of
 
 Figures = Mapping[str, float | int | None]
 
@@ -48,6 +50,16 @@ class ModelRecord:
     source: str = ""
     samples: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[Figures, ...] = ()
+
+    def __post_init__(self) -> None:
+        one_of("metric", self.metric, TITLES)
+        if not self.answers or (self.thresholds is not None and len(self.thresholds) != len(self.answers)):
+            raise FedpeftError(
+                f"a model has {len(self.answers)} answers and {len(self.thresholds or ())} thresholds: it needs one "
+                f"answer at least, and as many thresholds or none."
+            )
+        if not all(type(one.get("round")) is int for one in self.rounds):
+            raise FedpeftError("rounds has an entry without a number as round: leave it out.")
 
 
 def as_json(record: ModelRecord) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from fedpeft.client.model_record import ModelRecord, as_json
-from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing, set_aside
 from fedpeft.settings import build
 
@@ -119,7 +119,7 @@ def load(path: Path) -> SiteState:
         parts = {part: load_file(file) for part, file in files.items() if part in _PARTS or file.exists()}
         record = read_record(path / RECORD) if (path / RECORD).exists() else None
         round, facts = values["round"], values["facts"]
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError, FedpeftError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise LocalError(
             f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -121,9 +123,24 @@ def _write_merged(folder: Path, model: SiteModel) -> float:
     except FedpeftError as error:
         raise FedpeftError(f"{str(error).partition(':')[0]}: leave --merged out.") from error
     differences = [(a - b).abs().max().item() for a, b in zip(before, _logits(model), strict=True)]
-    save(folder)
+    with _without_bars():
+        save(folder)
     _write_inputs(folder, model)
     return max(differences)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Keep transformers' progress bar of the files that it writes from the terminal."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _write(file: Path, value: Any) -> None:

@@ -44,7 +44,7 @@ def read(folder: Path) -> SiteState:
         round, family, record = values["round"], values["family"], values["record"]
         record = build(ModelRecord, {**record, "answers": json.loads((folder / ANSWERS).read_text())}, section=RECORD)
         head = load_file(folder / HEAD)
-    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FedpeftError(f"the exported folder {folder} cannot be read ({error}): export it again.") from error
     if not (folder / ADAPTER).is_file():
         return SiteState(round=round, adapter={}, head=head, optimizer={}, record=_of_weights(record, folder))

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedpeft.client import site_state
 from fedpeft.client.model_record import ModelRecord, best_round
 from fedpeft.client.site_state import SiteState
-from fedpeft.errors import FedpeftError
+from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.predict import exported
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.status.progress import MANIFEST
@@ -62,14 +62,14 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
         return _exported(named, site, round)
     lineage = _lineage(named.resolve(), site)
     folder = _round_folder(lineage, round)
-    state = site_state.load(folder)
+    state = _loaded(folder)
     if state.record is None or not state.record.sections:
         raise FedpeftError(
             f"{folder} does not say what the model is, an earlier version of fedpeft or a notebook wrote it: train "
             f"again with a job and this version."
         )
     _check_site(folder, state.record, site)
-    return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(lineage))
+    return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(named, lineage))
 
 
 def _exported(folder: Path, site: str | None, round: str) -> KeptModel:
@@ -135,15 +135,17 @@ def _only_one(named: Path, places: list[Path]) -> Path:
 
 
 def _holds_rounds(folder: Path) -> bool:
-    return any(folder.glob("round-*"))
+    return any(folder.glob("round-*/state.json"))  # a server's checkpoints have none
 
 
 def _round_folder(lineage: Path, round: str) -> Path:
     kept = dict(_rounds(lineage))
     if round == LAST:
         return kept[max(kept)]
-    record = site_state.load(kept[max(kept)]).record
-    number = best_round(record.rounds if record else ()) if round == BEST else int(round) if round.isdecimal() else 0
+    number: int | None = int(round) if round.isdecimal() else 0
+    if round == BEST:
+        record = _loaded(kept[max(kept)]).record
+        number = best_round(record.rounds if record else ())
     if number is None:
         raise FedpeftError("no round was measured on a validation split: name a round, or leave --round out.")
     has = ", ".join(map(str, sorted(kept)))
@@ -160,10 +162,18 @@ def _round_folder(lineage: Path, round: str) -> Path:
 
 
 def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
-    for path in lineage.glob("round-*"):
-        yield int(path.name.removeprefix("round-")), path
+    for file in lineage.glob("round-*/state.json"):
+        yield int(file.parent.name.removeprefix("round-")), file.parent
 
 
-def _policy(lineage: Path) -> SitePolicy | None:
-    file = lineage.parent.parent / "local" / FILE
-    return read_policy(file) if file.is_file() else None
+def _loaded(folder: Path) -> SiteState:
+    try:
+        return site_state.load(folder)
+    except LocalError as error:
+        raise FedpeftError(f"{folder} cannot be read ({error.__cause__}): name another round with --round.") from error
+
+
+def _policy(named: Path, lineage: Path) -> SitePolicy | None:
+    """Return the site's own file, in the workspace that was named or in which its state lies; None: a simulated run."""
+    files = (folder / "local" / FILE for folder in (named, lineage.parent.parent))
+    return next((read_policy(file) for file in files if file.is_file()), None)

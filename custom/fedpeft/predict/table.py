@@ -11,6 +11,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from fedpeft.client.answering.answering import Scored
 from fedpeft.files import replacing
 from fedpeft.predict.model import Prediction
 
@@ -30,7 +31,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> No
     rows = list(map(_labels if labelled else _answers, predictions))
     columns = ["image", "question", "answer", "right", "predicted"]
     if labelled:
-        columns += sorted(scored.text for scored in predictions[0].answers)
+        columns += sorted(map(_column, predictions[0].answers))
     else:
         columns += ["probability"]
         columns += [f"{name}_{rank}" for rank in range(2, most + 1) for name in ("predicted", "probability")]
@@ -79,8 +80,10 @@ def overview(predictions: Sequence[Prediction]) -> Table:
         table.add_column("right")
     for prediction in predictions[:SHOWN]:
         row = (_labels if prediction.applies is not None else _answers)(prediction)
-        chosen = [scored for scored in prediction.answers if scored.text in (prediction.applies or ())]
-        shown = " ".join(f"{s.probability:.3f}" for s in (prediction.answers[:1] if not prediction.applies else chosen))
+        chosen = prediction.answers[:1]
+        if prediction.applies is not None:
+            chosen = sorted(scored for scored in prediction.answers if scored.text in prediction.applies)
+        shown = "|".join(f"{scored.probability:.3f}" for scored in chosen)
         cells = [row["image"], row["question"], row["predicted"], shown]
         cells += [row["answer"], row["right"]] * known
         table.add_row(*(Text(str(cell)) for cell in cells))
@@ -99,8 +102,12 @@ def _labels(prediction: Prediction) -> dict[str, str | float]:
     row = _common(prediction, "|".join(prediction.example.labels or ()))
     return row | {
         "predicted": "|".join(prediction.applies or ()),
-        **{scored.text: _digits(scored.probability) for scored in prediction.answers},
+        **{_column(scored): _digits(scored.probability) for scored in prediction.answers},
     }
+
+
+def _column(label: Scored) -> str:
+    return f"probability of {label.text}"
 
 
 def _common(prediction: Prediction, answer: str) -> dict[str, str | float]:

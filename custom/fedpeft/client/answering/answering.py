@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.batches import Batch
 from fedpeft.data.schema import Example
+from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY
 
 
@@ -71,8 +72,11 @@ class Answering(nn.Module):
         Args:
             batch: on the model's device; its target is not read.
             most: answers of a sample.
+
+        Raises:
+            FedpeftError: this way of answering does not say how probable its answers are.
         """
-        raise NotImplementedError
+        raise FedpeftError(f"{type(self).__name__} does not say how probable its answers are: it lacks `answers`.")
 
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return how many examples can never be answered right; they count as wrong."""
