@@ -103,6 +103,7 @@ def test_classes_and_labels(sections, tmp_path, monkeypatch, kind):
 
 def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path):
     kept, _ = site(sections, tmp_path, "method.site_settings={slake: {reduction_factor: 2}, vqa-med-2020: {}}")
+    assert kept.record.sections["method"].pop("name") == "houlsby"  # as in a job that leaves it to the default
     export(kept, tmp_path / "out")
     files = {file.name for file in (tmp_path / "out").iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "head.safetensors", "answers.json"} < files

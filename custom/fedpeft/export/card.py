@@ -92,7 +92,7 @@ def _loading(record: ModelRecord, *, adapter: bool, beside: bool) -> str:
         f"batch = backbone.collate([open_image(image)], {example})",
         f"probabilities = head(backbone.eval()(**batch)){'.sigmoid()' if record.labelled else '.softmax(-1)'}",
     ]
-    if record.sections["training"].get("answering", "classification") != "classification":
+    if not record.labelled and record.sections["training"].get("answering", "classification") != "classification":
         return (
             "Its answers are not those of a head, but are ranked or written by the backbone: `fedpeft predict` on this "
             "folder does that."

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fedpeft.backbones import BackboneSettings
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.federation import site_backbone
 from fedpeft.methods.settings import MethodSettings
@@ -17,10 +18,12 @@ def exported_sections(record: ModelRecord) -> dict[str, Any]:
     """Return the sections of an exported folder."""
     sections = record.sections
     method = build(MethodSettings, sections["method"], section="method")
+    own = site_backbone(sections["backbone"], record.site)
+    backbone = build(BackboneSettings, own, section="backbone")
     kept = {name: value for name, value in sections["method"].items() if name not in ("settings", "site_settings")}
     return {
-        "backbone": site_backbone(sections["backbone"], record.site),
-        "method": {**kept, "settings": {method.name: method.settings_of(record.site)}},
+        "backbone": {"name": backbone.name, **own},
+        "method": {**kept, "name": method.name, "settings": {method.name: method.settings_of(record.site)}},
         "training": {name: value for name, value in sections["training"].items() if name not in NOT_NEEDED},
         "schedule": {},
     }
