@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Pages of the site that are not in docs/: those of the project's root, and the API from the docstrings.
+"""Pages of the site that are no Markdown in docs/: those of the project's root, notebooks, the API from the docstrings.
 
 A hook of mkdocs (`mkdocs.yml` names it). Nothing of fedpeft is imported: public names are read from the source.
 """
@@ -7,6 +7,7 @@ A hook of mkdocs (`mkdocs.yml` names it). Nothing of fedpeft is imported: public
 from __future__ import annotations
 
 import ast
+import json
 import posixpath
 import re
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages."""
     for name, page in AT_ROOT.items():
         files.append(File.generated(config, page, content=(ROOT / name).read_text()))
+    for path in sorted((ROOT / "docs" / "notebooks").glob("*.ipynb")):
+        files.append(File.generated(config, f"notebooks/{path.stem}.md", content=notebook(path)))
     files.append(File.generated(config, "api.md", content=api()))
     return files
 
@@ -54,13 +57,27 @@ def on_page_markdown(markdown: str, page: Any, files: Files, **_: Any) -> str:
         if not target or re.match(r"[a-z]+:", target):
             return link[0]
         path = posixpath.normpath(posixpath.join(folder, target))
-        uri = AT_ROOT.get(path, path.removeprefix("docs/"))
+        uri = AT_ROOT.get(path, path.removeprefix("docs/").replace(".ipynb", ".md"))
         if uri not in known:
             return text
         return f"{image}[{text}]({posixpath.relpath(uri, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
 
     parts = FENCED.split(markdown)
     return "".join(part if number % 2 else LINK.sub(led, part) for number, part in enumerate(parts))
+
+
+def notebook(path: Path) -> str:
+    """Return an executed notebook as Markdown: its cells, what they print, and their pictures inside the page."""
+    parts = []
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if "text" in output:
+                parts.append("```text\n" + "".join(output["text"]).rstrip() + "\n```")
+            elif picture := output.get("data", {}).get("image/png"):
+                parts.append(f"![](data:image/png;base64,{''.join(picture.split())})")
+    return "\n\n".join(parts) + "\n"
 
 
 def api() -> str:
