@@ -41,6 +41,14 @@ READ = (
     "SharedFunctionalGroupsSequence",
     "PerFrameFunctionalGroupsSequence",
 )
+RESCALES = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
+GROUPS = {
+    "RescaleSlope": "PixelValueTransformationSequence",
+    "RescaleIntercept": "PixelValueTransformationSequence",
+    "WindowCenter": "FrameVOILUTSequence",
+    "WindowWidth": "FrameVOILUTSequence",
+    "VOILUTFunction": "FrameVOILUTSequence",
+}
 OWN_WINDOWS = {"LINEAR": (0.5, 1.0), "LINEAR_EXACT": (0.0, 0.0)}  # what is taken from center and width, PS3.3 C.11.2.1
 NO_WINDOW = "has more than 8 bits per pixel and no window of its own"
 SET_WINDOW = "set data.window (a hospital in its own file)"
@@ -98,16 +106,6 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
     scaled = values * slope + intercept if (slope, intercept) != (1.0, 0.0) else values
     grays = shown.grays(scaled) if shown else Window(0, 2**header.BitsStored - 1).grays(values)
     return 255 - grays if header.PhotometricInterpretation == "MONOCHROME1" else grays
-
-
-RESCALES = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
-GROUPS = {
-    "RescaleSlope": "PixelValueTransformationSequence",
-    "RescaleIntercept": "PixelValueTransformationSequence",
-    "WindowCenter": "FrameVOILUTSequence",
-    "WindowWidth": "FrameVOILUTSequence",
-    "VOILUTFunction": "FrameVOILUTSequence",
-}
 
 
 def _of_frame(header: Any, frame: int, name: str, usual: Any) -> Any:

@@ -20,8 +20,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.site_job import SiteJob
 
-MOST_OPENED = 2000  # images, and
-MOST_BYTES = 2**30  # of them, so that it takes a minute at most; `fedpeft data` opens all
+MOST_OPENED = 2000  # images of all sites together, and
+MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all
 
 
 def check(context: Context) -> Iterator[Finding]:
@@ -36,7 +36,7 @@ def check(context: Context) -> Iterator[Finding]:
             job = SiteJob.from_sections(context.job.sections, site=site)
             job = admitted(context.policy, job) if context.policy else job
             loaded = load_data(context.policy, job)
-            opened = _open(loaded, decoded=job.data.unreadable > 0)
+            opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
             answers = vocabulary_of(loaded, job.answers)
         except FedpeftError as error:
             yield failed(f"site {site}: {error}")
@@ -53,12 +53,13 @@ def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:
     return f"{len(vocabulary)} answers, {loaded.unseen(vocabulary)} test questions with none of them"
 
 
-def _open(loaded: SiteData, *, decoded: bool) -> str:
+def _open(loaded: SiteData, *, decoded: bool, sites: int = 1) -> str:
     """Decode the images, of many some that are spread evenly over all splits.
 
     Args:
         loaded: data of the site.
         decoded: all of them have been, when the data were loaded.
+        sites: that share the number of images that are opened.
 
     Raises:
         DataError: some cannot be.
@@ -68,7 +69,7 @@ def _open(loaded: SiteData, *, decoded: bool) -> str:
         return "all images drawn by program"
     if decoded:
         return f"all {len(images):,} images opened"
-    chosen = dict(list(images.items())[:: _step(list(images.values()))])
+    chosen = dict(list(images.items())[:: _step(list(images.values()), sites)])
     if problems := unreadable(chosen):
         raise refusal(loaded.site, problems.values(), of=len(chosen))
     if len(chosen) == len(images):
@@ -76,8 +77,8 @@ def _open(loaded: SiteData, *, decoded: bool) -> str:
     return f"{len(chosen):,} of {len(images):,} images opened, `fedpeft data` opens the others"
 
 
-def _step(images: list[Any]) -> int:
-    step = -(-len(images) // MOST_OPENED)
+def _step(images: list[Any], sites: int) -> int:
+    step = -(-len(images) * sites // MOST_OPENED)
     files = (getattr(image, "file", image) for image in images[::step])
     size = sum(file.stat().st_size for file in files if isinstance(file, Path))
-    return step * max(1, -(-size // MOST_BYTES))
+    return step * max(1, -(-size * sites // MOST_BYTES))
