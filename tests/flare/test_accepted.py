@@ -32,7 +32,7 @@ INTRODUCTION = {
     "budget": 1,
     "finished": 0,
     "baseline": 0.5,
-    "remarks": ["Seen at the site alone."],
+    "unanswerable": 0,
 }
 
 

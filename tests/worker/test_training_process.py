@@ -11,6 +11,7 @@ from multiprocessing import Pipe
 import psutil
 import pytest
 import torch
+from PIL import Image
 from safetensors.torch import save
 
 from fedpeft.client.learner import Learner
@@ -188,6 +189,25 @@ def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path
     assert "private" in failed.value.failure.detail
     assert (failed.value.failure.code, failed.value.failure.setting) == ("data-unusable", "")
     assert failed.value.attempts == 1
+
+
+def test_what_a_site_should_know_of_its_data_is_in_its_own_log_and_nowhere_else(sections, tmp_path, supervisors):
+    data = tmp_path / "data"
+    data.mkdir()
+    rows = ["image,question,answer,split"]
+    for number in range(6):
+        Image.new("RGB", (9, 9), (number, 0, 0)).save(data / f"secret{number}.png")
+        rows.append(f"secret{number}.png,Is it?,{('yes', 'no')[number % 2]},{'test' if number > 3 else 'train'}")
+    (data / "secret0.png").write_bytes(b"no image")
+    (data / "manifest.csv").write_text("\n".join([*rows, rows[2]]) + "\n")
+    chosen = sections()
+    chosen["data"] = {"dataset": "manifest", "root": str(data), "validation_fraction": 0, "unreadable": 0.5}
+    answer = ask(supervisors(chosen, "slake"), {**HELLO, "folder": str(tmp_path / "slake")})
+    logged = next(tmp_path.rglob("training.log")).read_text()
+    assert "secret0.png cannot be decoded" in logged
+    assert "1 left out: another row has the same image, question and answer." in logged
+    assert "The best constant answer reaches 50.0% on 2 test samples." in logged
+    assert "secret" not in str(answer.values)
 
 
 def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, supervisors):

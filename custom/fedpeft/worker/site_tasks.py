@@ -60,11 +60,12 @@ def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
-    line = " ".join(values.pop("remarks"))
+    unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
+    line = f"{unanswerable} of {questions} test answers are not in the training data; these questions count as wrong"
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)
-    return introduction, line
+    return introduction, line * bool(unanswerable)
 
 
 def _score(order: ScoreOrder, site: SiteContext) -> tuple[ScoreReply, str]:

@@ -106,6 +106,7 @@ def _print_to(file: Path) -> None:
 
 
 def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
+    _print_remarks(learner)
     sent = learner.first_state()
     values = {
         "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
@@ -120,17 +121,18 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),
         "baseline": baseline(learner.data),
-        "remarks": [*remarks(learner.data), *_measured(learner)],
+        "unanswerable": learner.unanswerable,
     }
     return values, sent if initial else {}
 
 
-def _measured(learner: Learner) -> list[str]:
-    """What a site should know of its figures, for its own log."""
-    constant, questions, lost = baseline(learner.data), len(learner.data.test), learner.unanswerable
-    reached = f"The best constant answer reaches {constant:.1%} of {questions:,} test samples." if constant else ""
-    unknown = f"{lost} of {questions} test answers are not in the training data; these questions count as wrong."
-    return [reached] * bool(reached) + [unknown] * bool(lost)
+def _print_remarks(learner: Learner) -> None:
+    """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
+    constant, questions = baseline(learner.data), len(learner.data.test)
+    reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
+    encoding = sys.stdout.encoding or "utf-8"  # a file may be called what no terminal can print
+    for text in filter(None, [*remarks(learner.data), reached]):
+        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
 def _dtype(tensors: State) -> str:
