@@ -154,7 +154,6 @@ HELLOS = [
     ("negative count", {"samples": {"train": -1, "validation": 0, "test": 0}}, "-1 as samples.train"),
     ("encoded count", {"classes": 2**200}, "as classes"),
     ("a round the server did not name", {"finished": 7}, "finished is 7"),
-    ("how often an answer occurs", {"baseline": 0.25}, "the baseline in an introduction"),
     ("no fraction", {"baseline": 2.0}, "2.0 as baseline"),
     ("encoded budget", {"budget": -1}, "-1 as budget"),
     ("schema key of words", {"schema": {SECRET: [1]}}, "not an adapter key"),
@@ -175,6 +174,13 @@ def test_an_introduction_with_something_else_in_it_stays_at_the_site(tmp_path, w
         version=introduction().version, problem=BLOCKED
     )
     assert told in site.problem
+
+
+def test_the_baseline_does_not_pass_and_does_not_keep_the_introduction_back(tmp_path):
+    """It tells how often an answer occurs; in the simulator it is measured, and a privacy.json may be there too."""
+    sent = Site(tmp_path / "run").message("hello", HELLO, introduction(baseline=0.25))
+    assert sent.problem == ""
+    assert sent.baseline is None
 
 
 @pytest.mark.parametrize(

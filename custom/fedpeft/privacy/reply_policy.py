@@ -165,8 +165,6 @@ def _introduction(
     if reply.version != fedpeft.__version__:
         raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
     check_announcement(reply, site=site)
-    if reply.baseline is not None:
-        raise FedpeftError("the baseline in an introduction: it tells how often an answer occurs here.")
     if trained and reply.state:
         raise FedpeftError("the adapter in an introduction: this site has trained, so it depends on its data.")
     if not trained:
@@ -177,7 +175,7 @@ def _introduction(
     if not 0 <= reply.finished <= order.finished:
         raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
     sent = _copies(reply.state) if order.initial else {}
-    return dataclasses.replace(reply, state=sent)
+    return dataclasses.replace(reply, state=sent, baseline=None)  # which tells how often an answer occurs here
 
 
 def _scores(reply: ScoreReply, order: ScoreOrder, announced: Announced, site: str) -> ScoreReply:
