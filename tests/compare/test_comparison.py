@@ -101,11 +101,32 @@ def test_of_a_hundred_sites_none_has_a_column():
 
 @pytest.mark.parametrize(("procedural", "mark"), [(True, "†"), (False, "")])
 def test_published_figures_are_marked_where_ours_cannot_be_compared(procedural, mark):
-    runs = [outcome(name, 0, (0.2, 0.4), task="paper/fedpia_task2", procedural=procedural) for name in ("full", "mine")]
-    table = compared(runs, baseline="full")
+    rows = {"whole": "full", "fedavg": ""}  # the name of a row is the user's, its recipe is not
+    runs = [
+        outcome(name, 0, (0.2, 0.4), task="paper/fedpia_task2", procedural=procedural, recipe=recipe)
+        for name, recipe in rows.items()
+    ]
+    table = compared(runs, baseline="whole")
     assert cells(table, "published (%)") == [f"89.0{mark}", "–"]
     assert any("not comparable" in note for note in table.notes) == procedural
     assert any("nothing about medicine" in note for note in table.notes) == procedural
+
+
+@pytest.mark.parametrize("seeds", [(0,), (0, 1)])
+def test_a_metric_without_a_figure_is_a_dash(seeds):
+    metrics = {"north": ACCURACY, "south": MACRO_F1}
+    figures = ({"north": 0.5},)
+    runs = [outcome(name, seed, metrics=metrics, figures=figures) for name in ("fedavg", "ours") for seed in seeds]
+    table = compared(runs, baseline="fedavg")
+    assert set(cells(table, next(name for name in table.columns if "macro-F1 (%)" in name))) == {"–"}
+    assert not any("nan" in cell for row in table.rows for cell in row)
+
+
+def test_a_mean_over_fewer_sites_is_marked():
+    partial = outcome("ours", 0, figures=({"north": 0.9},), sent=({"north": 1.0},))
+    table = compared([RUNS[0], partial], baseline="fedavg")
+    assert cells(table, "mean accuracy (%)") == ["50.0", "90.0*"]
+    assert any(note.startswith("*") for note in table.notes)
 
 
 def test_an_unknown_baseline_is_refused():

@@ -2,18 +2,20 @@
 """Finished runs, and experiments: what is read, what is composed, what is refused."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from histories import record
 
 from fedpeft.cli import main
-from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan
+from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
-from fedpeft.compare.variants import sections_of, variants
+from fedpeft.compare.variants import Variant, sections_of, variants
 from fedpeft.errors import FedpeftError
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
+SHORT = "training.rounds=2"
 
 
 def written(folder, *, settings=None, seed=0, sent=None, **changed):
@@ -44,11 +46,27 @@ def test_a_history_that_did_not_count_what_was_sent_is_read(tmp_path):
     assert one.sent == ()
 
 
+def test_a_schedule_makes_another_row(tmp_path):
+    folders = [
+        written(tmp_path / "all"),
+        written(tmp_path / "some", settings={"schedule": {"solver": "exact"}}),
+    ]
+    assert [one.method.rpartition(" (")[2] for one in outcomes(folders)] == ["solver=-)", "solver=exact)"]
+
+
+def fewer_examples():
+    rounds = record()["rounds"]
+    for one in rounds:
+        one["sites"]["slake"]["samples"] = 7
+    return rounds
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"rounds": record(("a", "b"))["rounds"]}, "runs of different sites cannot be compared"),
         ({"source": "elsewhere"}, "compare runs of one task"),
+        ({"rounds": fewer_examples()}, "other numbers of examples at a site"),
         ({}, "has method, settings and seed of another run"),
     ],
 )
@@ -114,6 +132,30 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     (tmp_path / RUNS).write_text(json.dumps(done.as_json()) + "\n")
     assert earlier(tmp_path, runs) == [done]
     assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []
+
+
+@pytest.mark.parametrize("setting", ["training.seed=3", "data.seed = 3"])
+def test_seeds_are_those_of_the_comparison(setting):
+    with pytest.raises(FedpeftError, match=r"are those of --seeds"):
+        plan(CONFIGS, "fedpia_task1", variants(["local"]), (0, 1), [setting])
+    with pytest.raises(FedpeftError, match=r"are those of --seeds"):
+        plan(CONFIGS, "fedpia_task1", [Variant(name="x", method="local", settings=(setting,))], (0, 1), [])
+
+
+def test_only_a_method_as_it_stands_has_a_recipe():
+    recipes = [plan(CONFIGS, "fedpia_task1", variants(["local"]), (0,), more)[0].recipe for more in ([], [SHORT])]
+    assert recipes == ["local", ""]
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_does_not_end_the_others(tmp_path):
+    fine, broken = small("local"), small("fedavg")
+    section = {**broken[0].sections, "backbone": {"name": "vilt", "source": str(tmp_path / "nowhere")}}
+    runs = [replace(broken[0], sections=section), *fine]
+    done = []
+    (sentence,) = run_missing(tmp_path, runs, processes=1, finished=done.append)
+    assert sentence.startswith("fedavg, seed 0: ")
+    assert [one.method for one in done] == ["local"]
 
 
 def test_a_damaged_file_is_refused_with_the_line(tmp_path):

@@ -113,7 +113,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
         failed = run_missing(out, runs, processes=chosen.processes, finished=finished)
     order = {run.key: number for number, run in enumerate(runs)}
     done = sorted(earlier(out, runs), key=lambda one: order[one.method, one.seed, one.settings])
-    return done, [f"{run.method}, seed {run.seed}: {reason}" for run, reason in failed.items()]
+    return done, failed
 
 
 def _write(out: Path, texts: Sequence[str], outcomes: Sequence[Outcome]) -> None:

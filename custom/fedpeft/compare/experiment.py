@@ -24,16 +24,18 @@ from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
 
 RUNS = "runs.jsonl"
+SEEDS = ("training.seed", "data.seed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One method with one seed: the composed job."""
+    """One method with one seed: the composed job, and the method's name where it runs as `app_configs/` has it."""
 
     task: str
     method: str
     seed: int
     sections: Mapping[str, Any]
+    recipe: str = ""
 
     @property
     def settings(self) -> str:
@@ -59,14 +61,18 @@ def plan(
         overrides: settings of all methods, `section.name=value`.
 
     Raises:
-        FedpeftError: an unknown name, or a setting that is not allowed.
+        FedpeftError: an unknown name, a setting that is not allowed, or a seed among the settings.
     """
+    given = [*overrides, *(setting for method in methods for setting in method.settings)]
+    if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
+        raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
     runs = []
     for seed in seeds:
         for method in methods:
-            own = [f"training.seed={seed}", f"data.seed={seed}", *overrides]
+            own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
             sections = sections_of(configs, task, method, own)
-            runs.append(Run(task=task, method=method.name, seed=seed, sections=sections))
+            recipe = "" if overrides or method.settings else method.method
+            runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
     return runs
 
 
@@ -92,9 +98,7 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
     return list(found.values())
 
 
-def run_missing(
-    folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]
-) -> dict[Run, str]:
+def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: Callable[[Outcome], None]) -> list[str]:
     """Run what the folder lacks; a line is written when a run ends.
 
     Args:
@@ -104,12 +108,12 @@ def run_missing(
         finished: called with each run that has ended.
 
     Returns:
-        the runs that failed, with the reason.
+        a sentence for each run that failed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     done = {(one.method, one.seed, one.settings) for one in earlier(folder, runs)}
     missing = [run for run in runs if run.key not in done]
-    failed: dict[Run, str] = {}
+    failed = []
     pool = ProcessPoolExecutor(processes, mp_context=get_context("spawn"))
     try:
         futures = {pool.submit(carry_out, run): number for number, run in enumerate(missing)}
@@ -117,14 +121,15 @@ def run_missing(
             run = missing[futures[future]]
             try:
                 outcome = future.result()
-            except FedpeftError as error:
-                failed[run] = str(error)
-                continue
             except BrokenProcessPool as error:
                 raise FedpeftError(
                     f"the process of a run was ended from outside, perhaps for want of memory; lower --processes "
                     f"(it is {processes}) and repeat the command, which goes on with the rest."
                 ) from error
+            except Exception as error:  # one run, such as one without room on a GPU, must not end the others
+                reason = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
+                failed.append(f"{run.method}, seed {run.seed}: {reason}")
+                continue
             with (folder / RUNS).open("a") as lines:
                 lines.write(json.dumps(outcome.as_json()) + "\n")
             finished(outcome)
@@ -160,4 +165,5 @@ def carry_out(run: Run) -> Outcome:
         procedural=any(is_procedural(site_data(run.sections["data"], site)["dataset"]) for site in sites),
         tiny=is_tiny(run.sections["backbone"]["name"]),
         settings=run.settings,
+        recipe=run.recipe,
     )

@@ -29,6 +29,7 @@ class Outcome:
         seconds: of the whole run.
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.
+        recipe: the method of `app_configs/` that ran as it stands there; empty where settings were changed.
     """
 
     task: str
@@ -41,6 +42,7 @@ class Outcome:
     procedural: bool
     tiny: bool
     settings: str = ""
+    recipe: str = ""
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""
@@ -51,6 +53,10 @@ class Outcome:
             if self.metrics[site] == metric and math.isfinite(value)
         ]
         return 100 * sum(values) / len(values) if values else math.nan
+
+    def complete(self, *, last: int = 1) -> bool:
+        """Whether every site has a figure in the last rounds."""
+        return all(site in sites for sites in self.figures[-last:] for site in self.metrics)
 
     def curve(self, metric: str) -> list[float]:
         """Return the mean over the sites with this metric, round by round, in percent."""

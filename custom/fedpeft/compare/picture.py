@@ -3,37 +3,31 @@
 
 from __future__ import annotations
 
-import io
 import math
 import statistics
 import textwrap
 from collections.abc import Sequence
 
-import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedpeft.compare.outcome import Outcome
 from fedpeft.metrics import TITLES
 from fedpeft.report.palette import DISTINCT, Theme, line_style
-from fedpeft.report.plots import DPI, under_style
-from fedpeft.report.wording import NOTHING_MEDICAL
+from fedpeft.report.plots import described_png, under_style
+from fedpeft.report.wording import caution
 
 WIDTH, HEIGHT = 7.2, 2.7  # inches, of a row of panels
 LETTERS = 34  # of a method's name in the legend
 
 
-def picture(outcomes: Sequence[Outcome], *, dark: bool = False) -> bytes:
+def picture(outcomes: Sequence[Outcome]) -> bytes:
     """Return the picture as PNG: for each metric, left by round, right by Mbit sent.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
-    figure = under_style(lambda theme: _figure(outcomes, theme), dark=dark)
-    file = io.BytesIO()
-    with matplotlib.style.context("default"):
-        figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata={"Software": None})
-    return file.getvalue()
+    return described_png(under_style(lambda theme: _figure(outcomes, theme), dark=False), _title(outcomes))
 
 
 def _figure(outcomes: Sequence[Outcome], theme: Theme) -> Figure:
@@ -83,8 +77,7 @@ def _draw(
 
 
 def _title(outcomes: Sequence[Outcome]) -> str:
-    facts = ["procedural data"] * any(one.procedural for one in outcomes)
-    facts += ["tiny backbone"] * any(one.tiny for one in outcomes)
     seeds = len({one.seed for one in outcomes})
     count = f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
-    return f"{outcomes[0].task}, {count}" + (f"\n{', '.join(facts)}: {NOTHING_MEDICAL}" if facts else "")
+    words = caution(procedural=any(one.procedural for one in outcomes), tiny=any(one.tiny for one in outcomes))
+    return "\n".join(filter(None, (f"{outcomes[0].task}, {count}", words)))

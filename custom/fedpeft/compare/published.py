@@ -28,11 +28,11 @@ CAUTION = f"{NOT_COMPARABLE} not comparable: ours are of procedural data or of a
 
 
 def published(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """Return the papers' figures of the methods that have one, as text, marked where ours cannot be compared."""
+    """Return the papers' figures of the rows whose recipe has one, as text, marked where ours cannot be compared."""
     task = outcomes[0].task.removeprefix("paper/")
     if task not in _TASKS:
         return {}
     mark = NOT_COMPARABLE if any(one.procedural or one.tiny for one in outcomes) else ""
     number = _TASKS.index(task)
-    names = dict.fromkeys(one.method for one in outcomes)
-    return {name: f"{_FIGURES[name][number]:.1f}{mark}" for name in names if name in _FIGURES}
+    recipes = {one.method: one.recipe for one in outcomes}
+    return {name: f"{_FIGURES[own][number]:.1f}{mark}" for name, own in recipes.items() if own in _FIGURES}

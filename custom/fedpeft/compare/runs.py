@@ -42,8 +42,16 @@ def _check_one_task(histories: dict[Path, History]) -> None:
                 f"{folder} has the sites {', '.join(other.sites)}, {first} has {', '.join(one.sites)}: runs of "
                 f"different sites cannot be compared."
             )
+        if any(_counts(other, site) != _counts(one, site) for site in one.sites):
+            raise FedpeftError(
+                f"{folder} and {first} have other numbers of examples at a site: compare runs of one task."
+            )
         if other.by_metric.keys() != one.by_metric.keys() or other.source != one.source:
             raise FedpeftError(f"{folder} is of {other.source!r}, {first} of {one.source!r}: compare runs of one task.")
+
+
+def _counts(history: History, site: str) -> set[int | None]:
+    return {result.samples for one in history.rounds if (result := one.sites.get(site))} - {None}
 
 
 def _row(history: History, all_of_them: list[History]) -> str:

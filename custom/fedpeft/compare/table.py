@@ -20,10 +20,9 @@ from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.published import CAUTION, NOT_COMPARABLE, SOURCE, published
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import TITLES
-from fedpeft.report.wording import NOTHING_MEDICAL
+from fedpeft.report.wording import DASH, FEWER, caution
 
 MOST_SITES = 12  # with a column of their own
-DASH = "–"
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
 _LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
@@ -121,11 +120,15 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         columns.append([_percent([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
     best: set[tuple[int, int]] = set()
     for metric in metrics:
-        figures = {name: {one.seed: one.figure(metric, last=last) for one in runs} for name, runs in by_method.items()}
-        means = [round(statistics.fmean(of_seeds.values()), 1) for of_seeds in figures.values()]
+        figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
+        means = [
+            round(statistics.fmean(of_seeds.values()), 1) if of_seeds else -math.inf for of_seeds in figures.values()
+        ]
         best |= {(row, len(heads)) for row, mean in enumerate(means) if mean == max(means)} if len(means) > 1 else set()
         heads.append(f"mean {TITLES[metric]} (%)" + " ± sd" * any(len(seeds) > 1 for seeds in figures.values()))
-        columns.append([_with_spread(list(of_seeds.values())) for of_seeds in figures.values()])
+        fewer = [FEWER * (not all(one.complete(last=last) for one in runs)) for runs in by_method.values()]
+        shown = [_with_spread(list(of_seeds.values())) for of_seeds in figures.values()]
+        columns.append([text + mark * (text != DASH) for text, mark in zip(shown, fewer, strict=True)])
         if len(by_method) > 1:
             heads.append(f"minus {baseline}" + f", {TITLES[metric]}" * (len(metrics) > 1))
             columns.append([_difference(name, figures, baseline) for name in figures])
@@ -141,9 +144,15 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         columns=tuple(heads),
         rows=tuple(zip(*columns, strict=True)),
         best=frozenset(best),
-        notes=_notes(outcomes, beside),
+        notes=_notes(outcomes, beside, last),
         sites=len(sites),
     )
+
+
+def _of_seeds(runs: Sequence[Outcome], metric: str, last: int) -> dict[int, float]:
+    """Return seed -> figure, of the runs that have one."""
+    figures = {one.seed: one.figure(metric, last=last) for one in runs}
+    return {seed: figure for seed, figure in figures.items() if math.isfinite(figure)}
 
 
 def _of_site(one: Outcome, site: str, last: int) -> float:
@@ -157,6 +166,8 @@ def _percent(values: Sequence[float]) -> str:
 
 
 def _with_spread(values: Sequence[float]) -> str:
+    if not values:
+        return DASH
     return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
 
 
@@ -173,15 +184,16 @@ def _megabits(runs: Sequence[Outcome]) -> str:
 def _when(outcomes: Sequence[Outcome], last: int) -> str:
     rounds = sorted({len(one.figures) for one in outcomes})
     after = " or ".join(map(str, rounds))
-    return f"after {after} rounds" if last == 1 else f"mean of the last {last} of {after} rounds"
+    return f"after {after} rounds" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after} rounds"
 
 
-def _notes(outcomes: Sequence[Outcome], beside: dict[str, str]) -> tuple[str, ...]:
-    facts = ["procedural data"] * any(one.procedural for one in outcomes)
-    facts += ["tiny backbone"] * any(one.tiny for one in outcomes)
+def _notes(outcomes: Sequence[Outcome], beside: dict[str, str], last: int) -> tuple[str, ...]:
     several = len({one.seed for one in outcomes}) > 1
-    notes = [f"{', '.join(facts)}: {NOTHING_MEDICAL}."] if facts else []
+    words = caution(procedural=any(one.procedural for one in outcomes), tiny=any(one.tiny for one in outcomes))
+    notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
+    if not all(one.complete(last=last) for one in outcomes):
+        notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
     notes += ["Mbit: adapters that all sites send in a round; seconds: of one run, on a machine that runs share."]
     notes += [f"{SOURCE}."] if beside else []
     notes += [f"{CAUTION}."] if any(NOT_COMPARABLE in text for text in beside.values()) else []

@@ -9,6 +9,7 @@ patient have the same findings in other places.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -42,7 +43,7 @@ def load(settings: DataSettings) -> SiteData:
         settings: `site` (None: phantom-chest), `seed`, `partition`, and `train_size`, `validation_size`, `test_size`
             (None: 210, 30, 90), nearly, since patients are not divided.
     """
-    scenes, examples = _drawn(settings)
+    scenes, examples = _drawn(settings.seed, collection(settings), number_of_images(settings))
 
     def draw(number: int, rng: np.random.Generator) -> np.ndarray:
         return render(scenes[number], draw_look("xray", rng), rng)
@@ -79,11 +80,12 @@ def report(scene: Scene, rng: np.random.Generator) -> str:
     return " ".join(sentences)
 
 
-def _drawn(settings: DataSettings) -> tuple[list[Scene], list[Example]]:
-    rng = generator(settings)
-    name, total = collection(settings), number_of_images(settings)
+@lru_cache(maxsize=1)  # the sites of one data set are read one after the other
+def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], list[Example]]:
+    """Draw all scenes of a collection, and their examples without pixels."""
+    rng = generator(seed, name)
     scenes: list[Scene] = []
-    examples = []
+    examples: list[Example] = []
     patient = 0
     while len(scenes) < total:
         patient += 1

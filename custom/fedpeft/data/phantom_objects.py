@@ -34,9 +34,9 @@ def load(settings: DataSettings, *, classes: dict[str, Draw]) -> SiteData:
         settings: `site`, `seed`, `partition`, and `train_size`, `validation_size`, `test_size` (None: 210, 30, 90).
         classes: name -> how a scene of the class is drawn.
     """
-    names = sorted(classes)
-    kinds = [names[i] for i in generator(settings).integers(len(names), size=number_of_images(settings))]
-    name = collection(settings)
+    names, name = sorted(classes), collection(settings)
+    drawn = generator(settings.seed, name).integers(len(names), size=number_of_images(settings))
+    kinds = [names[i] for i in drawn]
     examples = (class_example(NO_PIXELS, kind, image_id=f"{name}-{n:05d}") for n, kind in enumerate(kinds))
 
     def draw(number: int, rng: np.random.Generator) -> np.ndarray:

@@ -38,9 +38,9 @@ def collection(settings: DataSettings) -> str:
     return settings.dataset if settings.partition != NATURAL else settings.site or settings.dataset
 
 
-def generator(settings: DataSettings, *image: int) -> np.random.Generator:
+def generator(seed: int, collection: str, *image: int) -> np.random.Generator:
     """Return the random numbers of a collection, or of one of its images."""
-    return np.random.default_rng([settings.seed, zlib.crc32(collection(settings).encode()), *image])
+    return np.random.default_rng([seed, zlib.crc32(collection.encode()), *image])
 
 
 def pictured(
@@ -67,7 +67,7 @@ def pictured(
 
     def with_pixels(example: Example) -> Example:
         number = place[example.image_id]
-        image = draw(number, generator(settings, number))
+        image = draw(number, generator(settings.seed, collection(settings), number))
         image.flags.writeable = False
         return replace(example, image=image)
 

@@ -8,6 +8,7 @@ center's. Shared out (`partition`), all images are of one center.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -96,10 +97,10 @@ def load(settings: DataSettings) -> SiteData:
             30, 90).
     """
     center = CENTERS.get(settings.site or USUAL, CENTERS[USUAL])
-    rng = generator(settings)
+    name = collection(settings)
+    rng = generator(settings.seed, name)
     share = np.array(center.weights) / sum(center.weights)
     kinds = [CLASSES[kind] for kind in rng.choice(len(CLASSES), size=number_of_images(settings), p=share)]
-    name = collection(settings)
     examples = (class_example(NO_PIXELS, kind, image_id=f"{name}-{n:05d}") for n, kind in enumerate(kinds))
 
     def draw(number: int, rng: np.random.Generator) -> np.ndarray:
@@ -112,7 +113,7 @@ def render(lesion: Lesion, center: Center, rng: np.random.Generator) -> np.ndarr
     """Draw a lesion as a (SIZE, SIZE, 3) uint8 image."""
     inside = _outline(lesion.lobes, center.magnification, rng)
     spot = np.clip(inside * lesion.sharp, 0, 1)
-    second = _texture(lesion.texture, inside, rng) * spot
+    second = _TEXTURES[lesion.texture](inside, rng) * spot
     image = np.empty((SIZE, SIZE, 3))
     tone, light = 0.9 + 0.15 * rng.random(), 0.8 + 0.35 * rng.random()
     own_share = (
@@ -140,21 +141,36 @@ def _outline(lobes: int, magnification: float, rng: np.random.Generator) -> np.n
     return inside
 
 
-def _texture(name: str, inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Return where the second color is, 0 to 1."""
-    if name == "lines":
-        slope, phase = 1 + rng.integers(0, 3), rng.random() * 9
-        return ((_ROWS + slope * _COLUMNS + phase) % 9 < 2.5).astype(np.float64)
-    if name == "scales":
-        row, column = rng.random(2) * 6
-        return np.maximum((_ROWS + row) % 6 < 2, (_COLUMNS + column) % 6 < 2).astype(np.float64)
-    if name == "dots":
-        places = (rng.random((14, 2)) - 0.5) * 30
-        squares = [(_ROWS - row) ** 2 + (_COLUMNS - column) ** 2 for row, column in places]
-        return (np.minimum.reduce(squares) < 6).astype(np.float64)
-    if name == "core":
-        return np.clip((inside - 0.55 * inside.max()) * 0.6, 0, 1)
+def _lines(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    slope, phase = 1 + rng.integers(0, 3), rng.random() * 9
+    return ((_ROWS + slope * _COLUMNS + phase) % 9 < 2.5).astype(np.float64)
+
+
+def _scales(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    row, column = rng.random(2) * 6
+    return np.maximum((_ROWS + row) % 6 < 2, (_COLUMNS + column) % 6 < 2).astype(np.float64)
+
+
+def _dots(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    places = (rng.random((14, 2)) - 0.5) * 30
+    squares = [(_ROWS - row) ** 2 + (_COLUMNS - column) ** 2 for row, column in places]
+    return (np.minimum.reduce(squares) < 6).astype(np.float64)
+
+
+def _core(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    return np.clip((inside - 0.55 * inside.max()) * 0.6, 0, 1)
+
+
+def _plain(inside: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     return np.zeros_like(inside)
 
 
+# where the second color is, 0 to 1, from how far inside the spot a pixel lies
+_TEXTURES: dict[str, Callable[[np.ndarray, np.random.Generator], np.ndarray]] = {
+    "plain": _plain,
+    "lines": _lines,
+    "dots": _dots,
+    "core": _core,
+    "scales": _scales,
+}
 DATASET = DataSet(load=load, procedural=True, answers=lambda: CLASSES, takes=TAKES)

@@ -232,7 +232,7 @@ class FederationController(ModelController):
                 f"that of an uninterrupted job"
             )
         recorder.lineage(self._lineage, before, behind)
-        recorder.begin(self._method, self._training, introductions, problems)
+        recorder.begin(self._method, self._training, introductions, problems, self._schedule)
         return introductions
 
     def _introduce(

@@ -21,6 +21,7 @@ from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.metrics import title_of
 from fedpeft.report.tensorboard import Board
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
@@ -46,8 +47,9 @@ class RunRecorder:
         training: TrainingSettings,
         introductions: Mapping[str, Introduction],
         problems: Mapping[str, str],
+        schedule: ScheduleSettings | None = None,
     ) -> None:
-        """Record the result of the handshake."""
+        """Record the settings of server and sites, and the result of the handshake."""
         datasets = sorted({i.dataset for i in introductions.values()})
         backbones = sorted({i.backbone for i in introductions.values()})
         procedural = any(map(is_procedural, datasets))
@@ -56,7 +58,8 @@ class RunRecorder:
             "procedural": procedural,
             "tiny": any(map(is_tiny, backbones)),
             "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
-            "settings": {"method": asdict(method), "training": asdict(training)},
+            "settings": {"method": asdict(method), "training": asdict(training)}
+            | ({"schedule": asdict(schedule)} if schedule and schedule.active else {}),
             "metrics": {site: i.metric for site, i in introductions.items()},
             "tested": {
                 site: {"samples": i.samples["test"], "baseline": i.baseline} for site, i in introductions.items()
