@@ -8,7 +8,7 @@ import layouts
 import pytest
 
 from fedpeft import cli
-from fedpeft.jobs import CONFIGS, compose, outdated
+from fedpeft.jobs import CONFIGS, compose, outdated, recipes
 
 
 @pytest.fixture
@@ -61,9 +61,73 @@ def test_a_second_job_is_added_and_a_name_that_is_taken_is_refused(clinics, caps
     assert compose(CONFIGS, "own")["data"] == compose(CONFIGS, "more")["data"]
 
 
+@pytest.mark.parametrize("name", ["2024", "1e3", "null"])
+def test_a_name_that_reads_as_something_else_is_put_in_quotes(name, clinics, capsys):
+    assert cli.main(["new", "own", "--data", str(clinics)]) == cli.main(["new", name, "--data", str(clinics)]) == 0
+    assert outdated(Path("jobs", name), name, compose(CONFIGS, name)) == []
+    assert set(recipes(CONFIGS)) == {"own", name}
+
+
+def test_the_names_of_sites_stay_texts(clinics, capsys):
+    (clinics / "north").rename(clinics / "1e3")
+    (clinics / "south").rename(clinics / "2024")
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+    sections = compose(CONFIGS, "own")
+    assert sections["federation"]["sites"] == list(sections["data"]["sites"]) == ["1e3", "2024"]
+    assert outdated(Path("jobs/own"), "own", sections) == []
+
+
+@pytest.mark.parametrize("name", ["phantom", "task1", "fedpia_task1", "vqa_rad"])
+def test_a_name_that_comes_with_the_package_is_taken(name, clinics, capsys):
+    assert cli.main(["new", name, "--data", str(clinics)]) == 1
+    assert f"{name!r} is a job or task that comes with the package: choose another" in capsys.readouterr().err
+    assert list(Path().iterdir()) == []
+
+
+def test_a_list_of_jobs_that_cannot_be_added_to_is_left_as_it_is(clinics, capsys):
+    CONFIGS.mkdir()
+    (CONFIGS / "jobs.yml").write_text("{one: [tasks/one]}\n")
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 1
+    assert "cannot be written as YAML" in capsys.readouterr().err
+    assert [path.name for path in Path().rglob("*")] == ["app_configs", "jobs.yml"]
+
+
+def test_what_was_loaded_is_what_is_written(clinics, capsys):
+    chosen = ["--set", "data.partition=dirichlet", "--set", "data.parts=1", "--set", "training.rounds=3"]
+    assert cli.main(["new", "own", "--data", str(clinics / "north"), *chosen]) == 0
+    sections = compose(CONFIGS, "own")
+    assert not {"partition", "parts"} & set(sections["data"])
+    assert sections["federation"]["sites"] == ["north"]
+    assert sections["training"]["rounds"] == 3
+    assert cli.main(["data", "own"]) == 0
+
+
+def test_a_chosen_split_stays_and_is_the_one_of_the_table(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    rows = ["image,question,answer,split"]
+    for number in range(20):
+        layouts.picture(tmp_path / "own" / f"{number}.png")
+        rows += [f"{number}.png,{word}?,yes,{split}" for word, split in (("Is it", "train"), ("Was it", "test"))]
+    layouts.lines(tmp_path / "own" / "manifest.csv", rows)
+    chosen = ["--set", "data.split=published", "--set", "data.validation_fraction=0.2"]
+    assert cli.main(["new", "one", "--data", "own", *chosen]) == cli.main(["new", "two", "--data", "own"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.count("everything is split again by image") == 1
+    assert [compose(CONFIGS, job)["data"]["split"] for job in ("one", "two")] == ["published", "image_disjoint"]
+    assert compose(CONFIGS, "one")["data"]["validation_fraction"] == 0.2
+
+
+def test_equal_names_of_images_at_two_sites_say_nothing(clinics, capsys):
+    for file in clinics.rglob("*.png"):
+        file.rename(file.with_name(file.name.partition("-")[2]))
+    assert cli.main(["data", str(clinics)]) == 0
+    assert "images in common, 0 of them" not in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (["--data", "{clinics}", "--set", "data.parts=abc"], "data.parts is 'abc', it must be a whole number"),
         (["--data", "nothing"], "nothing is not a folder; correct the path."),
         (["--data", "{clinics}", "--set", "training.rounds=0"], "rounds is 0"),
         (["--data", "{clinics}", "--set", "data.split=paper"], "split='paper' has no meaning"),

@@ -288,6 +288,11 @@ def part_of(configs: Path, part: str) -> Mapping[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
+    """Return what a YAML file holds by name.
+
+    Raises:
+        FedpeftError: it is missing, cannot be read, or holds something else.
+    """
     try:
         content = parse(file.read_text())
     except FileNotFoundError as error:

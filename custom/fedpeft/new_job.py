@@ -6,14 +6,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-
-import yaml
+from tempfile import TemporaryDirectory
 
 from fedpeft.admission.job import admit_folder
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import CONFIGS, RECIPES, changed, composed, merged, part_of, recipes, write_job
+from fedpeft.jobs import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
+from fedpeft.tasks import TASKS
+from fedpeft.yaml_values import parse, write
 
 TRAINING = {
     "rounds": 10,
@@ -28,6 +29,7 @@ HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
+FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
 
 
@@ -41,7 +43,9 @@ def look(folder: Path, overrides: Iterable[str] = ()) -> FolderSites:
 
 
 def check_free(name: str, out: Path) -> None:
-    """Refuse what cannot be a job's name, and the name of a job that is there.
+    """Refuse what cannot be a job's name, and the name of a job that is there or comes with the package.
+
+    A task here goes before the package's of its name, so that its jobs would then have these data.
 
     Args:
         name: of the task and of the job.
@@ -53,6 +57,8 @@ def check_free(name: str, out: Path) -> None:
     known = recipes(jobs.parent) if jobs.is_file() else {}
     for taken in [path for path in (task, job) if path.exists()] or [jobs] * (name in known):
         raise FedpeftError(f"{taken} has {name!r} already: choose another name, or remove that one.")
+    if name in recipes(PACKAGED) or name in TASKS.names() or (PACKAGED / "tasks" / f"{name}.yml").is_file():
+        raise FedpeftError(f"{name!r} is a job or task that comes with the package: choose another name.")
 
 
 def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = ()) -> list[Path]:
@@ -63,13 +69,13 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
         found: what lies in the folder.
         folder: the data, for the task's first line.
         out: where `app_configs/` and `jobs/` are, or are made.
-        overrides: settings as `section.name=value`, for the task.
+        overrides: settings as `section.name=value`, for the task; those of `data` are in what was found.
 
     Returns:
         what was written, the job's folder last.
 
     Raises:
-        FedpeftError: a setting is wrong; nothing is written then.
+        FedpeftError: a setting is wrong, or the job would not be admitted; nothing is written then.
     """
     task, jobs, job = _places(name, out)
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
@@ -77,15 +83,25 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
     training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
     own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
-    sections = merged(own, changed(overrides))
+    chosen = {section: values for section, values in changed(overrides).items() if section != "data"}
+    sections = merged(own, chosen)
     whole = composed([*(part_of(jobs.parent, part) for part in parts), sections])
+    recipe = {name: [*parts, f"tasks/{name}"]}
+    before = jobs.read_text(encoding="utf-8") if jobs.is_file() else FIRST_LINE
+    listed = f"{before.rstrip()}\n{write(recipe, flow=None)}"
+    try:
+        text = write(sections)
+        if parse(listed) != (parse(before) or {}) | recipe:
+            raise ValueError("a line at its end is no job there")
+    except ValueError as error:
+        raise FedpeftError(f"{name!r} cannot be written as YAML ({error}): correct {jobs}, or the settings.") from error
+    with TemporaryDirectory() as draft:
+        write_job(Path(draft), name, whole)
+        admit_folder(Path(draft))
     task.parent.mkdir(parents=True, exist_ok=True)
-    text = yaml.safe_dump(sections, sort_keys=False, allow_unicode=True, width=120)
     task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
-    before = jobs.read_text() if jobs.is_file() else "# One line per job: the parts it is composed of.\n"
-    jobs.write_text(f"{before.rstrip()}\n{name}: [{', '.join(parts)}, tasks/{name}]\n")
+    jobs.write_text(listed, encoding="utf-8")
     write_job(job, name, whole)
-    admit_folder(job)
     return [task, jobs, job]
 
 

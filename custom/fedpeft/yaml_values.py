@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting."""
+"""Read and write YAML that holds only what JSON can hold: plain values, no aliases, no deep nesting."""
 
 from __future__ import annotations
 
@@ -28,9 +28,17 @@ class _Loader(yaml.SafeLoader):
         return node
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
-)
+class _Dumper(yaml.SafeDumper):
+    """Puts texts that `_Loader` reads as numbers in quotes, and writes a value again where it occurs twice."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for reader_or_writer in (_Loader, _Dumper):
+    reader_or_writer.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+    )
 
 
 def parse(text: str) -> Any:
@@ -47,6 +55,22 @@ def parse(text: str) -> Any:
         raise ValueError(problem + (f", line {mark.line + 1}, column {mark.column + 1}" if mark else "")) from error
     _check(value)
     return value
+
+
+def write(value: Any, *, flow: bool | None = False) -> str:
+    """Return the YAML of a value, from which `parse` makes it again.
+
+    Args:
+        value: what JSON can hold.
+        flow: False: one line for each entry; None: the innermost lists on one line.
+
+    Raises:
+        ValueError: it would be read as something else.
+    """
+    text = yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120, default_flow_style=flow)
+    if parse(text) != value:
+        raise ValueError("it would be read as something else")
+    return text
 
 
 def _check(value: Any) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,16 @@ def test_images_are_found_by_id_and_by_content(salt):
         "north/test and north/train: 1 images in common, 1 of them equal pixel by pixel",
         "north/test and south/train: 1 images in common, 1 of them equal pixel by pixel",
         "north/train and south/train: 3 images in common, 2 of them equal pixel by pixel",
+    ]
+
+
+@pytest.mark.parametrize("salt", [None, SALT])
+def test_names_in_a_sites_own_folder_are_compared_with_no_other_site(salt):
+    marks = [mark for site in _sites() for mark in fingerprints(replace(site, own_ids=True), salt=salt)]
+    assert summary(duplicates(marks)).splitlines() == [
+        "north/test and north/train: 1 images in common, 1 of them equal pixel by pixel",
+        "north/test and south/train: 1 images in common, 1 of them equal pixel by pixel",
+        "north/train and south/train: 2 images in common, 2 of them equal pixel by pixel",
     ]
 
 

@@ -51,6 +51,8 @@ NOT_CLASSES = [
     ["a/normal/1.png", "b/normal/1.png"],
     ["normal/images/1.png", "normal/masks/1.png", "ill/images/1.png", "ill/masks/1.png"],
     ["images/1.png", "masks/1.png"],
+    ["north/manifest.csv", "north/1.png", "south/manifest.jsonl", "south/1.png"],
+    ["clinics/north/manifest.csv", "clinics/north/1.png", "others/south/manifest.csv", "others/south/1.png"],
     ["notes.txt"],
     [],
 ]
@@ -73,11 +75,11 @@ def classes(root, *, each=10, names=("normal", "viral_pneumonia"), inside=""):
     return root
 
 
-def manifest(root, *, images=20):
+def manifest(root, *, images=20, inside="scans/"):
     rows = ["image,question,answer"]
     for number in range(images):
-        layouts.picture(root / "scans" / f"{number}.png")
-        rows.append(f"scans/{number}.png,Is it broken?,{('yes', 'no')[number % 2]}")
+        layouts.picture(root / inside / f"{number}.png")
+        rows.append(f"{inside}{number}.png,Is it broken?,{('yes', 'no')[number % 2]}")
     layouts.lines(root / "manifest.csv", rows)
     return root
 
@@ -147,6 +149,28 @@ def test_folders_in_class_folders_are_patients(tmp_path):
     (site,) = sites_in(tmp_path).data
     groups = [{example.group for example in part} for part in site.splits().values()]
     assert sum(map(len, groups)) == len(set().union(*groups)) == 20
+    (note,) = site.notes
+    assert note.startswith("The folders in those of the classes count as 20 patients, 0 of them in two classes or more")
+
+
+@pytest.mark.parametrize("above", ["", "train/"])
+def test_a_patient_in_two_classes_is_one_patient_where_the_folders_are_chosen_to_be_classes(above, tmp_path):
+    classes(tmp_path / above, each=40, inside="p{}")
+    taken = sites_in(tmp_path / above)
+    assert "the folders in it (p0, p1, p10, p11, p12, ...) are its classes; if they are patients" in taken.notes[0]
+    (site,) = sites_in(tmp_path, {"dataset": "class_folders"}).data
+    groups = [{example.group for example in part} for part in site.splits().values()]
+    assert sum(map(len, groups)) == len(set().union(*groups)) == 20
+    assert {example.answer for example in site.train} == {"normal", "viral pneumonia"}
+    assert "20 patients, 20 of them in two classes" in site.notes[0]
+
+
+def test_a_site_without_a_folder_gets_no_other_sites_images(tmp_path, monkeypatch):
+    classes(tmp_path / "north")
+    monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path))
+    assert load(DataSettings(dataset="class_folders", site="north")).train
+    with pytest.raises(DataError, match="holds no folder for 'class_folders'"):
+        load(DataSettings(dataset="class_folders", site="nort"))
 
 
 def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
@@ -159,15 +183,17 @@ def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
     assert "Not read, in no known layout: notes/." in found.notes
 
 
-def test_sub_folders_with_manifests_are_sites_and_may_lie_beside_other_kinds(tmp_path):
+@pytest.mark.parametrize("inside", ["scans/", ""])
+def test_sub_folders_with_manifests_are_sites_and_may_lie_beside_other_kinds(inside, tmp_path):
     for name in ("north", "south"):
-        manifest(tmp_path / name)
+        manifest(tmp_path / name, inside=inside)
     found = sites_in(tmp_path)
     assert found.section["dataset"] == "manifest"
     assert [site.metric for site in found.data] == [ACCURACY] * 2
     classes(tmp_path / "west")
     mixed = sites_in(tmp_path)
     assert "dataset" not in mixed.common
+    assert "Each folder is a site, and the folders in it (normal, viral_pneumonia) are its classes" in mixed.notes[0]
     assert mixed.of_sites["west"]["dataset"] == "class_folders"
     assert [site.metric for site in mixed.data] == [ACCURACY, ACCURACY, BALANCED_ACCURACY]
 
@@ -187,11 +213,21 @@ def test_a_split_that_shares_images_is_made_again(tmp_path):
     layouts.lines(tmp_path / "manifest.csv", rows)
     found = sites_in(tmp_path)
     assert found.section["split"] == "image_disjoint"
-    assert any("images or patients are in training and in test" in note for note in found.notes)
+    assert any("images or patients are in two splits" in note for note in found.notes)
     (site,) = found.data
     assert not {e.image_id for e in site.train} & {e.image_id for e in site.test}
     (kept,) = sites_in(tmp_path, {"split": "published"}).data
     assert {e.image_id for e in kept.train} & {e.image_id for e in kept.test}
+
+
+@pytest.mark.parametrize("pair", [("train", "validation"), ("validation", "test"), ("train", "test")])
+def test_an_image_in_any_two_splits_has_all_split_again(pair, tmp_path):
+    rows = ["image,question,answer,split", f"20.png,Is it?,yes,{pair[0]}", f"20.png,Where?,left,{pair[1]}"]
+    for number in range(21):
+        layouts.picture(tmp_path / f"{number}.png")
+    rows += [f"{number}.png,Is it?,yes,{('train', 'validation', 'test')[number % 3]}" for number in range(20)]
+    layouts.lines(tmp_path / "manifest.csv", rows)
+    assert sites_in(tmp_path).section["split"] == "image_disjoint"
 
 
 def test_folders_of_splits_are_no_sites(tmp_path):
@@ -205,6 +241,22 @@ def test_folders_of_splits_are_no_sites(tmp_path):
 def test_a_wrong_number_of_parts_is_refused(value, tmp_path):
     with pytest.raises(FedpeftError, match="parts"):
         sites_in(classes(tmp_path), {"parts": value})
+
+
+@pytest.mark.parametrize("chosen", [{"partition": "natural"}, {"parts": 1}, {"partition": "dirichlet", "parts": 1}])
+def test_one_site_may_be_chosen(chosen, tmp_path):
+    found = sites_in(classes(tmp_path, each=40), chosen)
+    (site,) = found.data
+    assert sum(map(len, site.splits().values())) == 80
+    assert found.notes == (ALONE,)
+
+
+@pytest.mark.parametrize(
+    "setting", ["seed", "validation_fraction", "test_fraction", "alpha", "exclude", "root", "site"]
+)
+def test_a_setting_of_the_wrong_kind_is_refused(setting, tmp_path):
+    with pytest.raises(FedpeftError, match=setting):
+        sites_in(classes(tmp_path), {setting: {"a": 1}})
 
 
 def test_too_few_images_for_a_validation_split_go_without(tmp_path):

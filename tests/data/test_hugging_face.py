@@ -16,7 +16,7 @@ from layouts import picture
 from PIL import Image
 
 from fedpeft.client.kept_images import KeptImages
-from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data import DataError, DataSettings, hub_files, load
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.images import as_array
 
@@ -112,6 +112,22 @@ def test_an_image_in_several_rows_is_one_and_is_kept_once(tmp_path):
     first = kept.open(data.train[0].image)
     (tmp_path / "data" / "train-00000-of-00001.parquet").unlink()
     assert (np.asarray(kept.open(data.train[1].image)) == np.asarray(first)).all()
+
+
+def test_of_several_threads_one_reads_an_open_file(tmp_path, monkeypatch):
+    alone = []
+
+    class Watched(pq.ParquetFile):
+        def read_row_group(self, *arguments, **options):
+            alone.append(hub_files.ONE_READER.locked())
+            return super().read_row_group(*arguments, **options)
+
+    monkeypatch.setattr(pq, "ParquetFile", Watched)
+    _parquet(tmp_path / "train-00000-of-00001.parquet", _rows(0, 12), row_group_size=2)
+    site = _load(tmp_path, unreadable=0.1)
+    assert len({e.image_id for e in _all(site)}) == 12
+    assert len(alone) == 12
+    assert all(alone)
 
 
 def test_columns_are_named_in_the_settings(tmp_path):

@@ -228,9 +228,23 @@ def test_labels_may_be_empty_and_not_missing(tmp_path):
         _load(tmp_path)
 
 
+@pytest.mark.parametrize("value", ["", "nan", "None", "none", "NULL", " n/a "])
+def test_a_field_that_may_be_absent_may_also_hold_what_programs_write_then(tmp_path, value):
+    _scans(tmp_path)
+    may_be_absent = ("answer_type", "question_type", "split", "patient")
+    _csv(tmp_path, _rows())
+    plain = _load(tmp_path)
+    _csv(tmp_path, [{**row, **dict.fromkeys(may_be_absent, value)} for row in _rows()])
+    site = _load(tmp_path)
+    assert site.splits() == plain.splits()
+    assert site.notes == ("10 rows name no patient; their images count as different patients.",)
+    _csv(tmp_path, [{"image": row["image"], "labels": "mass", "text": value} for row in _rows()])
+    assert {example.question for split in _load(tmp_path).splits().values() for example in split} == {""}
+
+
 def test_images_without_a_patient_stand_alone_and_are_counted(tmp_path):
     _scans(tmp_path)
-    _csv(tmp_path, [{**row, "patient": ("a", "nan", "", "b")[n % 4]} for n, row in enumerate(_rows())])
+    _csv(tmp_path, [{**row, "patient": ("a", "None", "", "b")[n % 4]} for n, row in enumerate(_rows())])
     site = _load(tmp_path)
     assert site.notes == ("5 rows name no patient; their images count as different patients.",)
     assert {e.group for split in site.splits().values() for e in split} == {"a", "b", ""}

@@ -64,6 +64,13 @@ def test_classes_and_labels_are_treated_alike(folder, header, rows, left_out):
     assert dict(_load(folder, rows + others, header).left_out) == left_out
 
 
+@pytest.mark.parametrize(("labels", "left_out"), [(("a", "b"), {CONTRADICTED: 2}), (("a|b", "b|a"), {})])
+def test_reports_do_not_make_one_image_two(folder, labels, left_out):
+    rows = [("train", "0.png", of_one, f"report {n}") for n, of_one in enumerate(labels)]
+    others = [("train", "1.png", "a", "x"), ("validation", "3.png", "b", "x"), ("test", "4.png", "b", "x")]
+    assert dict(_load(folder, rows + others, "split,image,labels,text").left_out) == left_out
+
+
 def test_an_image_and_a_patient_in_two_splits_are_noted(folder):
     rows = [(*row, "p1" if row[1] in ("0.png", "7.png") else f"p{row[1]}") for row in USUAL]
     rows += [("test", "1.png", "Where?", "left", "p1.png")]

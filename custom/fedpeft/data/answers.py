@@ -37,12 +37,18 @@ def normalize(answer: str | int) -> str:
     return normal
 
 
-def is_missing(cell: object) -> bool:
+def is_missing(cell: object, *, or_none: bool = False) -> bool:
     """Return whether a cell of a table is empty, or holds what programs write where there is no value.
 
-    "none" is a value: it is the right answer to "Which abnormality is there?".
+    Args:
+        cell: of any type.
+        or_none: the word none counts as well; of an answer it is a value, the right one to "Which abnormality is
+            there?".
     """
-    return cell is None or (not isinstance(cell, list) and " ".join(str(cell).lower().split()) in MISSING)
+    if cell is None or isinstance(cell, list):
+        return cell is None
+    text = " ".join(str(cell).lower().split())
+    return text in MISSING or (or_none and text == "none")
 
 
 def closed_by_type(answer_type: str) -> bool:

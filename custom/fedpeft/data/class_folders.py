@@ -5,21 +5,23 @@
     {train,validation,test}/<class>/*.png, ...          with a split; validation may be missing
 
 The name of a folder is the class, with blanks for underscores. Images in a folder inside a class folder belong
-together, as those of one patient do: they are never in two splits that are made here, nor at two sites. Without the
-split, or where train or test is missing, all of it is split by `test_fraction` and `validation_fraction`. Files that
-are no images are counted and left out. Without `root` the folder is FEDPEFT_DATA/<site>.
+together, as those of one patient do, and with those in a folder of that name in another class: they are never in two
+splits that are made here, nor at two sites. Without the split, or where train or test is missing, all of it is split by
+`test_fraction` and `validation_fraction`. Files that are no images are counted and left out. Without `root` the folder
+is FEDPEFT_DATA/<site>.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from fedpeft.data.folders import dataset_folder
-from fedpeft.data.glance import Glance, tree
+from fedpeft.data.glance import Glance, Recognized, tree
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS
-from fedpeft.data.registry import DataSet
+from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import BALANCED_ACCURACY
@@ -47,7 +49,7 @@ def load(settings: DataSettings) -> SiteData:
     found = sum(map(len, parts.values()))
     others = sum(1 for file in root.rglob("*") if file.is_file() and not _hidden(file.relative_to(root))) - found
     site = settings.site or root.resolve().name
-    return site_of(
+    loaded = site_of(
         settings,
         site,
         f"the site's own data ({site}), real data as its class folders have them",
@@ -55,11 +57,13 @@ def load(settings: DataSettings) -> SiteData:
         validation=validation or None if split else None,
         test=test if split else None,
         left_out=[("it is no image in a class folder", others)],
+        notes=_patients([*train, *validation, *test]),
     )
+    return replace(loaded, own_ids=True)
 
 
 def recognized(seen: Glance) -> bool:
-    """Return whether a folder holds class folders, and not several folders of such.
+    """Return whether a folder holds class folders, and not several folders of such, nor another data set's folder.
 
     Of folders in folders those outside are the classes where no name inside occurs twice; otherwise each of them has
     classes of its own, as the sites of a federation have.
@@ -69,6 +73,9 @@ def recognized(seen: Glance) -> bool:
     if not tops or any(path.count("/") == 1 for path in paths):
         return False
     if any(name.lower() in NO_CLASSES for path in paths for name in path.split("/")[1:3]):
+        return False
+    others = _others()
+    if any(other(inner) for inner in _below(seen) for other in others):
         return False
     inside = [(path.split("/")[1], path.split("/")[2]) for path in paths if path.count("/") > 2]
     if inside and _are_splits(tops):
@@ -83,9 +90,35 @@ def _examples(folder: Path, root: Path) -> list[Example]:
         for file in files:
             place = file.relative_to(root)
             if not _hidden(place):
-                group = "" if file.parent == folder / name else place.parent.as_posix()
+                group = file.parent.relative_to(folder / name).as_posix().removeprefix(".")
                 examples.append(class_example(file, name.replace("_", " "), image_id=place.as_posix(), group=group))
     return examples
+
+
+def _patients(examples: Iterable[Example]) -> Iterator[str]:
+    """Yield a sentence on what was taken for patients, if anything was."""
+    classes: dict[str, set[str]] = {}
+    for example in examples:
+        if example.group:
+            classes.setdefault(example.group, set()).add(example.answer)
+    if classes:
+        several = sum(len(of_one) > 1 for of_one in classes.values())
+        yield (
+            f"The folders in those of the classes count as {len(classes):,} patients, {several:,} of them in two "
+            f"classes or more; the images of each stay together."
+        )
+
+
+def _below(seen: Glance) -> Iterator[Glance]:
+    for inner in seen.folders.values():
+        yield inner
+        yield from _below(inner)
+
+
+def _others() -> list[Recognized]:
+    """Return the functions that recognize the other data sets."""
+    known = [data_set.recognized for _, data_set in DATASETS.usable()]
+    return [each for each in known if each and each is not recognized]
 
 
 def _are_splits(names: Iterable[str]) -> bool:
@@ -103,4 +136,7 @@ DATASET = DataSet(
     recognized=recognized,
     layout=tree(__doc__),
     folders=("{site}",),
+    usual=False,  # any folder of folders with images would do, also one that the site keeps for something else
+    as_sites="Each folder is a site, and the folders in it ({inside}) are its classes; if they are patients, and the "
+    "outer folders the classes, add --set data.dataset=class_folders.",
 )

@@ -2,8 +2,9 @@
 """Find images that two sites, or two splits of one site, have in common.
 
 An image is recognized by its id and by its decoded pixels. Equal ids with different pixels are a resized copy if the
-ids come from one publisher, and mean nothing if two sites number their own scans 1, 2, 3: `same_content` distinguishes
-the two cases. Scaled or re-compressed copies under other ids are not detected.
+ids come from one publisher (`same_content` is false then). Where ids are names in a site's own folder, they say nothing
+about other sites, and only pixels are compared with those. Scaled or re-compressed copies under other ids are not
+detected.
 
 What may leave a site. An image id or a plain hash of the pixels is enough for anybody who holds a public image to learn
 that a site has it, and so, often, that a patient was there. Therefore nothing in this file is ever put into a message.
@@ -39,12 +40,20 @@ _SALT_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """One image in one split of one site; id and content are plain or, with a salt, keyed digests."""
+    """One image in one split of one site; id and content are plain or, with a salt, keyed digests.
+
+    Args:
+        site, split: where it is.
+        image_id: its id.
+        content: of its pixels.
+        own_id: the id says nothing about images of other sites.
+    """
 
     site: str
     split: str
     image_id: str
     content: str
+    own_id: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ def fingerprints(data: SiteData, *, salt: bytes | None = None) -> tuple[Fingerpr
                     digests[image_id] = ""
                     problems[image_id] = error
             shown = image_id if salt is None else hmac.new(salt, image_id.encode(), hashlib.sha256).hexdigest()
-            prints.append(Fingerprint(data.site, split, shown, digests[image_id]))
+            prints.append(Fingerprint(data.site, split, shown, digests[image_id], data.own_ids))
     if problems:
         raise refusal(data.site, problems.values(), of=len(digests))
     return tuple(prints)
@@ -135,11 +144,11 @@ def summary(common: Iterable[Duplicate]) -> str:
 
 
 def _groups(fingerprints: tuple[Fingerprint, ...]) -> list[int]:
-    keys: dict[tuple[str, str], int] = {}
+    keys: dict[tuple[str, ...], int] = {}
     edges = [
         (number, len(fingerprints) + keys.setdefault(key, len(keys)))
         for number, place in enumerate(fingerprints)
-        for key in (("id", place.image_id), ("content", place.content))
+        for key in (("id", place.image_id, place.site if place.own_id else ""), ("content", place.content))
     ]
     nodes = len(fingerprints) + len(keys)
     rows, columns = np.array(edges).T

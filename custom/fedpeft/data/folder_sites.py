@@ -8,6 +8,7 @@ folder of such folders is a site for each.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.glance import Glance, glance
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, load, require_known
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
 from fedpeft.settings import build
 
@@ -88,9 +89,7 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
         parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
         found = _several(parts, chosen)
         if others := [f"{name}/" for name in inner if name not in known]:
-            more = ["..."] * (len(others) > MOST_NAMED)
-            listed = ", ".join([*others[:MOST_NAMED], *more])
-            found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {listed}."))
+            found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {_listed(others)}."))
     return _with_split(found)
 
 
@@ -138,6 +137,7 @@ def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:
             sites = {f"client-{number}": {} for number in range(1, parts + 1)}
             notes = (f"It has no sites of its own: {parts} clients share it ({common['partition']}).",)
             return FolderSites(kind=title, common=common, of_sites=sites, notes=notes)
+        common = {key: value for key, value in common.items() if key not in ("partition", "parts")}  # all is its own
     site = data_set.whole or _site_name(seen.root.name, ())
     return FolderSites(kind=title, common=common, of_sites={site: {}}, notes=(ALONE,))
 
@@ -160,7 +160,16 @@ def _several(parts: Sequence[tuple[str, str, Glance]], chosen: Mapping[str, Any]
         for settings in of_sites.values():
             del settings["dataset"]
     kind = f"folders, a site each: {', '.join(map(_title, datasets))}"
-    return FolderSites(kind=kind, common=common, of_sites=of_sites, notes=(ALONE,) if len(of_sites) == 1 else ())
+    notes = (ALONE,) if len(of_sites) == 1 else tuple(_taken_for(parts))
+    return FolderSites(kind=kind, common=common, of_sites=of_sites, notes=notes)
+
+
+def _taken_for(parts: Sequence[tuple[str, str, Glance]]) -> Iterator[str]:
+    """Yield a sentence for each data set whose folders could have been taken for something else."""
+    for data_set, name in [(DATASETS.get(name), name) for name in dict.fromkeys(name for _, name, _ in parts)]:
+        inside = {inner for _, layout, seen in parts if layout == name for inner in seen.folders} - set(SPELLINGS)
+        if data_set.as_sites and inside:
+            yield data_set.as_sites.format(inside=_listed(sorted(inside)))
 
 
 def _with_split(found: FolderSites) -> FolderSites:
@@ -180,16 +189,16 @@ def _with_split(found: FolderSites) -> FolderSites:
         except DataError:
             raise error from None
         notes.append("Some site has too few images for a validation split: there is none.")
-    shared = 0 if "split" in chosen else sum(len(_units(site.train) & _units(site.test)) for site in data)
-    if shared:
+    if "split" not in chosen and (shared := sum(map(_in_two_splits, data))):
         found = replace(found, common={**found.common, "split": "image_disjoint"})
         data = tuple(_all(found))
-        notes.append(f"{shared:,} images or patients are in training and in test: everything is split again by image.")
+        notes.append(f"{shared:,} images or patients are in two splits: everything is split again by image.")
     return replace(found, data=data, notes=tuple(notes))
 
 
-def _units(examples: Sequence[Example]) -> set[str]:
-    return {example.unit for example in examples}
+def _in_two_splits(site: SiteData) -> int:
+    units = Counter(unit for examples in site.splits().values() for unit in {example.unit for example in examples})
+    return sum(count > 1 for count in units.values())
 
 
 def _all(found: FolderSites) -> Iterator[SiteData]:
@@ -218,6 +227,10 @@ def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[
 
 def _loaded(settings: Mapping[str, Any], site: str) -> SiteData:
     return load(build(DataSettings, {"site": site, **settings}, section="data"))
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:MOST_NAMED], *["..."] * (len(names) > MOST_NAMED)])
 
 
 def _title(name: str) -> str:

@@ -13,6 +13,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
+from threading import Lock
 from typing import Any, NamedTuple
 
 from fedpeft.data.errors import DataError
@@ -21,6 +22,7 @@ from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
 _BATCH = 64
+ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
 _SHARD = re.compile(r"(.+)-\d+-of-\d+")
 
 
@@ -101,7 +103,9 @@ def image_bytes(file: Path, column: str, row: int) -> bytes:
         metadata = _parquet(file).metadata
         for group in range(metadata.num_row_groups):
             if row < (count := metadata.row_group(group).num_rows):
-                return _content(_images(file, _stamp(file), column, group)[row].as_py())
+                with ONE_READER:
+                    images = _images(file, _stamp(file), column, group)
+                return _content(images[row].as_py())
             row -= count
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise _broken(file) from error

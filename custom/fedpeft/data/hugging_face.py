@@ -71,7 +71,14 @@ def load(settings: DataSettings) -> SiteData:
         notes += ["The folder has no train or no test split; all of it is split by image."]
     site = settings.site or root.resolve().name
     source = f"the site's own data ({site}), real data as its Hugging Face folder lists them"
-    return SiteData(site, *splits, source, left_out=added(left_out.items()), notes=tuple(notes))
+    return SiteData(
+        site,
+        *splits,
+        source,
+        left_out=added(left_out.items()),
+        notes=tuple(notes),
+        own_ids=any(isinstance(image, Path) for image in images.values()),  # others have a digest of the file
+    )
 
 
 def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage]) -> Any:

@@ -44,11 +44,19 @@ _OPTIONAL = ("answer_type", "question_type", "text", "split", "patient")
 
 
 class Kind(NamedTuple):
-    """What a table is about: the keys that it needs beside the image, an example of a row, and the metric."""
+    """What a table is about.
+
+    Args:
+        keys: that it needs beside the image.
+        example: makes one of a row.
+        metric: of the site.
+        may_be_empty: a row may have nothing under its keys.
+    """
 
     keys: tuple[str, ...]
     example: Callable[[Row, Path | ChosenImage, str], Example]
     metric: str
+    may_be_empty: bool = False
 
 
 def load(settings: DataSettings) -> SiteData:
@@ -79,6 +87,7 @@ def load(settings: DataSettings) -> SiteData:
         metric=kind.metric,
         left_out=added(left_out.items()),
         notes=(*notes, *_unusual(settings, rows, kept)),
+        own_ids=True,
     )
 
 
@@ -110,15 +119,13 @@ def _kind(rows: list[Row], columns: list[str]) -> Kind:
                 f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}, and this one has {has:.200}."
             )
     for key in kinds[0].keys:
-        _check_filled(rows, key)
+        _check_filled(rows, key, may_be_empty=kinds[0].may_be_empty)
     return kinds[0]
 
 
-def _check_filled(rows: list[Row], key: str) -> None:
-    """Refuse cells without a value; a list of labels may be empty."""
-    empty = [row for row in rows if is_missing(row.values[key])]
-    if key == "labels":
-        empty = [row for row in empty if row.label(key)]
+def _check_filled(rows: list[Row], key: str, *, may_be_empty: bool) -> None:
+    """Refuse cells without a value, or where they may be empty those that programs write for one."""
+    empty = [row for row in rows if is_missing(row.values[key]) and (row.label(key) or not may_be_empty)]
     if empty:
         raise DataError(
             f"{empty[0].where}: {key!r} is empty, or what programs write where a value is missing (nan, n/a, null), as "
@@ -138,7 +145,7 @@ def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Ite
 
 def _split_of(row: Row) -> str | None:
     label = row.values.get("split")
-    if label is None or label == "":
+    if is_missing(label, or_none=True):
         return None
     if not isinstance(label, str) or label.strip().lower() not in SPELLINGS:
         raise DataError(f"{row.where}: split is {label!r}; allowed are train, validation and test.")
@@ -155,26 +162,27 @@ def _example(row: Row, root: Path, kind: Kind, window: Window | None) -> Example
     return replace(example, group=file)  # slices of a volume stay together
 
 
-def _patient(row: Row) -> str:
-    return "" if is_missing(row.values.get("patient")) else row.label("patient")
+def optional(row: Row, key: str) -> str:
+    """Return a field beside the image and its keys, as text; empty where it is absent, or what programs write then."""
+    return "" if is_missing(row.values.get(key), or_none=True) else row.label(key)
 
 
 def _question(row: Row, file: Path | ChosenImage, name: str) -> Example:
     answer = normalize(row.values["answer"])
-    answer_type = row.values.get("answer_type")
+    answer_type = optional(row, "answer_type")
     return Example(
         image=file,
         question=row.text("question"),
         answer=answer,
         closed=closed_by_type(answer_type) if answer_type else closed_by_answer(answer),
         image_id=name,
-        question_type=row.label("question_type"),
-        group=_patient(row),
+        question_type=optional(row, "question_type"),
+        group=optional(row, "patient"),
     )
 
 
 def _class(row: Row, file: Path | ChosenImage, name: str) -> Example:
-    return class_example(file, row.values["label"], image_id=name, group=_patient(row))
+    return class_example(file, row.values["label"], image_id=name, group=optional(row, "patient"))
 
 
 def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
@@ -184,12 +192,12 @@ def _labelled(row: Row, file: Path | ChosenImage, name: str) -> Example:
     if not isinstance(listed, list) or not all(isinstance(label, str) for label in listed):
         raise DataError("'labels' is neither text nor a list of texts")
     labels = {label.strip() for label in listed} - {""}
-    return label_example(file, labels, image_id=name, group=_patient(row), text=row.label("text"))
+    return label_example(file, labels, image_id=name, group=optional(row, "patient"), text=optional(row, "text"))
 
 
 KINDS = (
     Kind(("question", "answer"), _question, ACCURACY),
-    Kind(("labels",), _labelled, MACRO_F1),
+    Kind(("labels",), _labelled, MACRO_F1, may_be_empty=True),
     Kind(("label",), _class, BALANCED_ACCURACY),
 )
 

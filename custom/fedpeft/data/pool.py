@@ -33,4 +33,5 @@ def pooled(site: str, parts: Sequence[SiteData]) -> SiteData:
     labels, metric = kinds.pop()
     left_out = added(*(part.left_out for part in parts))
     notes = tuple(dict.fromkeys(chain.from_iterable(part.notes for part in parts)))
-    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes)
+    own_ids = any(part.own_ids for part in parts)
+    return SiteData(site, train, validation, test, "; ".join(sources), labels, metric, left_out, notes, own_ids)

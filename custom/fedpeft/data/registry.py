@@ -52,6 +52,9 @@ class DataSet:
         folders: names of its folder under FEDPEFT_DATA; `{site}` stands for the name of the site.
         sites: names of the sites that it has by itself.
         whole: the name of a site that has all of these, if there is one.
+        usual: a site's own file allows it unless its `datasets` leaves it out.
+        as_sites: a sentence for whoever has a folder with several folders of it, on what these were taken for;
+            `{inside}` stands for the names of the folders in them.
     """
 
     load: Callable[[DataSettings], SiteData]
@@ -65,6 +68,8 @@ class DataSet:
     folders: tuple[str, ...] = ()
     sites: tuple[str, ...] = ()
     whole: str = ""
+    usual: bool = True
+    as_sites: str = ""
 
 
 DATASETS: Registry[DataSet] = Registry("data set", "fedpeft.datasets", DataSet)

@@ -2,8 +2,9 @@
 """Rows of a site's own table that repeat or contradict each other, and images on both sides of a split.
 
 A row that repeats another would count twice; the one that stays is that of the test split, else of validation, so that
-nothing is trained on that is also measured. Of rows that give one question about one image different answers, nobody
-here knows which is right: all are left out. An image in two splits stays, as the table says so, and is noted.
+nothing is trained on that is also measured. Of rows that give one question about one image different answers, or one
+image different labels beside whatever report, nobody here knows which is right: all are left out. An image in two
+splits stays, as the table says so, and is noted.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ def cleaned(rows: Sequence[Placed]) -> tuple[list[Placed], dict[str, int]]:
     """
     targets: dict[Hashable, set[Hashable]] = {}
     for _, example in rows:
-        targets.setdefault(_question(example), set()).add(_target(example))
-    agreed = [row for row in rows if len(targets[_question(row[1])]) == 1]
+        targets.setdefault(_subject(example), set()).add(_target(example))
+    agreed = [row for row in rows if len(targets[_subject(row[1])]) == 1]
     kept: dict[Hashable, int] = {}
     for place, (split, example) in enumerate(agreed):
         before = kept.setdefault(_question(example), place)
@@ -75,6 +76,11 @@ def _rank(split: str | None) -> int:
 
 def _question(example: Example) -> Hashable:
     return example.image_id, " ".join(example.question.lower().split())
+
+
+def _subject(example: Example) -> Hashable:
+    """Return what has one right answer: a question about an image, or where there are labels the image alone."""
+    return _question(example) if example.labels is None else example.image_id
 
 
 def _target(example: Example) -> Hashable:

@@ -70,6 +70,7 @@ class SiteData:
         metric: by which the site is measured (`fedpeft.metrics`).
         left_out: what of the publisher's files is in no split: (reason, number of samples). With the examples it adds
             up to all samples in those files, so that none is lost without a word.
+        own_ids: ids of its images are names in its own folder, which say nothing about images of other sites.
         notes: one sentence for each way in which the data are not what their papers print; counts, no answers.
 
     Raises:
@@ -85,6 +86,7 @@ class SiteData:
     metric: str = ACCURACY
     left_out: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
+    own_ids: bool = False
 
     def __post_init__(self) -> None:
         for split in ("train", "test"):

@@ -19,7 +19,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import inside, is_image
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import label_example
-from fedpeft.data.manifest import KINDS
+from fedpeft.data.manifest import KINDS, optional
 from fedpeft.data.manifest_table import FILES, table
 from fedpeft.data.records import Row, reading
 from fedpeft.data.schema import Example
@@ -147,7 +147,7 @@ def _unknown(image: Path | ChosenImage, name: str, question: str, record: ModelR
 
 
 def _of_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord) -> Example:
-    text = row.text("question") if record.asks else row.label("text") if record.labelled else ""
+    text = row.text("question") if record.asks else optional(row, "text") if record.labelled else ""
     return _unknown(image, name, text, record)
 
 

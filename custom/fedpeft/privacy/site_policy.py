@@ -49,12 +49,18 @@ def usual_methods() -> tuple[str, ...]:
     return tuple(name for name in METHODS.own_names() if not METHODS.get(name).sends_backbone)
 
 
+def usual_datasets() -> tuple[str, ...]:
+    """Return the data sets of the package that read no other folder than their own."""
+    return tuple(name for name in DATASETS.own_names() if DATASETS.get(name).usual)
+
+
 @dataclass(frozen=True, kw_only=True)
 class SitePolicy:
     """What a site decides itself; a job that exceeds it is refused with the name of its setting.
 
     Args:
-        datasets: registered data sets that a job may name.
+        datasets: registered data sets that a job may name; `class_folders` has to be added, because any folder of
+            folders with images would do for it.
         roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
             environment in which the site was started.
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
@@ -114,7 +120,7 @@ class SitePolicy:
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
     """
 
-    datasets: tuple[str, ...] = field(default_factory=DATASETS.own_names)
+    datasets: tuple[str, ...] = field(default_factory=usual_datasets)
     roots: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
