@@ -53,6 +53,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "data.dataset, one that there is not": {"data": {"dataset": SECRET}},
     "data.partition, a tenth of the data": {"data": {"dataset": "nih_cxr14", "partition": "iid", "parts": 10}},
     "data.columns, another column as the answer": {"data": {"dataset": "hugging_face", "columns": {"answer": SECRET}}},
+    "data.window, other gray values": {"data": {"dataset": "manifest", "window": {"center": 40, "width": 400}}},
+    "data.unreadable=0.9, most images skipped": {"data": {"dataset": "manifest", "unreadable": 0.9}},
     "backbone.source, a folder of the lead's choice": {"backbone": {"source": SECRET}},
     "backbone.image_size=10**6": {"backbone": {"image_size": 10**6}},
     "training.rounds=10**6": {"training": {"rounds": 10**6}},
