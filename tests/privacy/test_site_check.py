@@ -243,6 +243,7 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "training.warmup": "a fraction",
     "training.candidates": "there are no more than a site has answers",
     "training.micro_batch": "smaller than a batch",
+    "training.patience": "ends a job earlier",
     "training.seed": "of random numbers",
     "data.seed": "the site's own holds",
     "data.validation_fraction": "the site's own holds",
