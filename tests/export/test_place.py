@@ -9,6 +9,7 @@ from fedpeft.client.site_state import RECORD
 from fedpeft.errors import FedpeftError
 from fedpeft.export.place import check_place
 from fedpeft.predict.exported import ANSWERS, HEAD
+from fedpeft.predict.own_place import check_own_place
 
 
 def touch(file):
@@ -69,3 +70,10 @@ def test_the_command(sections, tmp_path, capsys):
     (tmp_path / "out" / "head.safetensors").write_bytes(b"none")
     assert main(["predict", str(tmp_path / "out"), "--image", str(tmp_path)]) == 1
     assert "cannot be read" in capsys.readouterr().err
+
+
+def test_predictions_are_not_written_into_a_folder_of_the_server(tmp_path):
+    (tmp_path / "startup").mkdir()
+    (tmp_path / "startup" / "fed_server.json").write_text("{}")
+    with pytest.raises(FedpeftError, match=r"the server's workspace, and predictions .*name a place of the site's own"):
+        check_own_place(tmp_path / "out.csv", holds="predictions show the site's answers and images")

@@ -69,7 +69,7 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
     """
     final = folder / f"round-{state.round:05d}"
     with replacing(final) as draft:
-        draft.mkdir()
+        draft.mkdir(mode=0o700)  # the answers are in it in words
         for part in (*_PARTS, *(part for part in _OPTIONAL if getattr(state, part))):
             tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
             save_file(tensors, draft / f"{part}.safetensors")

@@ -30,6 +30,8 @@ from fedpeft.predict.kept_model import KeptModel
 from fedpeft.predict.model import model_of
 from fedpeft.seeds import derive
 
+TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
+
 PROBES = ("why ?", "where is the nodule in this image ?", "is there a nodule ?")
 
 
@@ -122,11 +124,16 @@ def _write_merged(folder: Path, model: SiteModel) -> float:
         model.trainable.merge()
     except FedpeftError as error:
         raise FedpeftError(f"{str(error).partition(':')[0]}: leave --merged out.") from error
-    differences = [(a - b).abs().max().item() for a, b in zip(before, _logits(model), strict=True)]
+    difference = max((a - b).abs().max().item() for a, b in zip(before, _logits(model), strict=True))
+    largest = TOLERANCE * max(1.0, *(logits.abs().max().item() for logits in before))
+    if not difference <= largest:
+        raise FedpeftError(
+            f"the logits of the merged weights differ by {difference:.1e}, more than {largest:.1e}: leave --merged out."
+        )
     with _without_bars():
         save(folder)
     _write_inputs(folder, model)
-    return max(differences)
+    return difference
 
 
 @contextlib.contextmanager

@@ -103,6 +103,10 @@ def _check(arguments: argparse.Namespace) -> None:
         raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
     if arguments.out and arguments.out.suffix.lower() != ".csv":
         raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .csv.")
+    from fedpeft.predict.own_place import check_own_place
+
+    for file in filter(None, (arguments.out, arguments.heatmap)):
+        check_own_place(file, holds="predictions show the site's answers and images")
     if arguments.heatmap:
         from fedpeft.predict.heatmap import check_file
 
