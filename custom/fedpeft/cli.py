@@ -14,6 +14,7 @@ from fedpeft.compare.command import arguments as compare_arguments
 from fedpeft.errors import FedpeftError
 from fedpeft.export import command as export
 from fedpeft.predict import command as predict
+from fedpeft.serve import command as serve
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData
@@ -128,6 +129,8 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument("run", type=Path, help="folder of a run, or workspace")
     report.add_argument("--out", type=Path, help="where the files go (default: report/ in that folder)")
     report.set_defaults(command=_report)
+
+    serve.add(commands)
 
     compare = commands.add_parser("compare", help="compare finished runs, or run a job with several methods and seeds")
     compare_arguments(compare)

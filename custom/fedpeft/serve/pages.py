@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The pages of `fedpeft serve`: the list of runs, and what stands above a run's own page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from fedpeft.report.style import STYLE
+from fedpeft.serve.runs import Run
+from fedpeft.status.progress import Progress
+from fedpeft.status.show import duration, figures
+
+MORE_STYLE = """\
+a { color: inherit; text-underline-offset: .15em; }
+progress { width: 8rem; max-width: 100%; vertical-align: middle; accent-color: #0072b2; }
+.live { margin: 0 0 1.5rem; color: var(--soft); overflow-wrap: anywhere; }
+.rows td { overflow-wrap: anywhere; }
+"""
+DAMAGED = "cannot be read: `fedpeft report` on its folder says why"
+HEADS = ("run", "job", "state", "rounds", "figure", "last written")
+
+
+def index(name: str, runs: Sequence[tuple[Run, Progress | None]], *, now: float) -> str:
+    """Return the list of the runs.
+
+    Args:
+        name: of the workspace.
+        runs: each with its progress; None: it cannot be read.
+        now: seconds since 1970.
+    """
+    rows = "\n".join(_row(run, progress, now) for run, progress in runs)
+    heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
+    table = (
+        f'<div class="wide"><table class="rows"><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+        if runs
+        else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it stands here after a few seconds.</p>"
+    )
+    return _document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>")
+
+
+def waiting(run: Run, progress: Progress | None) -> str:
+    """Return the page of a run that has none of its own: before its first round ends, or if it cannot be read."""
+    about = DAMAGED if progress is None else "No round has ended yet."
+    if progress is not None and progress.ended:
+        about = "No round was finished."
+    return _document(run.name, f"{top(run, progress)}<h1>{escape(run.name)}</h1>\n<p>{escape(about)}</p>")
+
+
+def top(run: Run, progress: Progress | None) -> str:
+    """Return the line above a run's page: the way back, the run's state, and what is expected."""
+    texts = [run.name]
+    if progress is not None:
+        texts += [progress.state, _rounds(progress), figures(progress), progress.reason]
+    about = escape("; ".join(filter(None, texts)))
+    return f'<p class="live"><a href="/">All runs</a> · {about}</p>\n'
+
+
+def message(text: str) -> str:
+    """Return a page with one sentence."""
+    return _document("fedpeft serve", f"<p>{escape(text)}</p>")
+
+
+def _row(run: Run, progress: Progress | None, now: float) -> str:
+    link = f'<a href="/run/{run.key}">{escape(run.name)}</a>'
+    ago = f"{duration(max(0.0, now - run.written))} ago"
+    if progress is None:
+        cells = ["", DAMAGED, "", "", ago]
+    else:
+        bar, mean = "", ""
+        if progress.rounds:
+            bar = f'<progress value="{progress.round}" max="{progress.rounds}"></progress> '
+        if progress.mean is not None:
+            mean = f"{progress.measured_by} {100 * progress.mean:.1f} %"
+        state = progress.state + ("" if progress.left is None else f", {duration(progress.left)} left")
+        cells = [progress.job, state, "", mean, ago]
+    shown = [escape(cell) for cell in cells]
+    if progress is not None:
+        shown[2] = bar + escape(_rounds(progress))
+    body = "".join(f'<td data-head="{head}">{cell}</td>' for head, cell in zip(HEADS[1:], shown, strict=True))
+    return f'<tr><th scope="row">{link}</th>{body}</tr>'
+
+
+def _rounds(progress: Progress) -> str:
+    return f"{progress.round} of {progress.rounds} rounds" if progress.rounds else f"{progress.round} rounds"
+
+
+def _document(title: str, body: str) -> str:
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{escape(title)}</title>
+<style>
+{STYLE}{MORE_STYLE}</style>
+</head>
+<body>
+{body}
+</body>
+</html>
+"""

@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The HTTP server of `fedpeft serve`: GET of pages that are made in memory, for requests that name this server.
+
+Two paths need no library: what a framework would add, routes, forms, files and sessions, is what must not be here. The
+checks below would be ours with any of them.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import socket
+import socketserver
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+from fedpeft.errors import FedpeftError
+from fedpeft.serve.pages import message
+from fedpeft.serve.workspace_pages import WorkspacePages
+
+SECONDS = 5  # between two looks of a browser at what changes
+HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
+    "form-action 'none'; frame-ancestors 'none'",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+
+
+class Server(ThreadingHTTPServer):
+    """Listens as soon as it is made.
+
+    Args:
+        pages: what is shown.
+        host: name or address of this machine.
+        port: 0 for any that is free.
+
+    Raises:
+        FedpeftError: it cannot listen there.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, pages: WorkspacePages, *, host: str, port: int) -> None:
+        self.pages, self.host = pages, host
+        try:
+            family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            self.address_family = family
+            super().__init__((str(address[0]), port), Handler)
+        except OSError as error:
+            raise FedpeftError(_why(error, host, port)) from error
+        self.local = ipaddress.ip_address(str(self.server_address[0])).is_loopback
+
+    def server_bind(self) -> None:
+        """Bind without HTTPServer's look-up of this machine's name, which would go to a name server."""
+        socketserver.TCPServer.server_bind(self)
+        self.server_name, self.server_port = self.host, self.server_address[1]
+
+    @property
+    def url(self) -> str:
+        """The address of the list of runs."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"http://{host}:{self.server_port}/"
+
+    def is_named(self, host: str) -> bool:
+        """Return whether a request's Host header names this server.
+
+        A name that an attacker's name server leads here (DNS rebinding) is another one; an address cannot be led.
+        """
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        if name in ("localhost", self.host.lower()):
+            return True
+        try:
+            return ipaddress.ip_address(name).is_loopback or not self.local
+        except ValueError:
+            return False
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A browser that goes away is nothing to report."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
+    server: Server
+    timeout = 10  # seconds that a request may take to arrive
+
+    def do_GET(self) -> None:
+        """Send a page."""
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or not self.server.is_named(hosts[0]):
+            return self.send_error(HTTPStatus.MISDIRECTED_REQUEST, f"Open {self.server.url} instead.")
+        try:
+            made = self.server.pages.page(self.path)
+        except Exception:  # whatever it is, the other pages must stay
+            logging.getLogger(__name__).exception("a page cannot be made")
+            return self.send_error(HTTPStatus.INTERNAL_SERVER_ERROR, "This page cannot be made; the terminal says why.")
+        if made is None:
+            return self.send_error(HTTPStatus.NOT_FOUND, "There is no such page.")
+        text, changes = made
+        self._send(HTTPStatus.OK, text, {"Refresh": str(SECONDS)} if changes else {})
+
+    def send_error(self, code: int, message_: str | None = None, explain: str | None = None) -> None:
+        """Send one sentence; nothing of the request is repeated."""
+        known = message_ if code in (421, 404, 500) else HTTPStatus(code).phrase + "."
+        self.close_connection = True
+        self._send(code, message(known), {})
+
+    def _send(self, code: int, text: str, more: dict[str, str]) -> None:
+        body = text.encode(errors="replace")
+        self.send_response(code)
+        for name, value in {**HEADERS, **more, "Content-Length": str(len(body))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def version_string(self) -> str:
+        """Name no version."""
+        return "fedpeft"
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Requests are not logged."""
+
+
+def _why(error: OSError, host: str, port: int) -> str:
+    if error.errno == errno.EADDRINUSE:
+        return f"port {port} of {host} is in use: name another with --port, or 0 for any that is free."
+    if error.errno in (errno.EACCES, errno.EPERM):
+        return f"this user may not listen on port {port}: name one above 1023 with --port."
+    return f"this machine cannot listen on {host} ({error.strerror}): name an address of it with --host."

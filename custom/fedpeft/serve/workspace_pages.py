@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is shown of a workspace: its pages by path, with what was read and drawn kept until the files change."""
+
+from __future__ import annotations
+
+import logging
+import math
+import re
+import threading
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.report.history import History
+from fedpeft.report.history_reader import read
+from fedpeft.report.page import page
+from fedpeft.report.pictures import Pictures, draw_pictures
+from fedpeft.serve.pages import index, top, waiting
+from fedpeft.serve.runs import Run, find_runs, too_large
+from fedpeft.status.progress import Progress, read_progress
+
+PATH = re.compile(r"/run/([0-9a-f]{16})")
+KEPT = 8  # drawn pages
+log = logging.getLogger(__name__)
+
+
+class WorkspacePages:
+    """The pages of a workspace.
+
+    Args:
+        workspace: of a simulator, or a folder of runs.
+    """
+
+    def __init__(self, workspace: Path) -> None:
+        self._workspace = workspace
+        self._progress: dict[str, tuple[Any, Progress | None]] = {}
+        self._drawn: dict[str, tuple[Any, History, Pictures]] = {}
+        self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
+
+    def page(self, path: str) -> tuple[str, bool] | None:
+        """Return a page and whether it will change; None if there is no such page.
+
+        Args:
+            path: of the request.
+        """
+        match = PATH.fullmatch(path)
+        if path != "/" and not match:
+            return None
+        with self._lock:
+            runs = find_runs(self._workspace)
+            if match:
+                run = runs.get(match[1])
+                return self._run(run) if run else None
+            self._progress = {key: kept for key, kept in self._progress.items() if key in runs}
+            rows = [(run, self._look(run)) for run in runs.values()]
+            return index(self._workspace.resolve().name, rows, now=time.time()), True
+
+    def _run(self, run: Run) -> tuple[str, bool]:
+        progress = self._look(run)
+        changes = progress is None or not progress.ended
+        if progress is None or not progress.round:
+            return waiting(run, progress), changes
+        try:
+            stamp, history, pictures = self._drawn.get(run.key, (None, None, None))
+            if stamp != run.stamp:
+                history = read(run.folder)
+                pictures = draw_pictures(history)
+                self._drawn.pop(run.key, None)
+                self._drawn[run.key] = run.stamp, history, pictures
+                for key in list(self._drawn)[:-KEPT]:
+                    del self._drawn[key]
+        except (FedpeftError, ArithmeticError, ValueError) as error:  # the last two: numbers that cannot be drawn
+            log.warning("%s", error)
+            return waiting(run, None), changes
+        above = top(run, progress)
+        return page(history, pictures.curves, schedule=pictures.schedule, fronts=pictures.fronts, top=above), changes
+
+    def _look(self, run: Run) -> Progress | None:
+        """Return a run's progress; None if it cannot be read."""
+        stamp, progress = self._progress.get(run.key, (None, None))
+        if stamp != run.stamp:
+            progress = _read(run)
+            self._progress[run.key] = run.stamp, progress
+        return progress and replace(progress, ago=None if progress.ago is None else time.time() - run.written)
+
+
+def _read(run: Run) -> Progress | None:
+    if too_large(run):
+        log.warning("a file of %s is larger than any history: it is not read.", run.folder)
+        return None
+    try:
+        progress = read_progress(run.folder)
+        texts = (progress.job, progress.state, progress.reason)
+        counted = (progress.round, 0 if progress.rounds is None else progress.rounds)
+        numbers = (progress.mean, progress.seconds, progress.pace)
+        fine = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counted)
+        if fine and all(math.isfinite(number) for number in numbers if number is not None):
+            return progress
+        log.warning("%s holds values of the wrong kind: copy it from the run again.", run.folder)
+    except (FedpeftError, TypeError, RecursionError) as error:
+        log.warning("%s", error)
+    return None

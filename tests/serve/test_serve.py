@@ -1,0 +1,230 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a browser gets of a workspace, and what nobody gets."""
+
+import http.client
+import json
+import os
+import socket
+import threading
+
+import pytest
+from histories import record, write
+
+from fedpeft.cli import main
+from fedpeft.errors import FedpeftError
+from fedpeft.report.page import Picture
+from fedpeft.report.pictures import Pictures
+from fedpeft.serve import workspace_pages as module
+from fedpeft.serve.runs import find_runs
+from fedpeft.serve.server import Server
+from fedpeft.serve.workspace_pages import WorkspacePages
+from fedpeft.status.runs import SIMULATED
+
+SECRET = "the answers of a hospital"
+
+
+@pytest.fixture
+def workspace(tmp_path, monkeypatch):
+    """A simulator's workspace without a run; pictures are not drawn."""
+    monkeypatch.setattr(module, "draw_pictures", lambda _: Pictures(curves=Picture(light=b"", dark=b"")))
+    folder = tmp_path / "ws"
+    (folder / SIMULATED).mkdir(parents=True)
+    return folder
+
+
+@pytest.fixture
+def server(workspace):
+    """A running server."""
+    with Server(WorkspacePages(workspace), host="127.0.0.1", port=0) as made:
+        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield made
+        made.shutdown()
+        thread.join()
+
+
+def get(server, path="/", *, method="GET", **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    return answer.status, answer.headers, answer.read().decode()
+
+
+def only(workspace):
+    (key,) = find_runs(workspace)
+    return f"/run/{key}"
+
+
+def test_an_empty_workspace(server):
+    status, headers, text = get(server)
+    assert status == 200
+    assert "No run yet" in text
+    assert headers["Refresh"] == "5"
+    assert headers["Content-Security-Policy"].startswith("default-src 'none';")
+
+
+def test_a_run_that_grows_between_two_requests(server, workspace):
+    folder = workspace / SIMULATED
+    write(folder, record(rounds=1) | {"rounds": []})
+    assert "No round has ended yet." in get(server, only(workspace))[2]
+    for rounds in (1, 2):
+        made = record(rounds=rounds)
+        made["settings"]["training"] = {"rounds": 4}
+        write(folder, made)
+        assert f"{rounds} of 4 rounds" in get(server)[2]
+        status, headers, text = get(server, only(workspace))
+        assert (status, headers["Refresh"]) == (200, "5")
+        assert f"after round {rounds}" in text
+    (folder / "manifest.json").write_text(json.dumps({"job": "j", "status": "completed"}))
+    _, headers, text = get(server, only(workspace))
+    assert "Refresh" not in headers
+    assert "completed" in text
+
+
+def test_earlier_runs_and_a_folder_of_runs(workspace):
+    write(workspace / SIMULATED, record(rounds=1))
+    write(workspace.with_name("ws_runs") / "20260101-000000-a" / SIMULATED, record(rounds=1))
+    assert {run.name for run in find_runs(workspace).values()} == {"ws", "20260101-000000-a"}
+    assert {run.name for run in find_runs(workspace.parent).values()} == {"ws"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{",
+        "[]",
+        "[" * 100_000,
+        '{"rounds": 3}',
+        '{"job": {}, "rounds": [{"round": 1, "sites": {}}]}',
+        '{"settings": {"training": {"rounds": "<script>"}}, "rounds": []}',
+        '{"rounds": [{"round": 1, "sites": {"a": {"overall": NaN}}}]}',
+        '{"rounds": [{"round": 1, "sites": {"a": {"overall": 0.5}}}]}',
+    ],
+)
+def test_a_damaged_history_costs_no_other_page_and_names_no_path(server, workspace, content):
+    (workspace / SIMULATED / "history.json").write_text(content)
+    for path in ("/", only(workspace)):
+        status, _, text = get(server, path)
+        assert status == 200
+        assert str(workspace.parent) not in text
+        assert "<script" not in text
+    assert "cannot be read" in get(server, only(workspace))[2]
+
+
+def test_texts_of_a_history_are_text(server, workspace):
+    made = record(("<script>alert(1)</script>",), 1) | {"job": "<img src=x onerror=alert(1)>"}
+    made["rounds"][0]["rejected"] = {"b": "<b onclick=x>"}
+    write(workspace / SIMULATED, made)
+    for path in ("/", only(workspace)):
+        text = get(server, path)[2]
+        assert not [tag for tag in ("<script", "<img src=x", "<b onclick") if tag in text]
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret",
+        "/run/../../secret",
+        "/run/%2e%2e%2fsecret",
+        "/run/..%2f..%2fetc%2fpasswd",
+        "//etc/passwd",
+        "/etc/passwd",
+        "/history.json",
+        "/server/simulate_job/fedpeft/history.json",
+        "/slake/secret",
+        "/run/",
+        "/run/0123456789abcdef",
+        "/run/0123456789abcdef/../..",
+        "http://127.0.0.1/",
+        "/?x",
+        "*",
+    ],
+)
+def test_there_is_no_path_to_a_file(server, workspace, path):
+    write(workspace / SIMULATED, record(rounds=1))
+    (workspace / "slake").mkdir()
+    (workspace / "slake" / "secret").write_text(SECRET)
+    status, _, text = get(server, path)
+    assert status == 404
+    assert SECRET not in text
+
+
+def test_what_lies_in_a_sites_folder_is_no_run(workspace):
+    for place in ("", "fedpeft", "workspace/fedpeft"):
+        write(workspace / "slake" / place, record(rounds=1))
+    assert find_runs(workspace) == {}
+
+
+def test_links_are_not_followed(workspace):
+    outside = write(workspace.parent / "outside", record(rounds=1))
+    os.symlink(outside, workspace / SIMULATED / "history.json")
+    runs = workspace.parent / "runs"
+    runs.mkdir()
+    os.symlink(outside.parent, runs / "a")
+    assert find_runs(workspace) == find_runs(runs) == {}
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8765", 200),
+        ("localhost", 200),
+        ("[::1]:80", 200),
+        ("evil.example", 421),
+        ("127.0.0.1.evil.example", 421),
+        ("localhost.evil.example:8765", 421),
+        ("evil.example@127.0.0.1.nip.io", 421),
+        ("192.168.0.1", 421),
+        ("[", 421),
+        ("", 421),
+    ],
+)
+def test_only_requests_that_name_this_server_are_answered(server, host, status):
+    assert get(server, Host=host)[0] == status
+
+
+@pytest.mark.parametrize("lines", [["GET / HTTP/1.1"], ["GET / HTTP/1.1", "Host: localhost", "Host: evil.example"]])
+def test_no_host_or_two_are_refused(server, lines):
+    with socket.create_connection(server.server_address) as connection:
+        connection.sendall("\r\n".join([*lines, "Connection: close", "", ""]).encode())
+        assert b" 421 " in connection.makefile("rb").readline()
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "HEAD", "OPTIONS", "TRACE", "<script>"])
+def test_only_get_is_answered(server, method):
+    status, headers, text = get(server, method=method)
+    assert status == 501
+    assert "<script" not in text
+    assert "Content-Security-Policy" in headers
+
+
+def test_an_error_of_a_page_is_one_page(server, monkeypatch):
+    monkeypatch.setattr(WorkspacePages, "page", lambda self, path: 1 / 0)
+    status, _, text = get(server)
+    assert status == 500
+    assert "ZeroDivision" not in text
+
+
+def test_a_port_in_use_is_one_sentence(server, workspace):
+    with pytest.raises(FedpeftError, match=r"is in use: name another with --port"):
+        Server(WorkspacePages(workspace), host="127.0.0.1", port=server.server_port)
+
+
+@pytest.mark.parametrize(
+    ("more", "expected"), [(["--port", "70000"], "from 0 to 65535"), (["--host", "192.0.2.1"], "name an address of it")]
+)
+def test_wrong_arguments_are_one_sentence(workspace, capsys, more, expected):
+    assert main(["serve", str(workspace), *more]) == 1
+    assert expected in capsys.readouterr().err
+
+
+def test_no_folder_is_one_sentence(tmp_path, capsys):
+    assert main(["serve", str(tmp_path / "none")]) == 1
+    assert "is not a folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("host", "warned"), [("127.0.0.1", False), ("0.0.0.0", True)])
+def test_a_server_that_others_can_reach_says_so(workspace, capsys, monkeypatch, host, warned):
+    monkeypatch.setattr(Server, "serve_forever", lambda self: None)
+    assert main(["serve", str(workspace), "--host", host, "--port", "0"]) == 0
+    assert ("without a password" in capsys.readouterr().err) == warned
