@@ -65,7 +65,7 @@ def _row(run: Run, progress: Progress | None, now: float) -> str:
     link = f'<a href="/run/{run.key}">{escape(run.name)}</a>'
     ago = f"{duration(max(0.0, now - run.written))} ago"
     if progress is None:
-        cells = ["", DAMAGED, "", "", ago]
+        cells = ["", "cannot be read", "", "", ago]
     else:
         bar, mean = "", ""
         if progress.rounds:
