@@ -24,6 +24,7 @@ SEEDS = (0, 1, 2, 3, 4)
 WORLDS = (0, 7)
 BETWEEN = 3  # a world in the middle, for the methods of FEW
 SHORT, LONG = 12, 30
+ENOUGH = 3  # seeds, of a method in README's table
 LAST = 3  # rounds whose mean is a run's figure
 METHODS = (
     "classifier",
@@ -142,9 +143,9 @@ class Group:
 
 
 def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Group:
-    """The worlds of the first question side by side, with the methods that ran with several seeds in both."""
+    """The worlds of the first question side by side, with the methods that ran with `ENOUGH` seeds in both."""
     worlds = [_figures(results)[dialects, SHORT] for dialects in WORLDS]
-    chosen = [method for method in METHODS if all(len(world.get(method, ())) > 1 for world in worlds)]
+    chosen = [method for method in METHODS if all(len(world.get(method, ())) >= ENOUGH for world in worlds)]
     names = [f"{name}, {dialects} swapped" for dialects in WORLDS for name in ("accuracy %", f"minus {baseline}")]
     rows = []
     for method in chosen:

@@ -207,7 +207,8 @@ class MethodSettings:
             raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
         if pia.accept:
             raise FedpeftError(
-                "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot."
+                "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot: set "
+                "pia.accept=false, and a number as pia.share."
             )
         if pia.follows_agreement:
             raise FedpeftError(
