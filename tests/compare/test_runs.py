@@ -2,6 +2,7 @@
 """Finished runs, and experiments: what is read, what is composed, what is refused."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from histories import record
 
 from fedpeft.cli import main
+from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
 from fedpeft.compare.variants import Variant, sections_of, variants
@@ -165,7 +167,8 @@ def test_a_damaged_file_is_refused_with_the_line(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_command_runs_what_is_missing_and_writes_tables_and_picture(tmp_path, capsys):
+def test_the_command_runs_what_is_missing_and_writes_tables_and_picture(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(experiment, "ProcessPoolExecutor", lambda count, mp_context: ThreadPoolExecutor(1))
     words = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
     words += ["federation.sites=[slake, vqa-rad]", "training.rounds=1", "method.probe_samples=8"]
     options = [option for word in words for option in ("--set", word)]
