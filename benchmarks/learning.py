@@ -125,7 +125,7 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
     settings = first.training
     for learner in others:
         learner.trainable = first.trainable
-        learner.backbone = learner.answering.backbone = first.backbone
+        learner.backbone = learner.model.backbone = learner.answering.backbone = first.backbone
     heads = ((f"{s}.{n}", p) for s, learner in learners.items() for n, p in learner.head.named_parameters())
     optimizer = build_optimizer(
         first.trainable.parameters().items(),

@@ -9,7 +9,6 @@ interval of the paired difference (Student's t). Its settings were chosen on see
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-from scipy import stats
+
+from fedpeft.compare.intervals import interval, paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "study.jsonl"
 SEEDS = (0, 1, 2, 3, 4)
@@ -106,14 +106,6 @@ def figure(result: dict[str, Any]) -> float:
     return 100 * statistics.fmean(site["overall"] for sites in last for site in sites.values())
 
 
-def interval(differences: Sequence[float]) -> tuple[float, float]:
-    """Mean of paired differences and half the width of its 95 % interval; infinite for one pair."""
-    mean, count = statistics.fmean(differences), len(differences)
-    if count < 2:
-        return mean, math.inf
-    return mean, float(stats.t.ppf(0.975, count - 1)) * statistics.stdev(differences) / math.sqrt(count)
-
-
 @dataclass(frozen=True)
 class Group:
     """The runs of one world and one number of rounds: a row for each method.
@@ -176,7 +168,5 @@ def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[st
 def _cells(methods: Mapping[str, Mapping[int, float]], method: str, baseline: str) -> tuple[str, str]:
     """Mean accuracy of a method, and its paired difference to the baseline with the interval."""
     mine, theirs = methods[method], methods.get(baseline, {})
-    paired = [mine[seed] - theirs[seed] for seed in mine if seed in theirs and method != baseline]
-    mean, half = interval(paired) if paired else (0.0, 0.0)
-    spread = f" ± {half:.1f}" if math.isfinite(half) else ", one pair"
-    return f"{statistics.fmean(mine.values()):.1f}", f"{mean:+.1f}{spread}" if paired else ""
+    pairs = paired(mine, theirs) if method != baseline else []
+    return f"{statistics.fmean(mine.values()):.1f}", signed(*interval(pairs)) if pairs else ""

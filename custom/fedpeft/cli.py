@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fedpeft
-from fedpeft.compare.command import arguments as compare_arguments
+from fedpeft.compare import command as compare
 from fedpeft.errors import FedpeftError
 from fedpeft.export import command as export
 from fedpeft.predict import command as predict
@@ -132,8 +132,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve.add(commands)
 
-    compare = commands.add_parser("compare", help="compare finished runs, or run a job with several methods and seeds")
-    compare_arguments(compare)
+    compare.add(commands)
 
     methods = commands.add_parser("methods", help="list what can be trained, and how many parameters in a backbone")
     methods.add_argument("--backbone", default="vilt", help="a name of `fedpeft backbones` (default vilt)")

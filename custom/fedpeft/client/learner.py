@@ -21,11 +21,12 @@ from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.data_facts import Facts, facts_of
+from fedpeft.client.evaluation import Evaluation
 from fedpeft.client.federated_head import head_state, only_head, without_head
 from fedpeft.client.kept_images import KeptImages
 from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
-from fedpeft.client.metrics import Measure, Measured, measured
+from fedpeft.client.metrics import Measure, Measured
 from fedpeft.client.model_record import ModelRecord, best_round, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.scoring import measure_budget, score_layers
@@ -39,7 +40,6 @@ from fedpeft.layer_matching import LayerNumbers, one_layer
 from fedpeft.methods.factors import is_factor
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.metrics import VALIDATION
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -99,7 +99,6 @@ class Learner:
         self.dataset, self.backbone_name = dataset, backbone.name
         self.schedule, self._sections, self._window = schedule or ScheduleSettings(), sections or {}, window or {}
         self._smallest_batch = policy.least_batch_size if policy else 1
-        self._least_class_images = policy.least_class_images if policy else 1
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
@@ -122,6 +121,8 @@ class Learner:
         self._check_trained()
         self._numbers = self._layer_numbers()
         self._images = KeptImages(training.kept_images_mib)
+        least = policy.least_class_images if policy else 1
+        self._evaluation = Evaluation(self.model, site_data, self._batches, least=least)
         self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
         self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
 
@@ -224,7 +225,7 @@ class Learner:
         if own is not None and settings.optimizer_state == "keep":
             restore_moments(optimizer, self._continued(own.optimizer))
         metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
-        figures, thresholds = self._measured_round()
+        figures, thresholds = self._evaluation.of_round()
         metrics |= figures
         trained = self.trainable.state()
         upload, kept = finish(trained)
@@ -317,41 +318,7 @@ class Learner:
 
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
-        measure = self._answered(examples)
-        if self._tunes:
-            measure.tune(self._answered(self.data.validation))
-        return measure
-
-    @property
-    def _tunes(self) -> bool:
-        return self.training.thresholds == VALIDATION and bool(self.data.validation)
-
-    def _measured_round(self) -> tuple[Measured, tuple[float, ...] | None]:
-        """The figures of a round, on the test split and where that is wanted on the validation split; the thresholds.
-
-        Thresholds that are chosen on the validation split flatter its own figure, in every round alike.
-        """
-        test, validation = self._answered(self.data.test), None
-        if self._tunes or (self.training.validate and self.data.validation):
-            validation = self._answered(self.data.validation)
-        if self._tunes and validation:
-            test.tune(validation)
-            validation.tune(validation)
-        wanted = validation if self.training.validate else None
-        figures = test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
-        return figures, test.thresholds
-
-    def _answered(self, examples: Sequence[Example]) -> Measure:
-        rows = self._batches(examples, self.training.evaluation_batch_size)
-        with computing.as_trained(self.backbone, self.training, self._features):
-            return measured(
-                self.answering.eval(),
-                rows,
-                device=self.device,
-                metric=self.data.metric,
-                least=self._least_class_images,
-                unseen=self.data.unseen_classes(self.vocabulary, examples, least=self._least_class_images),
-            )
+        return self._evaluation.of(examples)
 
     def _compared(self, received: State) -> dict[str, State]:
         """What the next global adapter is compared with: this one, and what training starts from."""

@@ -7,7 +7,7 @@ import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
 
@@ -18,8 +18,9 @@ OUT = "comparison"
 FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.png")
 
 
-def arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare what the command takes."""
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser("compare", help="compare finished runs, or run a job with several methods and seeds")
     parser.add_argument("what", nargs="+", help="folders of finished runs, or one job of app_configs/jobs.yml")
     parser.add_argument("--methods", help="comma-separated: run the job with each, e.g. local,fedavg,fedpia,compacter")
     parser.add_argument(

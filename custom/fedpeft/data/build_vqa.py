@@ -21,7 +21,7 @@ import numpy as np
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.vqa_sources import Source
-from fedpeft.data.vqa_templates import SHARES, ask
+from fedpeft.data.vqa_templates import SHARES, Subject, ask
 from fedpeft.files import replacing
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
@@ -49,7 +49,7 @@ def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: f
         raise DataError(f"test_fraction={test_fraction} must be above 0 and below 1.")
     if few := [part.name for part in parts if len(part.items) < 2]:
         raise DataError(f"The set {few[0]!r} has fewer than two images; add some, or leave it out.")
-    counts = numbers(parts)
+    counts = numbers([(part.subject, len(part.items)) for part in parts])
     rows: dict[str, list[dict[str, str]]] = {part.site: [] for part in parts}
     with replacing(out) as draft:
         for part, of_types in zip(parts, counts, strict=True):
@@ -62,16 +62,19 @@ def build(parts: Sequence[Source], out: Path, *, seed: int = 0, test_fraction: f
         (draft / "statistics.md").write_text(statistics(parts, rows, seed=seed), encoding="utf-8")
 
 
-def numbers(parts: Sequence[Source]) -> np.ndarray:
+def numbers(sets: Sequence[tuple[Subject, int]]) -> np.ndarray:
     """Return how many questions of each type a set gets, (sets, 6): one for each image.
 
     Rows and columns are scaled in turn to the images of the sets and to the published shares (iterative proportional
     fitting), rows last; remainders go to the largest fractions. No set loses a type to that: in each pass it
     keeps `_LEAST` of what it would have alone, in the published shares of the types that can be asked about it.
+
+    Args:
+        sets: what is known of the images of each set, and how many there are.
     """
     kinds = tuple(SHARES)
-    allowed = np.array([[kind in part.subject.types for kind in kinds] for part in parts], dtype=float)
-    images = np.array([len(part.items) for part in parts], dtype=float)
+    allowed = np.array([[kind in subject.types for kind in kinds] for subject, _ in sets], dtype=float)
+    images = np.array([count for _, count in sets], dtype=float)
     shares = np.array([SHARES[kind] for kind in kinds]) * allowed.any(axis=0)
     alone = allowed * shares
     alone *= (images / alone.sum(axis=1))[:, None]

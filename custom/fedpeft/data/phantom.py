@@ -80,10 +80,10 @@ def site_questions(site: str, profile: Profile, settings: DataSettings) -> SiteD
             profile,
             languages,
             split,
-            size if (own := getattr(settings, f"{split}_size")) is None else own,
+            size,
             np.random.default_rng([settings.seed, zlib.crc32(site.encode()), number]),
         )
-        for number, (split, size) in enumerate(SIZES.items())
+        for number, (split, size) in enumerate(settings.sizes(SIZES).items())
     }
     return SiteData(
         site=site,

@@ -18,7 +18,7 @@ from fedpeft.data.labelled_images import label_example
 from fedpeft.data.phantom import LANGUAGES
 from fedpeft.data.phantom_pictures import NO_PIXELS, TAKES, collection, generator, number_of_images, pictured
 from fedpeft.data.phantom_questions import PLACES
-from fedpeft.data.phantom_scene import KINDS, QUADRANTS, Finding, Scene, draw_look, render
+from fedpeft.data.phantom_scene import KINDS, QUADRANTS, Scene, draw_findings, draw_look, render
 from fedpeft.data.phantom_words import CLINICAL
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
@@ -91,7 +91,8 @@ def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], list[Example]
         patient += 1
         kinds = rng.choice(len(KINDS), size=_FINDINGS[rng.integers(len(_FINDINGS))], replace=False, p=_FREQUENCY)
         for _ in range(min(_IMAGES[rng.integers(len(_IMAGES))], total - len(scenes))):
-            scene = _scene([KINDS[kind] for kind in kinds], rng)
+            findings = draw_findings([KINDS[kind] for kind in kinds], rng)
+            scene = Scene(region="chest", modality="xray", findings=findings)
             examples.append(
                 label_example(
                     NO_PIXELS,
@@ -103,16 +104,6 @@ def _drawn(seed: int, name: str, total: int) -> tuple[list[Scene], list[Example]
             )
             scenes.append(scene)
     return scenes, examples
-
-
-def _scene(kinds: list[str], rng: np.random.Generator) -> Scene:
-    quadrants = rng.permutation(QUADRANTS)[: len(kinds)]
-    flags = rng.integers(0, 2, size=(len(kinds), 2))
-    findings = tuple(
-        Finding(kind=kind, quadrant=int(quadrant), bright=bool(bright), large=bool(large))
-        for kind, quadrant, (bright, large) in zip(kinds, quadrants, flags, strict=True)
-    )
-    return Scene(region="chest", modality="xray", findings=findings)
 
 
 def _word(concept: str, rng: np.random.Generator) -> str:

@@ -20,7 +20,17 @@ from fedpeft.data.schema import SiteData
 if TYPE_CHECKING:
     from fedpeft.data.settings import DataSettings
 
-SITES = ("ct", "ultrasound", "oct", "fundus", "microscopy", "histopathology", "dermatoscopy", "x-ray")
+SITES = {  # OmniMedVQA's modalities, and their looks
+    "ct": "ct",
+    "ultrasound": "ultrasound",
+    "oct": "oct",
+    "fundus": "fundus",
+    "microscopy": "microscopy",
+    "histopathology": "histopathology",
+    "dermatoscopy": "dermatoscopy",
+    "x-ray": "xray",
+}
+USUAL = next(iter(SITES))
 STYLES = 5
 _WEIGHTS = {
     "presence": 4,
@@ -41,7 +51,7 @@ def load(settings: DataSettings) -> SiteData:
     Raises:
         DataError: the site is none of SITES.
     """
-    site = settings.site or SITES[0]
+    site = settings.site or USUAL
     return site_questions(site, site_profile(site), settings)
 
 
@@ -53,17 +63,17 @@ def site_profile(site: str) -> Profile:
     """
     if site not in SITES:
         raise DataError(f"site={site!r} is not a modality of phantom_modalities; choose one of {', '.join(SITES)}.")
-    number = SITES.index(site)
+    number, look = list(SITES).index(site), SITES[site]
     first = number * 3 % len(KINDS)
     total = sum(_WEIGHTS.values())
     return Profile(
-        modality="xray" if site == "x-ray" else site,
+        modality=look,
         kinds=tuple(KINDS[(first + k) % len(KINDS)] for k in range(6)),
         type_weights=tuple(_WEIGHTS[name] / total for name in QUESTION_TYPES),
         wordings=(number % 3, (number + 1) % 3),
         answers=answer_words(number % STYLES),
         others=0.0,
-        colors=SCALES.get(site, GRAY),
+        colors=SCALES.get(look, GRAY),
     )
 
 

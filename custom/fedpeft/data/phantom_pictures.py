@@ -28,9 +28,7 @@ NO_PIXELS = np.zeros((0, 0, 3), dtype=np.uint8)
 
 def number_of_images(settings: DataSettings) -> int:
     """Return how many images the data set has: those of the splits, and times `parts` where it is shared out."""
-    own = {split: getattr(settings, f"{split}_size") for split in SIZES}
-    of_site = sum(SIZES[split] if size is None else size for split, size in own.items())
-    return of_site * (1 if settings.partition == NATURAL else settings.parts)
+    return sum(settings.sizes(SIZES).values()) * (1 if settings.partition == NATURAL else settings.parts)
 
 
 def collection(settings: DataSettings) -> str:
@@ -76,6 +74,6 @@ def pictured(
 
 
 def _with_shares(settings: DataSettings) -> DataSettings:
-    sizes = {split: SIZES[split] if (own := getattr(settings, f"{split}_size")) is None else own for split in SIZES}
+    sizes = settings.sizes(SIZES)
     total = sum(sizes.values())
     return replace(settings, validation_fraction=sizes["validation"] / total, test_fraction=sizes["test"] / total)

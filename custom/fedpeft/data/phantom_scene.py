@@ -4,6 +4,7 @@
 Only arithmetic that IEEE 754 fixes and integer noise are used: one seed gives the same bytes on every machine.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -104,14 +105,18 @@ def draw_scene(
 ) -> Scene:
     """Draw a scene: findings of different kinds in different quadrants, so that a kind names at most one of them."""
     count = counts[rng.integers(len(counts))]
-    drawn = rng.permutation(len(kinds))[:count]
-    quadrants = rng.permutation(QUADRANTS)[:count]
-    flags = rng.integers(0, 2, size=(count, 2))
-    findings = tuple(
-        Finding(kind=kinds[k], quadrant=int(q), bright=bool(b), large=bool(s))
-        for k, q, (b, s) in zip(drawn, quadrants, flags, strict=True)
-    )
+    findings = draw_findings([kinds[k] for k in rng.permutation(len(kinds))[:count]], rng)
     return Scene(region=REGIONS[rng.integers(len(REGIONS))], modality=modality, findings=findings)
+
+
+def draw_findings(kinds: Sequence[str], rng: np.random.Generator) -> tuple[Finding, ...]:
+    """Draw a finding of each of these kinds, at most QUADRANTS, in different quadrants, of any shade and size."""
+    quadrants = rng.permutation(QUADRANTS)[: len(kinds)]
+    flags = rng.integers(0, 2, size=(len(kinds), 2))
+    return tuple(
+        Finding(kind=kind, quadrant=int(quadrant), bright=bool(bright), large=bool(large))
+        for kind, quadrant, (bright, large) in zip(kinds, quadrants, flags, strict=True)
+    )
 
 
 def render(scene: Scene, look: Look, rng: np.random.Generator) -> np.ndarray:

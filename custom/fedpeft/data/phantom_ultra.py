@@ -17,10 +17,9 @@ from fedpeft.data.build_vqa import numbers
 from fedpeft.data.errors import DataError
 from fedpeft.data.phantom import SIZES
 from fedpeft.data.phantom_colors import GRAY, SCALES, colored
-from fedpeft.data.phantom_scene import KINDS, QUADRANTS, REGIONS, Finding, Scene, draw_look, render
+from fedpeft.data.phantom_scene import KINDS, QUADRANTS, REGIONS, Scene, draw_findings, draw_look, render
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.data.vqa_sources import Item, Source
 from fedpeft.data.vqa_templates import NORMAL, SHARES, Subject, ask
 
 if TYPE_CHECKING:
@@ -82,8 +81,7 @@ def load(settings: DataSettings) -> SiteData:
         raise DataError(f"site={site!r} is not a site of phantom_ultra; choose one of {', '.join(SITES)}.")
     rng = np.random.default_rng([settings.seed, zlib.crc32(site.encode())])
     train, validation, test = (
-        _examples(site, f"{site}-{split}", size if (own := getattr(settings, f"{split}_size")) is None else own, rng)
-        for split, size in SIZES.items()
+        _examples(site, f"{site}-{split}", size, rng) for split, size in settings.sizes(SIZES).items()
     )
     where = f"procedural images and questions from their classes ({site}, seed {settings.seed}); no image of any person"
     return SiteData(site, train, validation, test, where)
@@ -99,8 +97,8 @@ def all_answers() -> set[str]:
 def _examples(site: str, prefix: str, count: int, rng: np.random.Generator) -> tuple[Example, ...]:
     """Draw a split: types of questions in the shares that `build_vqa` gives this site among all of the same size."""
     own = SITES[site]
-    shares = [Source(name, name, one.subject, [Item("", (), _nowhere)] * count) for name, one in SITES.items()]
-    of_types = numbers(shares)[list(SITES).index(site)] if count else np.zeros(len(SHARES), dtype=int)
+    alike = [(one.subject, count) for one in SITES.values()]
+    of_types = numbers(alike)[list(SITES).index(site)] if count else np.zeros(len(SHARES), dtype=int)
     examples = []
     for number, kind in enumerate(rng.permutation(np.repeat(list(SHARES), of_types))):
         name = own.subject.classes[rng.integers(len(own.subject.classes))]
@@ -125,22 +123,13 @@ def _scene(site: str, name: str, rng: np.random.Generator) -> Scene:
     """Draw what an image of a class shows."""
     region = REGIONS[list(SITES).index(site) % len(REGIONS)]
     classes = SITES[site].subject.classes
-    if name in GRADES:
+    if SITES[site].subject.classes_are == "grade":
         count, kinds = GRADES.index(name), [str(kind) for kind in rng.permutation(KINDS)]
     else:
         count = 0 if name in NORMAL else int(rng.integers(1, QUADRANTS))
         kinds = [KINDS[classes.index(name)]] * QUADRANTS
-    quadrants = rng.permutation(QUADRANTS)[:count]
-    flags = rng.integers(0, 2, size=(count, 2))
-    findings = tuple(
-        Finding(kind=kind, quadrant=int(quadrant), bright=bool(bright), large=bool(large))
-        for kind, quadrant, (bright, large) in zip(kinds, quadrants, flags, strict=False)
-    )
+    findings = draw_findings(kinds[:count], rng)
     return Scene(region=region, modality=SITES[site].look, findings=findings)
-
-
-def _nowhere(_: object) -> None:
-    """Images stay in memory."""
 
 
 TAKES = frozenset({"train_size", "validation_size", "test_size"})

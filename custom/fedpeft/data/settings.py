@@ -123,6 +123,11 @@ class DataSettings:
             raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
         self._check_answers()
 
+    def sizes(self, usual: Mapping[str, int]) -> dict[str, int]:
+        """Return the examples of each split of procedural data: those that are set, otherwise the usual ones."""
+        own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
+        return {split: size if own[split] is None else own[split] for split, size in usual.items()}
+
     def _check_answers(self) -> None:
         if not isinstance(self.answers, tuple | list) or not all(
             isinstance(a, str) and a.strip() for a in self.answers

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -97,22 +98,29 @@ class JsonJob(FedJob):
 
 
 class _JobRecipe(Recipe):
-    """A job of `app_configs/jobs.yml`: as it is where it has the recipe's method, otherwise with it."""
+    """A job of `app_configs/jobs.yml`: as it is where it has the recipe's method, otherwise with it.
 
-    def __init__(
-        self,
-        job: str,
-        settings: Sequence[str],
-        configs: Path | None,
-        *,
-        method: str,
-        has: Callable[[Mapping[str, Any]], bool],
-    ) -> None:
-        folder = configs or usual_configs()
+    Args:
+        job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; empty: the recipe's usual one.
+        settings: as `section.name=value`.
+        configs: the `app_configs` folder; None: the one here, or the package's.
+    """
+
+    usual: str
+    method: str
+
+    def __init__(self, job: str = "", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
+        job, folder = job or self.usual, configs or usual_configs()
         sections = compose(folder, job, settings)
-        if not has(sections):
-            sections = sections_of(folder, job, Variant(name=method, method=method, settings=tuple(settings)), [])
+        if not self.fits(sections):
+            chosen = Variant(name=self.method, method=self.method, settings=tuple(settings))
+            sections = sections_of(folder, job, chosen, [])
         super().__init__(JsonJob(job, sections))
+
+    @staticmethod
+    @abstractmethod
+    def fits(sections: Mapping[str, Any]) -> bool:
+        """Return whether a job has the recipe's method."""
 
     @property
     def sites(self) -> list[str]:
@@ -121,34 +129,22 @@ class _JobRecipe(Recipe):
 
 
 class FedPIARecipe(_JobRecipe):
-    """Adapters that are permuted into alignment before they are integrated (Saha et al. 2024).
+    """Adapters that are permuted into alignment before they are integrated (Saha et al. 2024)."""
 
-    Args:
-        job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; with this method if it has another.
-        settings: as `section.name=value`.
-        configs: the `app_configs` folder; None: the one here, or the package's.
-    """
+    usual, method = "fedpia_task1", "fedpia"
 
-    def __init__(self, job: str = "fedpia_task1", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
-        super().__init__(job, settings, configs, method="fedpia", has=_aligns)
+    @staticmethod
+    def fits(sections: Mapping[str, Any]) -> bool:
+        """Return whether the adapters of a job are aligned."""
+        return build(MethodSettings, sections["method"], section="method").aligns
 
 
 class F3OCUSRecipe(_JobRecipe):
-    """Every site trains the layers that the server schedules for it (Saha et al. 2025).
+    """Every site trains the layers that the server schedules for it (Saha et al. 2025)."""
 
-    Args:
-        job: a task of `fedpeft tasks`, or any job of `app_configs/jobs.yml`; with this schedule if it has none.
-        settings: as `section.name=value`.
-        configs: the `app_configs` folder; None: the one here, or the package's.
-    """
+    usual, method = "f3ocus_task1", "fedavg+f3ocus"
 
-    def __init__(self, job: str = "f3ocus_task1", settings: Sequence[str] = (), *, configs: Path | None = None) -> None:
-        super().__init__(job, settings, configs, method="fedavg+f3ocus", has=_schedules)
-
-
-def _aligns(sections: Mapping[str, Any]) -> bool:
-    return build(MethodSettings, sections["method"], section="method").aligns
-
-
-def _schedules(sections: Mapping[str, Any]) -> bool:
-    return bool(sections["schedule"].get("solver"))
+    @staticmethod
+    def fits(sections: Mapping[str, Any]) -> bool:
+        """Return whether layers are scheduled in a job."""
+        return bool(sections["schedule"].get("solver"))
