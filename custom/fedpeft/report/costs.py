@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+
+from scipy.stats import rankdata
 
 from fedpeft.report.history import History
 from fedpeft.report.series import series
@@ -77,7 +78,7 @@ def ranks(history: History) -> Table | None:
         return None
     rows = []
     for site in history.sites:
-        places = [_ranks(plan.scores[site]) for plan in plans if site in plan.scores]
+        places = [rankdata([-score for score in plan.scores[site]]) for plan in plans if site in plan.scores]
         if places:
             rows.append((site, *(f"{statistics.fmean(column):.1f}" for column in zip(*places, strict=True))))
     return Table(
@@ -88,11 +89,6 @@ def ranks(history: History) -> Table | None:
         averages=0,
         shaded=True,
     )
-
-
-def _ranks(scores: Iterable[float]) -> list[float]:
-    scores = list(scores)
-    return [1 + sum(o > score for o in scores) + (sum(o == score for o in scores) - 1) / 2 for score in scores]
 
 
 def _mbit(value: float | None) -> str:
