@@ -82,13 +82,14 @@ class Run:
 def runs(seeds: Sequence[int]) -> Iterator[Run]:
     """All runs, those that answer the first question first."""
     others = [method for method in METHODS if method not in FIRST]
-    for methods in (FIRST, others):
-        for seed in seeds:
-            yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in methods)
     for seed in seeds:
+        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in FIRST)
+    for seed in seeds:
+        yield from (Run(0, method, seed) for method in LAYERS)
         yield from (Run(BETWEEN, method, seed) for method in FEW)
         yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
-        yield from (Run(0, method, seed) for method in LAYERS)
+    for seed in seeds:
+        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
 
 
 def compact(result: dict[str, Any]) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from fedpeft.workspace import COMPONENTS, resources, seed
 ROOT = Path(__file__).parents[1]
 CONFIGS = ROOT / "app_configs"
 JOBS = sorted(recipes(CONFIGS))
+HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
 SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
 
 
@@ -112,7 +113,7 @@ def test_every_adapter_is_one_argument(job, name):
 )
 def test_a_wrong_setting_is_told_before_anything_runs(override, told):
     with pytest.raises(FedpeftError, match=told):
-        compose(CONFIGS, "fedpia_task1", [override])
+        compose(CONFIGS, HALF, [override])
 
 
 @pytest.mark.parametrize(
@@ -131,7 +132,7 @@ def test_a_wrong_setting_is_told_before_anything_runs(override, told):
 )
 def test_what_does_not_go_with_backbones_of_several_depths_is_told_before_anything_runs(overrides, told):
     with pytest.raises(FedpeftError, match=told):
-        compose(CONFIGS, "fedpia_task1", overrides)
+        compose(CONFIGS, HALF, overrides)
 
 
 @pytest.mark.parametrize("name", ["full", "classifier", "dora", "promptfl"])
@@ -162,7 +163,7 @@ USER_ERRORS = [
 
 @pytest.mark.parametrize(("override", "sentence"), USER_ERRORS, ids=[row[0] for row in USER_ERRORS])
 def test_a_wrong_type_is_one_sentence_and_a_failure(override, sentence, capsys, tmp_path):
-    command = ["jobs", "fedpia_task1", "--configs", str(CONFIGS), "--out", str(tmp_path), "--set", override]
+    command = ["jobs", HALF, "--configs", str(CONFIGS), "--out", str(tmp_path), "--set", override]
     assert main(command) == 1
     assert re.search(sentence, capsys.readouterr().err.removeprefix("fedpeft: ").strip())
 

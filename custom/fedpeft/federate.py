@@ -15,7 +15,7 @@ from fedpeft.server.aggregation import State, aggregate, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.early_stop import Sites, best_before_end
 from fedpeft.server.planner import RoundPlanner
-from fedpeft.server.update_check import outlying
+from fedpeft.server.update_check import UpdateCheck
 from fedpeft.states import of_keys
 
 
@@ -49,6 +49,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}
     measured: list[Sites] = []
+    check = UpdateCheck(first.method)
     for number in range(1, first.training.rounds + 1):
         sites = planner.participants(number)
         planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
@@ -70,10 +71,11 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
                     for site, (sent, samples) in replies.items()
                 }
             sent = {site: tensors for site, (tensors, _) in replies.items()}
-            refused = {} if secure else outlying(sent, state, first.method.robust, stacked=first.method.rule.stacks)
+            refused = check.outlying(sent, state)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
             parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
-            state, report = aggregate(replies, first.method, previous=state or None)
+            before, (state, report) = state, aggregate(replies, first.method, previous=state or None)
+            check.end_round({site: sent[site] for site in replies}, before, state)
         yield RoundResult(number, updates, state, report, assignment, refused)
         measured.append({site: update.metrics for site, update in updates.items() if site not in refused})
         if best_before_end(measured, first.training.patience):

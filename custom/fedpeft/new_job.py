@@ -79,7 +79,7 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
     """
     task, jobs, job = _places(name, out)
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
-    parts = [f"backbones/{'tiny_vit' if images else 'tiny_vilt'}", "methods/fedpia", "deployments/laptop"]
+    parts = [f"backbones/{'tiny_vit' if images else 'tiny_vilt'}", "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
     training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
     own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}

@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from fedpeft.client.agreement import ENOUGH, LEAST, agreement, next_agreement, share_of
+from fedpeft.alignment.settings import LEAST_BY_AGREEMENT as LEAST
+from fedpeft.client.agreement import ENOUGH, agreement, next_agreement, share_of
 from fedpeft.client.learner import Learner
 from fedpeft.client.site_state import SiteState
 from fedpeft.errors import FedpeftError

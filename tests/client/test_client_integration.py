@@ -6,9 +6,10 @@ import torch
 
 from fedpeft.alignment import PIASettings
 from fedpeft.alignment.client_pia import align_global, start_merged
+from fedpeft.alignment.settings import SHARES
 from fedpeft.client import client_round
 from fedpeft.client.learner import Learner
-from fedpeft.client.merge_choice import GRID, accepted_global, chosen_share
+from fedpeft.client.merge_choice import accepted_global, chosen_share
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
@@ -102,7 +103,7 @@ def test_a_plan_that_raises_the_loss_is_not_taken(two):
         assert equal(accepted_global(own, other, aligned, share=0.5, loss=loss, each_place=each_place), other)
 
 
-@pytest.mark.parametrize("best", GRID)
+@pytest.mark.parametrize("best", SHARES)
 def test_the_share_with_the_lowest_loss_is_chosen_and_the_larger_of_equals(two, best):
     _, own, other, _ = two
     wanted = start_merged(own, other, best)

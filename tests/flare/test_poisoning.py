@@ -8,10 +8,10 @@ import torch
 from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, introduction, reply, scheduled
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.flare.aggregator import REPORT, PIAAggregator
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.server import checkpoint
-from fedpeft.server.update_check import outlying
+from fedpeft.server.update_check import UpdateCheck
 
 DOWN = "layer.0.output.down.weight"
 
@@ -59,7 +59,7 @@ def test_sites_with_few_layers_are_measured_like_those_with_many(run):
         "far": {key: torch.full((2, 2), 20.0) for key in LAYERS},
     }
     previous = {key: torch.zeros(2, 2) for key in LAYERS}
-    assert list(outlying(states, previous, RobustSettings())) == ["far"]
+    assert list(UpdateCheck(MethodSettings()).outlying(states, previous)) == ["far"]
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,66 @@ def test_sites_with_few_layers_are_measured_like_those_with_many(run):
 )
 def test_the_median_is_the_lower_one_of_the_sites_that_moved(steps, refused):
     states = {f"site-{k}": {DOWN: torch.full((2, 3), step)} for k, step in enumerate(steps)}
-    found = outlying(states, {DOWN: torch.zeros(2, 3)}, RobustSettings())
+    found = UpdateCheck(MethodSettings()).outlying(states, {DOWN: torch.zeros(2, 3)})
     assert list(found) == [f"site-{k}" for k in refused]
+
+
+def rounds_of(check, ways, numbers):
+    """Feed rounds of two-number adapters to the check: by site, a function of (round, global, own) to what is sent."""
+    center, own, refused = {DOWN: torch.zeros(2, 3)}, dict.fromkeys(ways, torch.zeros(2, 3)), []
+    for number in numbers:
+        sent = {site: {DOWN: way(number, center[DOWN], own[site])} for site, way in ways.items()}
+        out = check.outlying(sent, center)
+        refused.append(list(out))
+        sent = {site: state for site, state in sent.items() if site not in out}
+        merged = {DOWN: torch.stack([state[DOWN] for state in sent.values()]).mean(0)}
+        check.end_round(sent, center, merged)
+        center = merged
+        own |= {site: state[DOWN] for site, state in sent.items()}
+    return refused, center[DOWN]
+
+
+AGREEMENT = {"aggregation": "pia", "pia": {"share": "agreement", "integration": "merge"}}
+
+
+def follows(number, center, own):
+    """A site that takes the global adapter and trains; late in the run it learns hardly anything."""
+    return center + 0.5**number
+
+
+def keeps(number, center, own):
+    """A site that keeps most of its own adapter, and learns the opposite."""
+    return 0.3 * center + 0.7 * own - 0.5**number
+
+
+def test_a_site_that_keeps_its_own_adapter_is_not_taken_for_one_that_trains_too_far():
+    ways = {"follows": follows, "follows too": follows, "keeps": keeps}
+    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, 30))[0] == [[]] * 29
+    assert any(rounds_of(UpdateCheck(MethodSettings(aggregation="fedavg")), ways, range(1, 30))[0])
+
+
+def test_a_site_that_pretends_to_keep_its_own_adapter_gets_no_further_than_a_bounded_distance():
+    """With 0.7 kept, at most factor / 0.3 times the others' training, however many rounds it tries."""
+    check = UpdateCheck(MethodSettings(**AGREEMENT))
+
+    def pushes(number, center, own):
+        allowed = 0.999 * 10 * 1.0 + 0.7 * check.distances.get("pushes", 0.0)
+        return center + allowed
+
+    def trains(number, center, own):
+        return center + (-1.0) ** number
+
+    refused, _ = rounds_of(check, {"a": trains, "b": trains, "pushes": pushes}, range(1, 40))
+    assert refused == [[]] * 39
+    assert check.distances["pushes"] < 10 / (1 - 0.7)
+
+
+def test_the_check_goes_on_in_a_resumed_run_as_it_would_have():
+    ways = {"follows": follows, "follows too": follows, "keeps": keeps}
+    first = UpdateCheck(MethodSettings(**AGREEMENT))
+    rounds_of(first, ways, range(1, 5))
+    again = UpdateCheck(MethodSettings(**AGREEMENT), json.loads(json.dumps(first.distances)))
+    assert again.distances == first.distances != {}
 
 
 def test_no_announced_number_of_samples_outweighs_all_the_others(run):

@@ -24,6 +24,7 @@ VARIANTS = {
     "fresh": ["method.aggregation=fedavg"],
     "with reply, aligned, unequal": [
         "method.aggregation=pia",
+        "method.pia.share=0.5",
         "schedule.scoring=with_reply",
         "schedule.site_budgets={slake: 2, vqa-rad: 0}",
     ],

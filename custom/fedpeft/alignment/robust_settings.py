@@ -27,7 +27,8 @@ class RobustSettings:
             site outweighs all others together, whatever number of samples it announces, and two sites of any sizes
             weigh the same. 1: no cap.
         update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
-            its numbers, from the adapter that it was sent) is refused in this round; 0: no site is. In this project's
+            its numbers, from the adapter that it was sent, or from as much of its own as it may keep there) is refused
+            in this round; 0: no site is. In this project's
             embedded jobs, whose sites hold equally much data, the largest is 1.13 times the median; the default leaves
             room for sites that take ten times as many steps.
 

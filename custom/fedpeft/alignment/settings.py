@@ -10,6 +10,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
+SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses
+LEAST_BY_AGREEMENT = 0.3  # share of the global adapter, however far the sites disagree
 FEDAVG, LARGEST, FIXED_POINT = "fedavg", "largest", "fixed_point"
 FROZEN = "frozen_global"
 MOST_PASSES = 100  # what a job may ask of a server
@@ -183,6 +185,17 @@ class PIASettings:
             return None
         first, last = (self.share[0], self.share[-1]) if isinstance(self.share, tuple) else (self.share, self.share)
         return first + (last - first) * (round - 1) / max(1, rounds - 1)
+
+    @property
+    def most_kept(self) -> float:
+        """The largest part of its own adapter in what a site starts a round from; 0: it starts from the global one."""
+        if not self.client:
+            return 0.0
+        if self.integration == FROZEN and self.upload == "local":
+            return 1.0
+        if isinstance(self.share, str):
+            return 1 - (LEAST_BY_AGREEMENT if self.follows_agreement else min(SHARES))
+        return 1 - min(self.share) if isinstance(self.share, tuple) else 1 - self.share
 
     @property
     def aligns_on_server(self) -> bool:

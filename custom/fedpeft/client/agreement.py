@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import torch
 
+from fedpeft.alignment.settings import LEAST_BY_AGREEMENT
 from fedpeft.client.site_state import SiteState
 from fedpeft.states import State
 
@@ -17,7 +18,6 @@ from fedpeft.states import State
 MEMORY = 0.5  # weight of the rounds before in the mean over rounds
 ENOUGH = 0.06  # agreement from which on a site takes nothing but the global adapter
 SLOPE = 5.0  # of the share, per agreement that is lacking
-LEAST = 0.3  # share, however far they disagree
 
 
 def next_agreement(own: SiteState | None, received: State, *, round: int, part: float) -> float | None:
@@ -57,7 +57,7 @@ def share_of(agreement: float | None) -> float:
     """The share of the global adapter that a site with this agreement merges with its own one; None: all of it."""
     if agreement is None:
         return 1.0
-    return max(LEAST, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
+    return max(LEAST_BY_AGREEMENT, 1.0 - SLOPE * max(0.0, ENOUGH - agreement))
 
 
 def _flat(state: State) -> torch.Tensor:

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import torch
 
 from fedpeft.alignment.client_pia import start_merged
+from fedpeft.alignment.settings import SHARES
 from fedpeft.keys import by_place
 from fedpeft.states import State
 
-GRID = (0.25, 0.5, 0.75, 1.0)
 Loss = Callable[[State], float]
 
 
@@ -42,12 +42,12 @@ def accepted_global(
 
 
 def chosen_share(own: State, accepted: Callable[[float], State], loss: Loss) -> tuple[float, State]:
-    """The share of `GRID` with the lowest loss of the merged adapter, the larger one of equals, and the global adapter.
+    """The share of `SHARES` with the lowest loss of the merged adapter (the larger of equals), and the global adapter.
 
     Args:
         own: the site's adapter.
         accepted: from a share to the global adapter that is merged with it.
         loss: of an adapter, on the validation questions.
     """
-    candidates = [(share, accepted(share)) for share in reversed(GRID)]
+    candidates = [(share, accepted(share)) for share in reversed(SHARES)]
     return min(candidates, key=lambda candidate: loss(start_merged(own, candidate[1], candidate[0])))

@@ -55,7 +55,7 @@ from fedpeft.server.export import export_adapter, export_head
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
-from fedpeft.server.update_check import outlying
+from fedpeft.server.update_check import UpdateCheck
 from fedpeft.settings import build
 from fedpeft.state_lock import StateLock
 from fedpeft.states import of_keys
@@ -276,6 +276,7 @@ class FederationController(ModelController):
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         averaged = {site: entry["samples"] for site, entry in last.items()}
+        check = UpdateCheck(self._method, before.distances if before else None)
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -304,7 +305,8 @@ class FederationController(ModelController):
             models = {site: to_model(order, round=number, rounds=rounds) for site, order in orders.items()}
             read = partial(self._read_training, orders, introductions)
             accepted, refused = self._request(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
-            refused |= self._outlying(accepted, current)
+            sent = {site: reply.state for site, reply in accepted.items()}
+            refused |= check.outlying(sent, current.state)
             accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
             averaged = {site: reply.samples for site, reply in accepted.items()}
@@ -316,10 +318,11 @@ class FederationController(ModelController):
             exchanges = self._method.exchanges
             if exchanges:
                 state, report = self._integrate(aggregator, accepted)
+                check.end_round({site: sent[site] for site in accepted}, current.state, state)
                 self.save_model(FLModel(params=state))
                 current.update(state)
             recorder.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
-            self._keep(recorder, number, current.state if exchanges else {}, planner.scores)
+            self._keep(recorder, number, current.state if exchanges else {}, planner, check)
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(recorder.progress(number, rounds))
@@ -451,7 +454,9 @@ class FederationController(ModelController):
         }
         return {site: accepted[site] for site in orders if site in accepted}, problems
 
-    def _keep(self, recorder: RunRecorder, number: int, state: State, scores: dict[str, list[float]]) -> None:
+    def _keep(
+        self, recorder: RunRecorder, number: int, state: State, planner: RoundPlanner, check: UpdateCheck
+    ) -> None:
         """Write the checkpoint of a finished round."""
         finished = Checkpoint(
             job=self._job,
@@ -459,18 +464,12 @@ class FederationController(ModelController):
             lineage=self._lineage,
             round=number,
             state=state,
-            scores=scores,
+            scores=planner.scores,
             settings=self._lasting,
             history=recorder.history,
+            distances=check.distances,
         )
         checkpoint.save(self._lock_lineage(self._lineage), finished, keep=self._federation.checkpoints)
-
-    def _outlying(self, accepted: dict[str, TrainReply], current: DeltaBroadcast) -> dict[str, str]:
-        """Return, by site, the reason to refuse its update; none with a secure sum, where updates are masked."""
-        if not self._method.exchanges or self._method.secure_sum:
-            return {}
-        sent = {site: reply.state for site, reply in accepted.items()}
-        return outlying(sent, current.state, self._method.robust, stacked=self._method.rule.stacks)
 
     def _integrate(self, aggregator: Any, accepted: dict[str, TrainReply]) -> tuple[State, dict[str, Any]]:
         aggregator.reset_stats()

@@ -15,7 +15,7 @@ import re
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,7 @@ class Checkpoint:
         scores: the last layer scores by site.
         settings: the sections that a resumed job must share.
         history: content of `history.json`.
+        distances: of the sites' adapters from the global one, as in `UpdateCheck`.
     """
 
     job: str
@@ -56,6 +57,7 @@ class Checkpoint:
     scores: dict[str, list[float]]
     settings: dict[str, Any]
     history: dict[str, Any]
+    distances: dict[str, float] = field(default_factory=dict)
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -175,8 +177,8 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": ""} | json.loads((folder / FACTS).read_text())
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history")
+        facts = {"submitter": "", "distances": {}} | json.loads((folder / FACTS).read_text())
+        names = ("job", "submitter", "lineage", "round", "scores", "distances", "settings", "history")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error

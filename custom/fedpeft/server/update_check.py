@@ -12,40 +12,74 @@ from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
 from fedpeft.alignment.stacking import product_length
 from fedpeft.methods.factors import factor_places
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.states import State
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 
 
-def outlying(
-    states: Mapping[str, State], previous: State, settings: RobustSettings, *, stacked: bool = False
-) -> dict[str, str]:
-    """Return, by site, the reason to refuse its update in this round.
+class UpdateCheck:
+    """Compares, in every round, how far the sites moved their adapters.
 
-    An update's length is the root mean square of its numbers, so that sites with few layers or neurons are comparable
-    to others. The median of an even number of sites is the lower of the middle two, which one site cannot raise; sites
-    without any change are not counted. Of two sites the longer update is refused: which one is wrong is unknown.
+    A site that keeps a part of its own adapter starts a round away from the global one, by at most that part of the
+    distance at which its last one stood. This is not counted as training: late in a run, training may be far less.
 
     Args:
-        states: the received adapters by site.
-        previous: the adapter that the sites started from; empty in a first round with different initial adapters, where
-            the round's coordinate-wise median is the reference.
-        settings: `update_factor` is used.
-        stacked: whether factors start anew in every round, so that their whole product is the update.
+        method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
+        distances: of a run that is resumed, as in `distances`.
+
+    Attributes:
+        distances: by site, root mean square of the difference between the adapter that it sent last and the global one;
+            empty where every site starts from the global adapter.
     """
-    factor = settings.update_factor
-    if not factor or len(states) < 2:
-        return {}
-    reference = previous or _median_of(states)
-    lengths = {site: update_length(state, reference, stacked=stacked) for site, state in states.items()}
-    moved = sorted(length for length in lengths.values() if length > 0)
-    usual = moved[(len(moved) - 1) // 2] if moved else 0.0
-    return {
-        site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {factor:g} times the "
-        f"{usual:.3g} of the median site (method.robust.update_factor): its update is refused."
-        for site, length in lengths.items()
-        if length > factor * usual
-    }
+
+    def __init__(self, method: MethodSettings, distances: Mapping[str, float] | None = None) -> None:
+        hidden = not method.exchanges or method.secure_sum
+        self._factor = 0.0 if hidden else method.robust.update_factor
+        self._kept = method.pia.most_kept if method.aligns else 0.0
+        self._stacked = method.rule.stacks
+        self.distances = dict(distances or {})
+
+    def outlying(self, states: Mapping[str, State], previous: State) -> dict[str, str]:
+        """Return, by site, the reason to refuse its update in this round.
+
+        An update's length is the root mean square of its numbers, so that sites with few layers or neurons are
+        comparable to others. The median of an even number of sites is the lower of the middle two, which one site
+        cannot raise; sites without any change are not counted. Of two sites the longer update is refused: which one is
+        wrong is unknown.
+
+        Args:
+            states: the received adapters by site.
+            previous: the adapter that the sites started from; empty in a first round with different initial adapters,
+                where the round's coordinate-wise median is the reference.
+        """
+        if not self._factor or len(states) < 2:
+            return {}
+        reference = previous or _median_of(states)
+        lengths = {site: update_length(state, reference, stacked=self._stacked) for site, state in states.items()}
+        moved = sorted(length for length in lengths.values() if length > 0)
+        usual = moved[(len(moved) - 1) // 2] if moved else 0.0
+        trained = {site: length - self._kept * self.distances.get(site, 0.0) for site, length in lengths.items()}
+        return {
+            site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {self._factor:g} "
+            f"times the {usual:.3g} of the median site (method.robust.update_factor): its update is refused."
+            for site, length in trained.items()
+            if length > self._factor * usual
+        }
+
+    def end_round(self, states: Mapping[str, State], previous: State, merged: State) -> None:
+        """Note how far the sites now stand from the new global adapter.
+
+        Args:
+            states: the accepted adapters by site.
+            previous: the global adapter before the round; empty in a first round with different initial adapters.
+            merged: the new one.
+        """
+        if not self._factor or not self._kept:
+            return
+        step = update_length(merged, previous)
+        self.distances = {site: distance + step for site, distance in self.distances.items()}  # of those away
+        self.distances |= {site: update_length(state, merged) for site, state in states.items()}
 
 
 def update_length(state: State, reference: State, *, stacked: bool = False) -> float:
