@@ -45,7 +45,7 @@ from fedpeft.seeds import derive
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"
 ALONE = ["method.aggregation=none"]
-PIA = ["method.aggregation=pia"]
+PIA = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]  # as the paper has them
 UNMOVED = ["method.pia.integration=merge", "method.pia.solver=identity"]
 METHODS: dict[str, list[str]] = {
     "classifier": ["method.name=classifier", *ALONE],

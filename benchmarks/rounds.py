@@ -20,10 +20,12 @@ from measured import machine, ratio, sections, show
 from fedpeft.client.learner import Learner
 from fedpeft.server.aggregation import aggregate
 
+HALF = ["method.pia.share=0.5", "method.pia.accept=false"]
 VARIANTS = {
     "FedAvg": ["method.aggregation=fedavg"],
-    "FedPIA, merge": ["method.pia.integration=merge"],
-    "FedPIA, frozen_global": ["method.pia.integration=frozen_global"],
+    "FedPIA, merge": HALF,
+    "FedPIA, frozen_global": [*HALF, "method.pia.integration=frozen_global"],
+    "FedPIA, by agreement": [],
 }
 FULL_SIZE = [
     "backbone.name=vilt",

@@ -121,13 +121,16 @@ def small_policy(tiny_source) -> dict:
 
 @pytest.fixture(scope="session")
 def sections(tiny_source):
-    """Function from overrides to the sections of a small job: two rounds, five sites, few samples."""
+    """Function from overrides to the sections of a small job: two rounds, five sites, few samples, FedPIA's merge of
+    halves, which goes with any schedule, width and integration."""
     from fedpeft.jobs import compose
 
     small = [
         f"backbone.source={tiny_source}",
         "training.rounds=2",
         "method.probe_samples=8",
+        "method.pia.share=0.5",
+        "method.pia.accept=false",
         "data.train_size=16",
         "data.validation_size=4",
         "data.test_size=8",

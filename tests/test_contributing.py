@@ -158,6 +158,7 @@ def federation(*overrides, drop=""):
     from fedpeft.federate import federate
     from fedpeft.jobs import compose
     small = [f"backbone.source={SOURCE}", "training.rounds=2", "method.probe_samples=8", "federation.sites=[a, b]"]
+    small += ["method.pia.share=0.5", "method.pia.accept=false"]
     sizes = [f"data.{split}_size=8" for split in ("train", "validation", "test")]
     chosen = compose(ROOT / "app_configs", "fedpia_task1", [*small, *([] if drop else sizes), *overrides])
     folder = pathlib.Path(tempfile.mkdtemp())

@@ -111,7 +111,7 @@ def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sectio
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["method.pia.integration=frozen_global"], "use integration='merge'"),
+        (["method.pia.integration=frozen_global"], "or use integration='merge'"),
         (["schedule.solver=own", "schedule.budget=1"], "set schedule.solver to 'all'"),
         (["method.robust.average=median"], "leave robust.average out"),
         (["method.site_settings={slake: {reduction_factor: 4}}"], "give a number as share"),

@@ -10,6 +10,12 @@ from fedpeft.flare.policy import default_scope
 
 
 @pytest.fixture(scope="session")
+def sections(sections):
+    """Of the small job with the default method of the embedded tasks."""
+    return lambda *overrides: sections("method.pia.share=agreement", "method.pia.accept=true", *overrides)
+
+
+@pytest.fixture(scope="session")
 def five_sites(tmp_path_factory, sections):
     """The small job with all five sites, all at once, every frame recorded."""
     folder = tmp_path_factory.mktemp("five")

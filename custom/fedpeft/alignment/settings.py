@@ -165,7 +165,8 @@ class PIASettings:
         if self.follows_agreement and self.client and self.integration != "merge":
             raise FedpeftError(
                 f"share={AGREEMENT!r} compares what training changed in the merged adapter, not with "
-                f"integration={self.integration!r}: use integration='merge'.",
+                f"integration={self.integration!r}: give a number as share (the paper: 0.5), or use "
+                "integration='merge'.",
                 setting="share",
             )
 

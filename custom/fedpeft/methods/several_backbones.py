@@ -46,6 +46,7 @@ def check_depths(method: MethodSettings) -> None:
     if not method.exchanges:
         return
     check_backbones(method)
+    remedy = "leave out one of them"
     if not method.method.layers:
         reason = f"name={method.name!r} trains nothing layer by layer"
     elif method.secure_sum:
@@ -53,7 +54,7 @@ def check_depths(method: MethodSettings) -> None:
     elif method.initialization == "own":
         reason = "all sites start from the adapter of one that has all layers, not with initialization='own'"
     elif method.aligns and method.pia.client and method.pia.follows_agreement:
-        reason = "pia.share='agreement' compares whole adapters"
+        reason, remedy = "pia.share='agreement' compares whole adapters", "give a number as pia.share (the paper: 0.5)"
     else:
         return
-    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: leave out one of them.", setting=SETTING)
+    raise FedpeftError(f"matched_layers is {deepest}, and {reason}: {remedy}.", setting=SETTING)
