@@ -16,6 +16,7 @@ WITHOUT_FLARE = [
     "data",
     "export",
     "importance",
+    "inspect",
     "messages",
     "methods",
     "predict",

@@ -13,6 +13,7 @@ import fedpeft
 from fedpeft.compare import command as compare
 from fedpeft.errors import FedpeftError
 from fedpeft.export import command as export
+from fedpeft.inspect import command as inspect
 from fedpeft.predict import command as predict
 from fedpeft.serve import command as serve
 
@@ -120,6 +121,7 @@ def _parser() -> argparse.ArgumentParser:
 
     predict.add(commands)
     export.add(commands)
+    inspect.add(commands)
 
     verify = commands.add_parser("verify", help="check that a run completed and its files are intact; print its tables")
     verify.add_argument("run", type=Path, help="folder with manifest.json, or what `nvflare job download` brought")

@@ -9,7 +9,8 @@ import pytest
 from histories import PROCEDURAL, gaps, record
 
 from fedpeft.report.history_reader import parse
-from fedpeft.report.page import Picture, page
+from fedpeft.report.page import page
+from fedpeft.report.page_parts import Picture
 from fedpeft.report.tables import all_tables
 
 NASTY = (

@@ -12,7 +12,7 @@ from histories import record, write
 
 from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
-from fedpeft.report.page import Picture
+from fedpeft.report.page_parts import Picture
 from fedpeft.report.pictures import Pictures
 from fedpeft.serve import workspace_pages as module
 from fedpeft.serve.runs import find_runs

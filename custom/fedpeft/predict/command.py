@@ -62,7 +62,7 @@ def _run(arguments: argparse.Namespace) -> None:
     predictor = Predictor(kept)
     predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
     _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
-    for line in (*_lines(kept.record, kept.state.round, figures, sum(wanted.known)), *wanted.remarks):
+    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known)), *wanted.remarks):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
         write_csv(arguments.out, predictions, most=arguments.top)
@@ -139,7 +139,7 @@ def _print(
             print(f"{len(predictions) - SHOWN} more: write all to a table with --out FILE.csv")
 
 
-def _lines(record: ModelRecord, round: int, figures: Measured | None, known: int) -> Iterator[str]:
+def lines(record: ModelRecord, round: int, figures: Measured | None, known: int) -> Iterator[str]:
     """Yield what the model is, and the figures, to four digits as the run's report has them."""
     from fedpeft.metrics import TITLES
     from fedpeft.report.wording import caution, percent

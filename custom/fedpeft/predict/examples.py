@@ -22,7 +22,7 @@ from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import KINDS, optional
 from fedpeft.data.manifest_table import FILES, table
 from fedpeft.data.records import Row, reading
-from fedpeft.data.schema import Example
+from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.window import Window, window_of
 from fedpeft.errors import FedpeftError
 from fedpeft.predict.kept_model import KeptModel
@@ -126,8 +126,25 @@ def of_split(split: str, kept: KeptModel) -> Wanted:
         raise FedpeftError(
             f"{kept.folder} is an exported folder, which does not say where data are: use --image or --manifest."
         )
+    return split_of(own_data(kept), split, kept)
+
+
+def own_data(kept: KeptModel) -> SiteData:
+    """Return the site's own data, as the job of a run chose them.
+
+    Raises:
+        FedpeftError: they cannot be read.
+    """
     job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
-    data = load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
+    return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
+
+
+def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
+    """Return a split of the site's own data.
+
+    Raises:
+        FedpeftError: it is empty.
+    """
     examples = data.splits()[split]
     if not examples:
         raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")

@@ -20,7 +20,8 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
-        and ``schedule`` (schedule.png) if any round has a schedule, ``fronts`` (fronts.png) if layers were scored.
+        and ``sent`` (sent.png) if what was sent was counted, ``schedule`` (schedule.png) if any round has a schedule,
+        ``fronts`` (fronts.png) if layers were scored.
 
     Raises:
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.
@@ -39,8 +40,10 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
         "picture": ("convergence.png", drawn.curves.light),
-        "page": ("report.html", page(history, drawn.curves, schedule=drawn.schedule, fronts=drawn.fronts).encode()),
+        "page": ("report.html", page(history, **vars(drawn)).encode()),
     }
+    if drawn.sent:
+        contents["sent"] = ("sent.png", drawn.sent.light)
     if drawn.schedule:
         contents["schedule"] = ("schedule.png", drawn.schedule.light)
     if drawn.fronts:

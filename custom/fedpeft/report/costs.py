@@ -9,7 +9,7 @@ from scipy.stats import rankdata
 
 from fedpeft.report.history import History
 from fedpeft.report.series import series
-from fedpeft.report.table import MEAN, Table
+from fedpeft.report.table import MEAN, SHADES, Table
 from fedpeft.report.wording import DASH, FEWER, percent
 
 MBIT = 8e-6  # of a byte
@@ -87,8 +87,13 @@ def ranks(history: History) -> Table | None:
         rows=tuple(rows),
         marks=f"Mean over {len(plans)} scored round{'s' * (len(plans) > 1)}; 1: the site's highest score",
         averages=0,
-        shaded=True,
+        shades=tuple(tuple(_shade(float(rank), len(row) - 1) for rank in row[1:]) for row in rows),
     )
+
+
+def _shade(rank: float, count: int) -> int:
+    """Return the shade of a rank from 1 to `count`, the darkest for the best."""
+    return min(SHADES - 1, int(SHADES * (rank - 1) / count))
 
 
 def _mbit(value: float | None) -> str:

@@ -15,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedpeft.data import SiteData
+from fedpeft.data.schema import Example
 from fedpeft.report.labels import shorten, text_width
 from fedpeft.report.palette import COLORS, Theme
 from fedpeft.report.plots import DPI, Head, described_png, under_style, write_frame
@@ -43,10 +44,15 @@ def label_counts(sites: Sequence[SiteData]) -> dict[str, np.ndarray]:
         own: Counter[str] = Counter()
         for examples in data.splits().values():
             for example in examples:
-                own.update([example.answer] if example.labels is None else example.labels or [NO_LABEL])
+                own.update(counted_as(example))
         counts.append(own)
     table = {label: np.array([own[label] for own in counts]) for own in counts for label in own}
     return dict(sorted(table.items(), key=lambda item: (-int(item[1].sum()), item[0])))
+
+
+def counted_as(example: Example) -> Sequence[str]:
+    """Return an example's labels, "no label" where it has none, or its answer."""
+    return [example.answer] if example.labels is None else example.labels or [NO_LABEL]
 
 
 def label_picture(title: str, sites: Sequence[SiteData], *, procedural: bool) -> bytes:

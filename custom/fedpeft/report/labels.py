@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 
 from fedpeft.report.history import History
 from fedpeft.report.palette import BRIDGE, DISTINCT, Theme, line_style
-from fedpeft.report.series import means, series
+from fedpeft.report.series import Places, means, series
 from fedpeft.report.wording import percent
 
 GAP = 0.155  # inches between the middles of two labels
@@ -26,9 +26,10 @@ LONGEST = 26  # letters of a site's name
 
 @dataclass(frozen=True, kw_only=True)
 class Label:
-    """A line's last figure: its round, whether the run went on after it, the value in percent, the text, the look."""
+    """A line's last figure: its round, or other place from left to right, whether the run or the other lines go on
+    behind it, the value in percent, the text, the look."""
 
-    round: int
+    place: float
     late: bool
     value: float
     text: str
@@ -36,30 +37,46 @@ class Label:
     weight: str = "normal"
 
 
-def end_labels(history: History, theme: Theme) -> list[Label]:
-    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean."""
+def end_labels(history: History, theme: Theme, places: Places | None = None) -> list[Label]:
+    """Return one label for every site's last accuracy and the mean's; with more sites than styles best, worst, mean.
+
+    Args:
+        history: the run.
+        theme: colors.
+        places: where the figures stand from left to right; None: at their rounds.
+    """
     lines = series(history, "overall")
-    labels = []
+    rounds = [one.round for one in history.rounds]
+    farthest = max(line[-1] for line in places.sites.values()) if places else rounds[-1]
+    labels: list[Label] = []
+
+    def add(
+        name: str,
+        line: Sequence[float | None],
+        at: Sequence[float] | np.ndarray,
+        style: dict,
+        weight: str = "normal",
+    ) -> None:
+        known = [index for index, value in enumerate(line) if value is not None]
+        if not known:
+            return
+        last = known[-1]
+        ended = "" if last == len(rounds) - 1 else f" (round {rounds[last]})"
+        text = f"{name}  {percent(line[last])}{ended}"
+        late, value = bool(ended) or at[last] < farthest, 100 * line[last]
+        labels.append(Label(place=at[last], late=late, value=value, text=text, style=style, weight=weight))
+
     for index, (site, line) in enumerate(lines.items()):
-        labels += _label(history, shorten(site, LONGEST), line, line_style(index, len(lines), theme))
+        at = places.sites[site] if places else rounds
+        add(shorten(site, LONGEST), line, at, line_style(index, len(lines), theme))
     if len(lines) > DISTINCT:
         ranked = sorted(labels, key=lambda label: label.value)
         labels = [ranked[-1], ranked[0]] if len(ranked) > 1 else ranked
     if len(lines) > 1:
         name = "mean" if len(lines) <= DISTINCT else f"mean of {len(lines)} sites"
         average = [mean.value for mean in means(history, "overall")]
-        labels += _label(history, name, average, {"color": theme.ink, "linewidth": 2.2}, weight="bold")
+        add(name, average, places.mean if places else rounds, {"color": theme.ink, "linewidth": 2.2}, weight="bold")
     return labels
-
-
-def _label(history: History, name: str, line: list[float | None], style: dict, weight: str = "normal") -> list[Label]:
-    known = [(one.round, value) for one, value in zip(history.rounds, line, strict=True) if value is not None]
-    if not known:
-        return []
-    number, value = known[-1]
-    late = number != history.rounds[-1].round
-    text = f"{name}  {percent(value)}{f' (round {number})' if late else ''}"
-    return [Label(round=number, late=late, value=100 * value, text=text, style=style, weight=weight)]
 
 
 def label_width(labels: Sequence[Label]) -> float:
@@ -90,7 +107,7 @@ def write_labels(axes: Axes, labels: Sequence[Label], theme: Theme) -> None:
         leader = {"color": label.style["color"], "linewidth": 0.7, "clip_on": False, "zorder": 1}
         leader |= {"linestyle": BRIDGE} if label.late else {}
         bend, end = last + 0.04 * across, last + (LEADER - 0.05) * across
-        axes.plot([label.round, bend, end], [label.value, label.value, place], **leader)
+        axes.plot([label.place, bend, end], [label.value, label.value, place], **leader)
         look: dict[str, Any] = {"color": theme.ink, "fontsize": SIZE, "fontweight": label.weight}
         axes.text(last + LEADER * across, place, label.text, va="center_baseline", **look)
 

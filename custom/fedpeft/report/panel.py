@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""One panel of the picture: a quantity of every site over the rounds, and the mean of the sites."""
+"""One panel of a picture: a quantity of every site, and the mean of the sites, over the rounds or what was sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,21 @@ from matplotlib.ticker import MaxNLocator
 
 from fedpeft.report.history import History
 from fedpeft.report.palette import BRIDGE, DISTINCT, Theme, line_style
-from fedpeft.report.series import means, series
+from fedpeft.report.series import Places, means, series
 
 MANY_ROUNDS = 12  # more than these, and markers hide the lines
 
 
-def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, *, scale: float = 1) -> None:
+def draw(
+    axes: Axes,
+    history: History,
+    quantity: str,
+    title: str,
+    theme: Theme,
+    *,
+    scale: float = 1,
+    places: Places | None = None,
+) -> None:
     """Draw a quantity into axes.
 
     Args:
@@ -27,17 +36,20 @@ def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, 
         title: stands over the panel, with the unit.
         theme: colors.
         scale: factor on the figures; 100 makes percent, which stay within 0 and 100.
+        places: where the figures stand from left to right; None: at their rounds.
     """
     rounds = np.array([one.round for one in history.rounds])
+    places_of = places.sites if places else {}
     lines = series(history, quantity)
     sparse = len(rounds) <= MANY_ROUNDS
-    for index, line in enumerate(lines.values()):
-        style = line_style(index, len(lines), theme)
-        _line(axes, rounds, scale * np.array(line, dtype=float), style, 3.2 if sparse and len(lines) <= DISTINCT else 0)
+    for index, (site, line) in enumerate(lines.items()):
+        style, size = line_style(index, len(lines), theme), 3.2 if sparse and len(lines) <= DISTINCT else 0
+        _line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size)
     if len(lines) > 1:
         average = means(history, quantity)
         values = scale * np.array([mean.value for mean in average], dtype=float)
-        _line(axes, rounds, values, {"color": theme.ink, "linewidth": 2.2, "zorder": 4}, 4.4 if sparse else 0)
+        where = places.mean if places else rounds
+        _line(axes, where, values, {"color": theme.ink, "linewidth": 2.2, "zorder": 4}, 4.4 if sparse else 0)
         fewer = np.array([not mean.complete for mean in average])
         hollow: dict[str, Any] = {
             "markerfacecolor": theme.paper,
@@ -45,36 +57,38 @@ def draw(axes: Axes, history: History, quantity: str, title: str, theme: Theme, 
             "markeredgewidth": 1.1,
             "zorder": 5,
         }
-        axes.plot(rounds[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
+        axes.plot(where[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
     axes.set_title(title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
     axes.grid(axis="y", color=theme.grid, linewidth=0.6)
-    _fit(axes, rounds, scale)
+    _fit_height(axes, scale)
+    if not places:
+        _fit_rounds(axes, rounds)
 
 
-def _line(axes: Axes, rounds: np.ndarray, values: np.ndarray, style: dict, size: float) -> None:
+def _line(axes: Axes, places: np.ndarray, values: np.ndarray, style: dict, size: float) -> None:
     """A line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbor).
 
     Args:
         axes: where.
-        rounds: (T,) their numbers.
+        places: (T,) numbers of the rounds, or what had been sent after them.
         values: (T,) NaN for none.
         style: color, dashes and width of the line.
         size: of the markers, in points.
     """
-    axes.plot(rounds, values, **style)
+    axes.plot(places, values, **style)
     known = np.isfinite(values)
     for left, right in pairwise(np.flatnonzero(known)):
         if right - left > 1:
             ends = [left, right]
-            axes.plot(rounds[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
+            axes.plot(places[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
     padded = np.pad(known, 1)
     marked = known if size else known & ~padded[:-2] & ~padded[2:]
     look = {key: style[key] for key in ("color", "alpha", "zorder") if key in style}
-    axes.plot(rounds[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look)
+    axes.plot(places[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look)
 
 
-def _fit(axes: Axes, rounds: np.ndarray, scale: float) -> None:
-    """Fit the axes to the figures: whole rounds, a single figure in the middle, percent never outside 0 to 100."""
+def _fit_height(axes: Axes, scale: float) -> None:
+    """Fit the height to the figures: a single figure in the middle, percent never outside 0 to 100."""
     values = np.concatenate([line.get_ydata() for line in axes.lines])
     values = values[np.isfinite(values)]
     low, high = (values.min(), values.max()) if len(values) else (0.0, 1.0)
@@ -84,6 +98,10 @@ def _fit(axes: Axes, rounds: np.ndarray, scale: float) -> None:
     floor, ceiling = (-1, 101) if scale == 100 else (-np.inf, np.inf)
     axes.set_ylim(max(low - pad, floor), min(high + pad, ceiling))
     axes.yaxis.set_major_locator(MaxNLocator(nbins=7 if scale == 100 else 5, steps=[1, 2, 2.5, 5, 10]))
+
+
+def _fit_rounds(axes: Axes, rounds: np.ndarray) -> None:
+    """Fit the width to the rounds, which are whole."""
     margin = 0.03 * (rounds[-1] - rounds[0]) or 0.5
     axes.set_xlim(rounds[0] - margin, rounds[-1] + margin)
     if len(rounds) <= 6:

@@ -96,7 +96,7 @@ def _figure(history: History, theme: Theme) -> Figure:
     column = label_width(labels)
     width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
     head = head_lines(history, width)
-    foot = _foot(history, width)
+    foot = foot_lines(history, width)
     height = max(LEAST_HEIGHT, GAP * len(labels))
     top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
     total = top + height + bottom
@@ -172,10 +172,10 @@ def head_lines(history: History, width: float) -> Head:
     return lines
 
 
-def _foot(history: History, width: float) -> list[str]:
-    """Return the lines at the bottom: the data's origin, and the meaning of dotted bridges and open circles."""
+def foot_lines(history: History, width: float, more: str = "") -> list[str]:
+    """Return the lines at the bottom: the data's origin, `more`, the meaning of dotted bridges and open circles."""
     source = history.source.rstrip(".")
-    parts = [source[0].upper() + source[1:] + "." if source else ""]
+    parts = [source[0].upper() + source[1:] + "." if source else "", more]
     lines = series(history, "overall").values()
     if any(None in line and any(value is not None for value in line) for line in lines):
         parts.append("Dotted: no figure in these rounds.")

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from fedpeft.errors import FedpeftError
 from fedpeft.report.history import History
@@ -19,6 +21,14 @@ class Mean:
 
     value: float | None
     complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Places:
+    """Where the figures of each site, and those of their mean, stand in a picture from left to right in each round."""
+
+    sites: Mapping[str, np.ndarray]
+    mean: np.ndarray
 
 
 def series(history: History, quantity: str) -> dict[str, list[float | None]]:

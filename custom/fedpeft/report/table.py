@@ -6,14 +6,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MEAN = "mean"
+SHADES = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
     """A title, the heads of the columns, the rows and a line that explains the marks; the first column holds names.
 
-    The last `averages` rows are means, where they are called so. In a `shaded` table a low figure
-    stands on a dark ground.
+    The last `averages` rows are means, where they are called so. `shades` has for each row the ground of its figures,
+    from 0, the darkest, to SHADES - 1. `best` holds (row, column) of figures that stand out.
     """
 
     title: str
@@ -21,4 +22,5 @@ class Table:
     rows: tuple[tuple[str, ...], ...]
     marks: str
     averages: int = 1
-    shaded: bool = False
+    shades: tuple[tuple[int, ...], ...] = ()
+    best: frozenset[tuple[int, int]] = frozenset()

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fedpeft.report.style import STYLE
+from fedpeft.report.page_parts import document
 from fedpeft.serve.runs import Run
 from fedpeft.status.progress import Progress
 from fedpeft.status.show import duration, figures
@@ -36,7 +36,7 @@ def index(name: str, runs: Sequence[tuple[Run, Progress | None]], *, now: float)
         if runs
         else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it stands here after a few seconds.</p>"
     )
-    return _document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>")
+    return document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>", more_style=MORE_STYLE)
 
 
 def waiting(run: Run, progress: Progress | None) -> str:
@@ -44,7 +44,9 @@ def waiting(run: Run, progress: Progress | None) -> str:
     about = DAMAGED if progress is None else "No round has ended yet."
     if progress is not None and progress.ended:
         about = "No round was finished."
-    return _document(run.name, f"{top(run, progress)}<h1>{escape(run.name)}</h1>\n<p>{escape(about)}</p>")
+    return document(
+        run.name, f"{top(run, progress)}<h1>{escape(run.name)}</h1>\n<p>{escape(about)}</p>", more_style=MORE_STYLE
+    )
 
 
 def top(run: Run, progress: Progress | None) -> str:
@@ -58,7 +60,7 @@ def top(run: Run, progress: Progress | None) -> str:
 
 def message(text: str) -> str:
     """Return a page with one sentence."""
-    return _document("fedpeft serve", f"<p>{escape(text)}</p>")
+    return document("fedpeft serve", f"<p>{escape(text)}</p>", more_style=MORE_STYLE)
 
 
 def _row(run: Run, progress: Progress | None, now: float) -> str:
@@ -83,21 +85,3 @@ def _row(run: Run, progress: Progress | None, now: float) -> str:
 
 def _rounds(progress: Progress) -> str:
     return f"{progress.round} of {progress.rounds} rounds" if progress.rounds else f"{progress.round} rounds"
-
-
-def _document(title: str, body: str) -> str:
-    return f"""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{escape(title)}</title>
-<style>
-{STYLE}{MORE_STYLE}</style>
-</head>
-<body>
-{body}
-</body>
-</html>
-"""

@@ -75,7 +75,7 @@ class WorkspacePages:
             log.warning("%s", error)
             return waiting(run, None), changes
         above = top(run, progress)
-        return page(history, pictures.curves, schedule=pictures.schedule, fronts=pictures.fronts, top=above), changes
+        return page(history, **vars(pictures), top=above), changes
 
     def _look(self, run: Run) -> Progress | None:
         """Return a run's progress; None if it cannot be read."""

@@ -78,6 +78,10 @@ class Answering(nn.Module):
         """
         raise FedpeftError(f"{type(self).__name__} does not say how probable its answers are: it lacks `answers`.")
 
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor | None:
+        """Return one vector for each sample (B, d), of which its answer is made; None: there is no such vector."""
+        return None
+
     def unanswerable(self, examples: Sequence[Example]) -> int:
         """Return how many examples can never be answered right; they count as wrong."""
         raise NotImplementedError

@@ -44,6 +44,10 @@ class Classification(Choosing):
         """Return the logits (B, C)."""
         return self.head(self.backbone(**inputs))
 
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
+        """See `Answering`: the features that the head reads."""
+        return self.backbone(**inputs)
+
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy."""
         return nn.functional.cross_entropy(logits, target, ignore_index=-1, reduction=reduction)

@@ -57,6 +57,10 @@ class Multilabel(Answering):
         """Return the logits (B, L)."""
         return self.head(self.backbone(**inputs))
 
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
+        """See `Answering`: the features that the head reads."""
+        return self.backbone(**inputs)
+
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the binary cross-entropy; an image without any known label is left out."""
         known = target != UNKNOWN

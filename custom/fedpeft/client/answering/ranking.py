@@ -62,6 +62,11 @@ class Ranking(Choosing):
         """Return the logits (B, T, V) of the answers' tokens."""
         return self.backbone(**inputs)
 
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
+        """See `Answering`: the mean of the states that the decoder reads, without those that pad the question."""
+        states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"][..., None]
+        return (states * seen).sum(1) / seen.sum(1)
+
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy of the answers, summed over their tokens."""
         return reduced(token_losses(logits, target).sum(-1), reduction)

@@ -1,0 +1,83 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The picture of what a run sent for its figures: every site's metric, and their mean, against what a site had sent."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from fedpeft.report.costs import MBIT
+from fedpeft.report.history import History
+from fedpeft.report.labels import GAP, end_labels, label_width, write_labels
+from fedpeft.report.palette import Theme
+from fedpeft.report.panel import draw
+from fedpeft.report.plots import (
+    BOTTOM,
+    DPI,
+    LEAST_HEIGHT,
+    LEFT,
+    LINE,
+    MAIN_WIDTH,
+    NARROW,
+    RIGHT,
+    TOP,
+    foot_lines,
+    head_lines,
+    under_style,
+    write_frame,
+)
+from fedpeft.report.series import Places, series
+from fedpeft.report.wording import plot_title
+
+WIDTH = 1.4 * MAIN_WIDTH  # inches
+COUNTED = "Adapters only, without FLARE's own messages."
+LESS = "Dotted to the right: other sites sent more."
+
+
+def sent_figure(history: History, *, dark: bool = False, narrow: bool = False) -> Figure:
+    """Draw a run.
+
+    Args:
+        history: a run for which `was_counted`.
+        dark: for a dark page.
+        narrow: for the page on a phone, where the page has the head and the foot.
+    """
+    return under_style(lambda theme: _figure(history, theme, narrow=narrow), dark=dark)
+
+
+def was_counted(history: History) -> bool:
+    """Return whether everything that was sent in the run was counted, and something was."""
+    results = [site for one in history.rounds for site in one.sites.values()]
+    return all(site.sent is not None for site in results) and any(site.sent for site in results)
+
+
+def sent_so_far(history: History) -> Places:
+    """Return what every site had sent after each round in Mbit, and the mean over the sites."""
+    lines = series(history, "sent")
+    sums = {site: MBIT * np.cumsum([value or 0 for value in line]) for site, line in lines.items()}
+    return Places(sites=sums, mean=np.mean(list(sums.values()), axis=0))
+
+
+def _figure(history: History, theme: Theme, *, narrow: bool) -> Figure:
+    where = sent_so_far(history)
+    labels = end_labels(history, theme, where)
+    column = label_width(labels)
+    head, foot, top = [], [], 0.3
+    width = NARROW if narrow else LEFT + WIDTH + column + RIGHT
+    wide = max(NARROW - LEFT - RIGHT - column, NARROW / 3) if narrow else WIDTH
+    if not narrow:
+        less = LESS if len({line[-1] for line in where.sites.values()}) > 1 else ""
+        head, foot = head_lines(history, width), foot_lines(history, width, f"{COUNTED} {less}".strip())
+        top = TOP + LINE * len(head)
+    height = max(LEAST_HEIGHT * (0.7 if narrow else 1), GAP * len(labels))
+    bottom = BOTTOM + LINE * len(foot)
+    total = top + height + bottom
+    figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
+    axes = figure.add_axes((LEFT / width, bottom / total, wide / width, height / total))
+    draw(axes, history, "overall", plot_title(history), theme, scale=100, places=where)
+    axes.set_xlim(0, 1.03 * max(line[-1] for line in where.sites.values()))
+    axes.set_xlabel("Mbit that a site had sent", labelpad=2)
+    write_labels(axes, labels, theme)
+    if not narrow:
+        write_frame(figure, history.job, head, foot, theme)
+    return figure
