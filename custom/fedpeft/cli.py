@@ -105,7 +105,8 @@ def _parser() -> argparse.ArgumentParser:
     built.set_defaults(command=_build_vqa)
 
     doctor = commands.add_parser("doctor", help="find what would keep a job from running on this machine")
-    doctor.add_argument("job", type=Path, nargs="?", help="job folder, e.g. jobs/fedpia_task1")
+    doctor.add_argument("job", type=Path, nargs="?", help="job folder, e.g. jobs/fedpia_task1, or name")
+    doctor.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
     doctor.add_argument("--site", metavar="NAME", help="look at one site of the job only (without a kit)")
     doctor.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
@@ -259,11 +260,9 @@ def _doctor(arguments: argparse.Namespace) -> None:
     from fedpeft.doctor import open_context
     from fedpeft.doctor.console import print_findings
 
-    print_findings(
-        open_context(
-            arguments.job, startup_kit=arguments.startup_kit, site=arguments.site, workspace=arguments.workspace
-        )
-    )
+    kit, site, workspace = arguments.startup_kit, arguments.site, arguments.workspace
+    context = open_context(arguments.job, overrides=arguments.set, startup_kit=kit, site=site, workspace=workspace)
+    print_findings(context)
 
 
 def _status(arguments: argparse.Namespace) -> None:

@@ -24,8 +24,7 @@ from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
-from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs, write_job
-from fedpeft.settings import suggestion
+from fedpeft.job_folder import job_folder
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
 from fedpeft.workspace_lock import SERVER, held, kept_folder
 
@@ -56,7 +55,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     workspace = workspace.resolve()
     results = workspace / "server" / RUN
     with tempfile.TemporaryDirectory() as scratch:
-        folder = _folder(job, overrides, Path(scratch))
+        folder = job_folder(job, overrides, Path(scratch))
         admit_folder(folder, classes=listed_classes(workspace))
         folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
@@ -121,22 +120,6 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
         raise FedpeftError(
             f"{file} is not a configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
         ) from error
-
-
-def _folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
-    """Return the job's folder, or one composed of `app_configs/` where settings change or only it has the job."""
-    there = (job / "meta.json").is_file()
-    if there and not overrides:
-        return job
-    configs, name = configs_of(job) if there else (usual_configs(), name_of(job))
-    if name not in known_jobs(configs):
-        raise FedpeftError(
-            f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
-            f"{suggestion(name, known_jobs(configs))}."
-        )
-    folder = scratch / "job" / job.name
-    write_job(folder, name, compose(configs, name, overrides))
-    return folder
 
 
 def _state(workspace: Path) -> Path:

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING
 from fedpeft.doctor.job import Job, read_job
 from fedpeft.doctor.kit import SITE, Kit, read_kit
 from fedpeft.errors import FedpeftError
+from fedpeft.job_folder import job_folder
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.settings import suggestion
 from fedpeft.workspace import listed_classes
@@ -65,12 +68,18 @@ class Context:
 
 
 def open_context(
-    job: Path | None = None, *, startup_kit: Path | None = None, site: str | None = None, workspace: Path = WORKSPACE
+    job: Path | None = None,
+    *,
+    overrides: Sequence[str] = (),
+    startup_kit: Path | None = None,
+    site: str | None = None,
+    workspace: Path = WORKSPACE,
 ) -> Context:
     """Read the job and kit that the command names.
 
     Args:
-        job: a FLARE job folder.
+        job: a FLARE job folder, or the name of a job of `app_configs/`.
+        overrides: settings of the job as `section.name=value`.
         startup_kit: the folder of a participant's kit.
         site: one site of the job, without a kit; None: all sites are on this machine.
         workspace: the simulator's folder.
@@ -79,11 +88,13 @@ def open_context(
         FedpeftError: the job or kit does not exist, or job, kit and site contradict each other.
     """
     kit = read_kit(startup_kit) if startup_kit else None
-    read = read_job(job, classes=() if kit else listed_classes(workspace)) if job else None
+    read = _read(job, overrides, classes=() if kit else listed_classes(workspace)) if job else None
+    if overrides and not job:
+        raise FedpeftError(f"--set {overrides[0]} is a setting of a job: name the job too.")
     if site and kit:
         raise FedpeftError(f"--site {site} and --startup-kit exclude each other: the kit says who it is for.")
     if site and not read:
-        raise FedpeftError(f"--site {site} names a site of a job: name the job's folder too.")
+        raise FedpeftError(f"--site {site} names a site of a job: name the job too.")
     names: tuple[str, ...]
     if kit:
         names = (kit.name,) if kit.role == SITE and read and kit.name in read.sites else ()
@@ -94,3 +105,8 @@ def open_context(
     else:
         names = read.sites if read else ()
     return Context(job=read, kit=kit, sites=names, workspace=workspace)
+
+
+def _read(job: Path, overrides: Sequence[str], *, classes: Collection[str]) -> Job:
+    with tempfile.TemporaryDirectory() as scratch:
+        return replace(read_job(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)
