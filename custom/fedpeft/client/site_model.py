@@ -6,6 +6,8 @@ The learner trains it, and predictions are made with it: both build it here, so 
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 from fedpeft import backbones
@@ -71,7 +73,8 @@ class SiteModel:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
             weights = computing.matrices(self.backbone)
             seed = derive(training.seed, "adapter", self.init_site)
-            self.trainable = tuning.prepare(self.backbone, own, seed=seed)
+            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
+                self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
         with about("training"):
             self.answering = ways.build(self.backbone, vocabulary, training, generator, labelled=labelled)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -129,19 +128,16 @@ def model_of(kept: KeptModel) -> SiteModel:
     training = replace(training, compile=False)
     if kept.policy and training.device == "auto":
         training = replace(training, device=kept.policy.device)
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
-        model = SiteModel(
-            site=record.site,
-            backbone=build(
-                BackboneSettings, site_backbone(_section(record, "backbone"), record.site), section="backbone"
-            ),
-            method=method,
-            training=training,
-            schedule=schedule_of(sections.get("schedule") or {}, method.method),
-            vocabulary=AnswerVocabulary(record.answers),
-            labelled=record.labelled,
-            metric=record.metric,
-        )
+    model = SiteModel(
+        site=record.site,
+        backbone=build(BackboneSettings, site_backbone(_section(record, "backbone"), record.site), section="backbone"),
+        method=method,
+        training=training,
+        schedule=schedule_of(sections.get("schedule") or {}, method.method),
+        vocabulary=AnswerVocabulary(record.answers),
+        labelled=record.labelled,
+        metric=record.metric,
+    )
     model.restore(kept.state)
     return model
 
