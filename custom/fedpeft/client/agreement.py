@@ -14,7 +14,7 @@ from fedpeft.alignment.settings import LEAST_BY_AGREEMENT
 from fedpeft.client.site_state import SiteState
 from fedpeft.states import State
 
-# chosen on seeds 100 to 102 of the embedded federation, whose sites agree or contradict each other (docs/methods.md)
+# chosen on seeds 100 to 102 of the embedded federation, whose sites agree or contradict each other (docs/fedpia.md)
 MEMORY = 0.5  # weight of the rounds before in the mean over rounds
 ENOUGH = 0.06  # agreement from which on a site takes nothing but the global adapter
 SLOPE = 5.0  # of the share, per agreement that is lacking
