@@ -14,8 +14,9 @@ from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
 from fedpeft.registry import Registry
 from fedpeft.scheduling.solvers import SOLVERS
+from fedpeft.trackers import TRACKERS
 
-KINDS = [METHODS, BACKBONES, DATASETS, CHECKS, SCORES, SOLVERS]
+KINDS = [METHODS, BACKBONES, DATASETS, CHECKS, SCORES, SOLVERS, TRACKERS]
 
 
 @pytest.fixture

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least
+from fedpeft.settings import at_least, one_of
+from fedpeft.trackers import NONE, TRACKERS
 
 LATEST = "latest"
 _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
@@ -29,6 +30,8 @@ class FederationSettings:
         max_samples: training samples that a site may announce; its weight follows from their number.
         largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
             the largest adapter that the sites announced, and 16 MB.
+        tracking: `mlflow` or `wandb` (Weights & Biases): the server sends every round's figures there too; its own
+            environment says to which address, with which key. `none`: nowhere.
         resume_from: `latest`, or a checkpoint's name: resume with the round after it; empty: start anew.
     """
 
@@ -40,6 +43,7 @@ class FederationSettings:
     checkpoints: int = 3
     max_samples: int = 1_000_000
     largest_reply_mb: int = 1024
+    tracking: str = NONE
     resume_from: str = ""
 
     def __post_init__(self) -> None:
@@ -52,6 +56,7 @@ class FederationSettings:
             at_least(name, getattr(self, name), 1)
         if self.quorum > len(self.sites):
             raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")
+        one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))
         if self.resume_from:
             checkpoint_of(self.resume_from)
 

@@ -77,10 +77,11 @@ class Harness(FederationController):
         schedule=None,
         resume_from="",
         sites=SITES,
+        tracking="none",
     ):
         super().__init__(
             job="test",
-            federation={"sites": sites, "quorum": quorum, "resume_from": resume_from},
+            federation={"sites": sites, "quorum": quorum, "resume_from": resume_from, "tracking": tracking},
             method=method,
             training={"rounds": rounds},
             schedule=schedule or {},

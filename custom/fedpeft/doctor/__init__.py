@@ -13,6 +13,7 @@ __all__ = ["Context", "Finding", "examine", "open_context", "register"]
 register("versions", "fedpeft.doctor.versions:check")
 register("job", "fedpeft.doctor.job:check")
 register("admission", "fedpeft.doctor.admission:check")
+register("tracking", "fedpeft.doctor.tracking:check")
 register("allow-list", "fedpeft.doctor.allow_list:check")
 register("privacy", "fedpeft.doctor.privacy:check")
 register("clock", "fedpeft.doctor.clock:check")

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
@@ -30,6 +29,7 @@ from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.tensors import register_early, register_tensors
+from fedpeft.flare.tracking import start_tracking
 from fedpeft.keys import layers_of
 from fedpeft.messages.reply_contract import check_introduction, check_score_reply, check_train_reply
 from fedpeft.messages.types import (
@@ -51,7 +51,7 @@ from fedpeft.server.aggregation import State, check_global, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.delta_broadcast import DeltaBroadcast
-from fedpeft.server.export import export_adapter, export_head
+from fedpeft.server.export import export_adapter, export_head, import_peft
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
@@ -139,8 +139,9 @@ class FederationController(ModelController):
             self._schedule = schedule_of(self._sections["schedule"], self._method.method)
             check_secure_sum(self._method, self._schedule, self._federation)
             self._method.check_schedule(active=self._schedule.active, joins=self._schedule.joins)
-            importing = threading.Thread(target=_import_peft, daemon=True)
-            importing.start()
+            tracker = self._federation.tracking
+            recorder.tracking = start_tracking(tracker, self._job, recorder.folder, self.fl_ctx)
+            importing = import_peft()
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job, self._submitter)
             prune(lineages_folder(self.fl_ctx), self._lineage)
@@ -491,8 +492,3 @@ def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
     """Clear the three return codes of a single site for which FLARE would end the job: the quorum decides."""
     if runner := fl_ctx and fl_ctx.get_prop(FLContextKey.RUNNER):
         runner.ABORT_RETURN_CODES = ()
-
-
-def _import_peft() -> None:
-    """Import PEFT, which takes seconds and is needed only at the end, while the sites work."""
-    import peft  # noqa: F401

@@ -32,6 +32,7 @@ NAMES = {
     "loss": "loss/last epoch",
     "loss_first": "loss/first epoch",
     "seconds": "seconds/site",
+    "sent": "communication/bytes sent",
 }
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
@@ -17,6 +18,17 @@ from fedpeft.methods.factors import of_equal_rank
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.states import State
+
+
+def import_peft() -> threading.Thread:
+    """Begin to import PEFT, which takes seconds and is needed only at the end, while the sites work."""
+
+    def load() -> None:
+        import peft  # noqa: F401
+
+    importing = threading.Thread(target=load, daemon=True)
+    importing.start()
+    return importing
 
 
 def export_head(file: Path, state: State) -> None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import fedpeft
 from fedpeft.backbones import is_tiny
@@ -27,12 +27,23 @@ from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
 from fedpeft.training_settings import TrainingSettings
 
+if TYPE_CHECKING:
+    from fedpeft.trackers import RunTracking
+
 MANIFEST = "manifest.json"
 HISTORY = "history.json"
 
 
 class RunRecorder:
-    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round."""
+    """Writes each round as soon as it is finished, so that a job that ends early loses no finished round.
+
+    Args:
+        folder: of the run.
+        job: the job's name.
+
+    Attributes:
+        tracking: takes the rounds as well, if it is set.
+    """
 
     def __init__(self, folder: Path, *, job: str) -> None:
         self.folder = folder
@@ -40,6 +51,7 @@ class RunRecorder:
         self._manifest: dict[str, Any] = {"job": job, "fedpeft": fedpeft.__version__, "faults": []}
         self._history: dict[str, Any] = {"job": job, "rounds": []}
         self._board = Board(folder)
+        self.tracking: RunTracking | None = None
 
     def begin(
         self,
@@ -133,6 +145,8 @@ class RunRecorder:
             self._board.update(self._history["rounds"], self._history.get("metrics", {}))
         except Exception:  # a failure of TensorBoard must not end the job
             logging.getLogger(__name__).exception("the TensorBoard files could not be written")
+        if self.tracking:
+            self.tracking.update(self._history["rounds"], self._history.get("metrics", {}))
 
     def ends_early(self, patience: int) -> int | None:
         """Return the best round if the job ends with the last one, because none since was better; else None."""
@@ -174,6 +188,8 @@ class RunRecorder:
         return [f"finished: results in {self.folder}"]
 
     def _write_manifest(self, status: str, **more: str) -> None:
+        if self.tracking:
+            self.tracking.close()  # it may write into the folder
         files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
         self._manifest |= {
             "status": status,

@@ -1,0 +1,154 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Give every finished round to a receiver of FLARE's: the figures of history.json, nothing else, from the server only.
+
+FLARE's own way, an `AnalyticsSender` at each site, would open a second channel out of the sites. The receivers are also
+not run as components: they would log an error and go on without metrics where a run should not begin.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.analytix import AnalyticsDataType, LogWriterName
+from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.utils.analytix_utils import create_analytic_dxo
+
+from fedpeft.errors import FedpeftError
+from fedpeft.report.tensorboard import SERVER, scalars
+from fedpeft.trackers import LEAVE_OUT, NONE, Tracker, reason_of, usable
+
+MOST_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
+_NOT_IN_A_NAME = re.compile(r"[^\w.-]|^\.+", re.ASCII)
+_log = logging.getLogger(__name__)
+
+
+def start_tracking(name: str, job: str, folder: Path, fl_ctx: FLContext) -> Tracking | None:
+    """Begin a run at the tracker that a job names; None for `none`.
+
+    Args:
+        name: `federation.tracking`.
+        job: the job's name.
+        folder: of the run.
+        fl_ctx: of the server.
+
+    Raises:
+        FedpeftError: the tracker is not installed or not configured, or does not answer.
+    """
+    if name == NONE:
+        return None
+    return Tracking(usable(name), job, folder, fl_ctx)
+
+
+class Tracking:
+    """Gives each round to the receiver once, a resumed run's earlier ones too; what it does not take is given again.
+
+    Args:
+        tracker: the service.
+        job, folder, fl_ctx: as for `start_tracking`.
+
+    Raises:
+        FedpeftError: the tracker does not answer.
+    """
+
+    def __init__(self, tracker: Tracker, job: str, folder: Path, fl_ctx: FLContext) -> None:
+        self._tracker, self._folder = tracker, folder
+        self._context = _context(job, fl_ctx)
+        self._last = 0
+        self._problem = ""
+        self._closed = False
+        try:
+            self._receiver = tracker.receiver(job, folder)
+            self._receiver.initialize(self._context)
+            self._raise_if_failed()
+        except Exception as error:  # of as many kinds as the services have
+            raise FedpeftError(
+                f"{tracker.title} cannot be used from the server ({reason_of(error)}): correct the server's "
+                f"environment, {LEAVE_OUT}."
+            ) from error
+
+    def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
+        """Give the rounds that are new; a failure is logged once and costs nothing else.
+
+        Args:
+            rounds, metrics: as in history.json.
+        """
+        try:
+            for one in rounds:
+                if one["round"] > self._last:
+                    self._give(one["round"], named(one, metrics))
+                    self._last = one["round"]
+            self._problem = ""
+        except Exception as error:
+            if not self._problem:
+                _log.warning("%s", self._missing(reason_of(error)))
+            self._problem = reason_of(error)
+
+    def close(self) -> None:
+        """End the run at the tracker, once; a failure is logged."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._receiver.finalize(self._context)
+            self._raise_if_failed()
+        except Exception as error:
+            self._problem = reason_of(error)
+        if self._problem:
+            _log.warning("%s", self._missing(self._problem))
+        elif notice := self._tracker.notice(self._folder):
+            _log.info("%s has the figures of all rounds: %s.", self._tracker.title, notice)
+
+    def _give(self, number: int, values: Mapping[str, float]) -> None:
+        names = list(values)
+        for start in range(0, len(names), MOST_AT_ONCE):
+            some = {name: values[name] for name in names[start : start + MOST_AT_ONCE]}
+            self._receiver.save(self._context, _message(number, some), SERVER)
+        self._raise_if_failed()
+
+    def _raise_if_failed(self) -> None:
+        if failed := self._tracker.failed(self._receiver):
+            raise ConnectionError(failed)
+
+    def _missing(self, reason: str) -> str:
+        return (
+            f"{self._tracker.title} may lack the rounds after {self._last} ({reason}): the job goes on, and "
+            f"history.json has the same figures."
+        )
+
+
+def named(one: Mapping[str, Any], metrics: Mapping[str, str]) -> dict[str, float]:
+    """Return the figures of a round of history.json by name, `accuracy/overall/SITE`; the mean is `…/server`.
+
+    Args:
+        one: the round.
+        metrics: by site, what it is measured by.
+    """
+    return {f"{tag}/{_NOT_IN_A_NAME.sub('_', run)}": value for run, tag, value in scalars(one, metrics)}
+
+
+def _message(number: int, values: dict[str, float]) -> Shareable:
+    return create_analytic_dxo(
+        tag="round",
+        value=values,
+        data_type=AnalyticsDataType.METRICS,
+        writer=LogWriterName.MLFLOW,
+        global_step=number,
+    ).to_shareable()
+
+
+def _context(job: str, fl_ctx: FLContext) -> FLContext:
+    """A context without the type of the process: in that of a server a receiver begins one run for each connected
+    client, and takes nothing from the server itself."""
+    made = FLContext()
+    made.set_prop(ReservedKey.ENGINE, fl_ctx.get_engine())
+    made.set_prop(ReservedKey.IDENTITY_NAME, SERVER)
+    made.set_prop(ReservedKey.RUN_NUM, fl_ctx.get_job_id())
+    made.set_prop(ReservedKey.JOB_META, {JobMetaKey.JOB_NAME: job})
+    return made

@@ -1,0 +1,92 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Weights & Biases follows a run, through FLARE's WandBReceiver; the server's environment has mode, project and key."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.errors import FedpeftError
+from fedpeft.trackers import LEAVE_OUT, SETTING, Tracker, reason_of
+
+if TYPE_CHECKING:
+    from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+
+MODE, PROJECT, FOLDER = "WANDB_MODE", "WANDB_PROJECT", "WANDB_DIR"
+ONLINE, OFFLINE = "online", "offline"
+SECONDS = 60  # for what is left to be sent at the end
+ONLY_METRICS = {  # by default it records the program, its output and arguments, the machine, its load and its user
+    "console": "off",
+    "disable_code": True,
+    "disable_git": True,
+    "host": "server",
+    "program": "fedpeft",
+    "save_code": False,
+    "silent": True,
+    "symlink": False,
+    "x_disable_machine_info": True,
+    "x_disable_meta": True,
+    "x_disable_stats": True,
+    "x_save_requirements": False,
+}
+
+
+def _mode() -> str:
+    return os.environ.get(MODE) or ONLINE
+
+
+def _check() -> None:
+    if _mode() not in (ONLINE, OFFLINE):
+        raise FedpeftError(f"{MODE} is {_mode()!r:.80} at the server: set it to {ONLINE} or {OFFLINE}.")
+    if _mode() == OFFLINE:
+        return
+    import wandb
+
+    try:
+        has_key = wandb.login(prompt=False)
+    except Exception as error:  # of several kinds: a wrong key, no connection
+        raise FedpeftError(
+            f"W&B does not accept the server's key or cannot be reached ({reason_of(error)}): check both, set "
+            f"{MODE}={OFFLINE} there, {LEAVE_OUT}."
+        ) from error
+    if not has_key:
+        raise FedpeftError(
+            f"{SETTING} is 'wandb', but the server has no key of W&B: set WANDB_API_KEY in its environment, or "
+            f"{MODE}={OFFLINE} to store the run there, {LEAVE_OUT}.",
+            setting=SETTING,
+        )
+
+
+def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
+
+    run: dict[str, Any] = {
+        "project": os.environ.get(PROJECT) or "fedpeft",
+        "name": job[:60],
+        "group": job[:60],
+        "job_type": "federation",
+        "dir": os.environ.get(FOLDER) or str(folder),
+        "settings": ONLY_METRICS,
+    }
+    return WandBReceiver(wandb_args=run, mode=_mode(), process_timeout=SECONDS)
+
+
+def _failed(receiver: Any) -> str:
+    """FLARE's receiver writes in a process of its own, and goes offline by itself."""
+    if receiver.mode != _mode():
+        return "it refused the key, or could not be reached"
+    if any(process.exitcode for process in receiver.processes.values()):
+        return "its process has ended; the log has the traceback"
+    return ""
+
+
+def _notice(folder: Path) -> str:
+    place = os.environ.get(FOLDER) or folder
+    return f"`wandb sync {place}/wandb/offline-run-*` sends them" if _mode() == OFFLINE else ""
+
+
+TRACKER = Tracker(
+    title="W&B", library="wandb", extra="wandb", check=_check, receiver=_receiver, failed=_failed, notice=_notice
+)
