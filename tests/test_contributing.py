@@ -148,6 +148,42 @@ from fedpeft.doctor import examine, open_context
 assert ("mine", "all is well.") in [(name, finding.sentence) for name, finding in examine(open_context())]
 """,
     ),
+    "fedpeft.trackers": (
+        """
+from fedpeft.trackers import Tracker
+from nvflare.apis.dxo import from_shareable
+from nvflare.app_common.widgets.streaming import AnalyticsReceiver
+
+class Lines(AnalyticsReceiver):
+    def __init__(self, file):
+        super().__init__()
+        self.file = file
+
+    def initialize(self, fl_ctx):
+        self.file.touch()
+
+    def save(self, fl_ctx, shareable, record_origin):
+        data = from_shareable(shareable).data
+        self.file.write_text(f"{data['global_step']} {data['track_value']['accuracy/overall/a']}")
+
+    def finalize(self, fl_ctx):
+        pass
+
+MINE = Tracker(
+    title="Mine", library="json", extra="mine", check=lambda: None, receiver=lambda job, folder: Lines(folder / job)
+)
+""",
+        """
+from types import SimpleNamespace
+from fedpeft.federation import FederationSettings
+from fedpeft.flare.tracking import start_tracking
+folder = pathlib.Path(tempfile.mkdtemp())
+name = FederationSettings(sites=("a",), tracking="mine").tracking
+tracking = start_tracking(name, "job", folder, SimpleNamespace(get_engine=lambda: None, get_job_id=lambda: "1"))
+tracking.update([{"round": 1, "sites": {"a": {"overall": 0.5}}}], {})
+assert (folder / "job").read_text() == "1 0.5"
+""",
+    ),
 }
 COMMON = """
 import pathlib, sys, tempfile

@@ -33,7 +33,7 @@ class Tracker:
         check: raises a FedpeftError if the environment does not say where the figures go.
         receiver: makes FLARE's receiver, from the job's name and the folder of the run.
         failed: returns why a receiver that has begun can write no more, empty if it can.
-        notice: returns what the user can do with a finished run, empty if nothing is to be said.
+        finish: called when a run has ended; returns what the user can do with it, empty if nothing is to be said.
     """
 
     title: str
@@ -42,7 +42,7 @@ class Tracker:
     check: Callable[[], None]
     receiver: Callable[[str, Path], Any]
     failed: Callable[[Any], str] = lambda receiver: ""
-    notice: Callable[[Path], str] = lambda folder: ""
+    finish: Callable[[Path], str] = lambda folder: ""
 
 
 class RunTracking(Protocol):

@@ -155,6 +155,7 @@ def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, 
     for name in (str(tmp_path), platform.node(), getpass.getuser(), "pytest", ".py"):
         assert len(name) < 3 or name.encode() not in content
     assert not list(tmp_path.glob("wandb/offline-run-*/files/*"))
+    assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
 
 
 def test_a_failure_costs_nothing_and_is_made_good(receiver, tmp_path, fl_ctx, caplog):

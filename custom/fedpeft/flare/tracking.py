@@ -98,11 +98,12 @@ class Tracking:
         try:
             self._receiver.finalize(self._context)
             self._raise_if_failed()
+            notice = self._tracker.finish(self._folder)
         except Exception as error:
             self._problem = reason_of(error)
         if self._problem:
             _log.warning("%s", self._missing(self._problem))
-        elif notice := self._tracker.notice(self._folder):
+        elif notice:
             _log.info("%s has the figures of all rounds: %s.", self._tracker.title, notice)
 
     def _give(self, number: int, values: Mapping[str, float]) -> None:

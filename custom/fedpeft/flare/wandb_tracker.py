@@ -82,11 +82,14 @@ def _failed(receiver: Any) -> str:
     return ""
 
 
-def _notice(folder: Path) -> str:
+def _finish(folder: Path) -> str:
+    for link in folder.glob("wandb/*/logs/*"):
+        if link.is_symlink():  # to a log of its server in the home folder, which is no part of the run's results
+            link.unlink()
     place = os.environ.get(FOLDER) or folder
     return f"`wandb sync {place}/wandb/offline-run-*` sends them" if _mode() == OFFLINE else ""
 
 
 TRACKER = Tracker(
-    title="W&B", library="wandb", extra="wandb", check=_check, receiver=_receiver, failed=_failed, notice=_notice
+    title="W&B", library="wandb", extra="wandb", check=_check, receiver=_receiver, failed=_failed, finish=_finish
 )
