@@ -4,15 +4,19 @@
 import csv
 import io
 import math
+import re
+from html import escape
 
 import pytest
 
 from fedpeft.compare.intervals import interval
 from fedpeft.compare.outcome import Outcome, from_json
+from fedpeft.compare.page import page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.table import compared
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, MACRO_F1
+from fedpeft.report.page_parts import Picture
 
 
 def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
@@ -154,5 +158,18 @@ def test_the_terminal_leaves_the_sites_out_where_there_is_no_room():
 @pytest.mark.slow
 @pytest.mark.parametrize("runs", [RUNS, RUNS[:1], [outcome("local", 0, (0.5, 0.5), sent=0.0), RUNS[0]]])
 def test_the_picture_is_a_png_with_the_same_bytes_each_time(runs):
-    assert picture(runs).startswith(b"\x89PNG")
-    assert picture(runs) == picture(runs)
+    once = picture(runs)
+    assert all(file.startswith(b"\x89PNG") for file in vars(once).values())
+    assert picture(runs) == once
+
+
+def test_the_page_holds_every_cell_and_note_once_with_the_best_mean_bold():
+    runs = [outcome("<a & b>", seed, (0.2, 0.4), procedural=True) for seed in (0, 1)] + RUNS[2:]
+    table = compared(runs, baseline="ours")
+    text = page(table, Picture(light=b"light", dark=b"dark"), runs)
+    for cell in (*table.columns, *(cell for row in table.rows for cell in row), *table.notes[1:]):
+        assert escape(cell) in text
+    assert text.lower().count("nothing about medicine") == 1  # at the top, and not again below the table
+    assert re.findall(r"<strong>(.*?)</strong>", text) == ["70.0 ± 14.1"]
+    assert "<a & b>" not in text
+    assert text.count("<img") == 1

@@ -22,7 +22,7 @@ IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
 
 
 def small(draw, description):
-    file = described_png(under_style(lambda theme: draw(theme, 3.0), dark=False), description)
+    file = described_png(under_style(lambda theme: draw(theme, True), dark=False), description)
     return Picture(light=file, dark=file)
 
 

@@ -2,7 +2,7 @@
 """Tables of what was sent, what the alignment did and how layers rank."""
 
 import pytest
-from histories import gaps, record
+from histories import complete, gaps
 
 from fedpeft.report.costs import aligned, ranks, sent
 from fedpeft.report.history_reader import parse
@@ -10,31 +10,18 @@ from fedpeft.report.json_fields import HistoryError
 from fedpeft.report.tables import all_tables
 
 
-def made(rounds=3):
-    """Two sites of which each sends 1 Mbit a round, is aligned and has scores."""
-    history = record(("a", "b"), rounds)
-    for one in history["rounds"]:
-        for site in one["sites"].values():
-            site["sent"] = 125_000
-        report = {"a": {"before": 0.4, "after": 0.1, "moved": 0.5}, "b": {"before": 0.2, "after": 0.2, "moved": 0}}
-        one["alignment_report"] = {"sites": report}
-        one["schedule"] = {
-            "layers": {"a": [0], "b": [1]},
-            "scores": {"a": [3.0, 2.0, 1.0], "b": [1.0, 1.0, 5.0]},
-        }
-    return history
-
-
 def parsed(history):
     return parse(history, origin="h")
 
 
 def test_what_was_sent_adds_up_over_sites_and_rounds():
-    assert sent(parsed(made())).rows == tuple((str(n), "1.000", "1.000", "2.000", f"{2 * n}.000") for n in (1, 2, 3))
+    assert sent(parsed(complete())).rows == tuple(
+        (str(n), "1.000", "1.000", "2.000", f"{2 * n}.000") for n in (1, 2, 3)
+    )
 
 
 def test_a_round_that_nobody_counted_is_marked_from_then_on():
-    history = made()
+    history = complete()
     del history["rounds"][1]["sites"]["a"]["sent"]
     table = sent(parsed(history))
     assert [row[-1] for row in table.rows] == ["2.000", "3.000*", "5.000*"]
@@ -42,13 +29,13 @@ def test_a_round_that_nobody_counted_is_marked_from_then_on():
 
 
 def test_a_site_that_is_absent_sent_nothing_and_marks_nothing():
-    history = made()
+    history = complete()
     del history["rounds"][1]["sites"]["a"]
     assert [row[-1] for row in sent(parsed(history)).rows] == ["2.000", "3.000", "5.000"]
 
 
 def test_the_alignment_of_the_last_aligned_round():
-    history = made()
+    history = complete()
     history["rounds"][2]["alignment_report"] = {"sites": {"a": {"before": None, "after": None}}}
     table = aligned(parsed(history))
     assert table.title == "Alignment in round 2"
@@ -60,7 +47,7 @@ def test_the_alignment_of_the_last_aligned_round():
 
 
 def test_equal_scores_share_their_rank():
-    table = ranks(parsed(made()))
+    table = ranks(parsed(complete()))
     assert table.rows == (("a", "1.0", "2.0", "3.0"), ("b", "2.5", "2.5", "1.0"))
 
 
@@ -70,13 +57,13 @@ def test_a_run_that_recorded_nothing_of_it_has_no_table(table):
 
 
 def test_all_of_them_stand_among_the_tables():
-    titles = {table.title for table in all_tables(parsed(made()))}
+    titles = {table.title for table in all_tables(parsed(complete()))}
     assert {"Sent by the sites (Mbit)", "Alignment in round 3", "Rank of the layers"} <= titles
 
 
 @pytest.mark.parametrize("wrong", [[], {"a": 3}, {"a": {"before": "x"}}, {"a": {"moved": 2}}, {"a": {"after": -1}}])
 def test_a_damaged_report_of_an_alignment_is_refused(wrong):
-    history = made()
+    history = complete()
     history["rounds"][0]["alignment_report"] = {"sites": wrong}
     with pytest.raises(HistoryError, match="alignment_report"):
         parsed(history)

@@ -62,6 +62,21 @@ def gaps() -> dict[str, Any]:
     return made
 
 
+def complete(rounds: int = 3) -> dict[str, Any]:
+    """Two sites of which each sends 1 Mbit a round, is aligned and has scores."""
+    history = record(("a", "b"), rounds)
+    for one in history["rounds"]:
+        for site in one["sites"].values():
+            site["sent"] = 125_000
+        report = {"a": {"before": 0.4, "after": 0.1, "moved": 0.5}, "b": {"before": 0.2, "after": 0.2, "moved": 0}}
+        one["alignment_report"] = {"sites": report}
+        one["schedule"] = {
+            "layers": {"a": [0], "b": [1]},
+            "scores": {"a": [3.0, 2.0, 1.0], "b": [1.0, 1.0, 5.0]},
+        }
+    return history
+
+
 def write(folder: Path, made: Any) -> Path:
     """Write history.json into a folder, which is made."""
     folder.mkdir(parents=True, exist_ok=True)

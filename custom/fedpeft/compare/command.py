@@ -13,9 +13,10 @@ from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.compare.outcome import Outcome
+    from fedpeft.compare.table import Comparison
 
 OUT = "comparison"
-FILES = ("comparison.md", "comparison.csv", "comparison.tex", "comparison.png")
+NAME = "comparison"  # of the files
 
 
 def add(commands: Any) -> None:
@@ -36,7 +37,7 @@ def add(commands: Any) -> None:
     parser.add_argument("--last", type=int, default=1, help="rounds whose mean is a run's figure (default 1)")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
     parser.add_argument("--configs", type=Path, help="folder of the configuration (default: app_configs, or ours)")
-    parser.add_argument("--out", type=Path, help=f"folder of the tables and the picture (default: {OUT}/<job>)")
+    parser.add_argument("--out", type=Path, help=f"folder of tables, picture and page (default: {OUT}/<job>)")
     parser.set_defaults(command=compare)
 
 
@@ -64,8 +65,8 @@ def compare(chosen: argparse.Namespace) -> None:
     console.print(table.grid(console.width))
     for note in table.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
-    _write(out, (table.markdown(), table.csv(), table.latex()), outcomes)
-    print(f"tables and picture  {out}")
+    _write(out, table, outcomes)
+    print(f"tables and picture  {out}\npage                {out / NAME}.html")
     if failed:
         raise FedpeftError(f"{len(failed)} runs failed, the others are kept; the first: {failed[0]}")
 
@@ -117,12 +118,15 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
     return done, failed
 
 
-def _write(out: Path, texts: Sequence[str], outcomes: Sequence[Outcome]) -> None:
+def _write(out: Path, table: Comparison, outcomes: Sequence[Outcome]) -> None:
+    from fedpeft.compare.page import page
     from fedpeft.compare.picture import picture
     from fedpeft.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)
-    contents = (*(text.encode() for text in texts), picture(outcomes))
-    for name, content in zip(FILES, contents, strict=True):
-        with replacing(out / name) as draft:
+    drawn = picture(outcomes)
+    texts = {"md": table.markdown(), "csv": table.csv(), "tex": table.latex(), "html": page(table, drawn, outcomes)}
+    contents = {kind: text.encode() for kind, text in texts.items()} | {"png": drawn.light}
+    for kind, content in contents.items():
+        with replacing(out / f"{NAME}.{kind}") as draft:
             draft.write_bytes(content)

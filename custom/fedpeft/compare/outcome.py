@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import TITLES
 from fedpeft.report.history import History
+from fedpeft.report.wording import caution
 
 Sites = Mapping[str, float]
 
@@ -93,6 +94,12 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     if not (fine and known and outcome.figures):
         raise FedpeftError(f"{origin} has a figure that is none, or no round: remove the line.")
     return outcome
+
+
+def caution_of(outcomes: Iterable[Outcome]) -> str:
+    """Return what figures of these runs do not say; empty for real data and a backbone of usual size."""
+    runs = list(outcomes)
+    return caution(procedural=any(one.procedural for one in runs), tiny=any(one.tiny for one in runs))
 
 
 def of_history(history: History, *, method: str) -> Outcome:

@@ -5,39 +5,42 @@ from __future__ import annotations
 
 import math
 import statistics
-import textwrap
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from fedpeft.compare.outcome import Outcome
+from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.metrics import TITLES
+from fedpeft.report.labels import shorten
+from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import DISTINCT, Theme, line_style
-from fedpeft.report.plots import described_png, under_style
-from fedpeft.report.wording import caution
+from fedpeft.report.plots import NARROW, in_all_forms
 
 WIDTH, HEIGHT = 7.2, 2.7  # inches, of a row of panels
 LETTERS = 34  # of a method's name in the legend
 
 
-def picture(outcomes: Sequence[Outcome]) -> bytes:
-    """Return the picture as PNG: for each metric, left by round, right by Mbit sent.
+def picture(outcomes: Sequence[Outcome]) -> Picture:
+    """Return the picture: for each metric, left by round, right by Mbit sent; on narrow pages one below the other.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
-    return described_png(under_style(lambda theme: _figure(outcomes, theme), dark=False), _title(outcomes))
+    return in_all_forms(lambda theme, narrow: _figure(outcomes, theme, narrow=narrow), title(outcomes))
 
 
-def _figure(outcomes: Sequence[Outcome], theme: Theme) -> Figure:
+def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool) -> Figure:
     metrics = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
     methods = list(dict.fromkeys(one.method for one in outcomes))
     counted = all(one.sent for one in outcomes)
-    height = HEIGHT * len(metrics) + 0.5 + 0.16 * math.ceil(len(methods) / 3)
-    figure = Figure(figsize=(WIDTH, height), facecolor=theme.paper, layout="constrained")
-    panels = figure.subplots(len(metrics), 1 + counted, squeeze=False, sharey="row")
-    for metric, row in zip(metrics, panels, strict=True):
+    down, across = (len(metrics) * (1 + counted), 1) if narrow else (len(metrics), 1 + counted)
+    columns = 1 if narrow else 3
+    height = HEIGHT * down + 0.5 + 0.16 * math.ceil(len(methods) / columns)
+    figure = Figure(figsize=(NARROW if narrow else WIDTH, height), facecolor=theme.paper, layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharey=False if narrow else "row")
+    panels = panels.reshape(len(metrics), 1 + counted)
+    for index, (metric, row) in enumerate(zip(metrics, panels, strict=True), 1):
         for number, method in enumerate(methods):
             runs = [one for one in outcomes if one.method == method]
             style = line_style(number, min(len(methods), DISTINCT), theme)
@@ -45,16 +48,16 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme) -> Figure:
             if counted:
                 _draw(row[1], [one.curve(metric) for one in runs], [one.megabits() for one in runs], style, method)
         row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
-        for axes in row:
+        row[-1].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)" if narrow or not counted else "")
+        row[0].xaxis.get_major_locator().set_params(integer=True)
+        for axes, place in zip(row, ("round", "Mbit sent by all sites together"), strict=False):
             axes.grid(axis="y", color=theme.grid, linewidth=0.6)
-    panels[-1][0].set_xlabel("round")
-    panels[-1][0].xaxis.get_major_locator().set_params(integer=True)
-    if counted:
-        panels[-1][1].set_xlabel("Mbit sent by all sites together")
+            axes.set_xlabel(place if narrow or index == len(metrics) else "")
     handles = {shown.get_label(): shown for shown in panels[0][0].lines}
-    names = [textwrap.shorten(str(name), LETTERS, placeholder="…") for name in handles]
-    figure.legend(handles.values(), names, loc="outside lower center", ncols=3, frameon=False, fontsize=7.5)
-    figure.suptitle(_title(outcomes), x=0.01, ha="left", fontsize=8.5, color=theme.ink)
+    names = [shorten(str(name), LETTERS) for name in handles]
+    figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=7.5)
+    if not narrow:  # the page has it above
+        figure.suptitle(title(outcomes), x=0.01, ha="left", fontsize=8.5, color=theme.ink)
     return figure
 
 
@@ -76,8 +79,12 @@ def _draw(
     axes.plot(where, means, label=label, marker="o" if rounds == 1 else "", **style)
 
 
-def _title(outcomes: Sequence[Outcome]) -> str:
+def title(outcomes: Sequence[Outcome]) -> str:
+    """Return what the picture shows: task, seeds, and what its figures do not say."""
+    return "\n".join(filter(None, (f"{outcomes[0].task}, {seeds_of(outcomes)}", caution_of(outcomes))))
+
+
+def seeds_of(outcomes: Sequence[Outcome]) -> str:
+    """Return how many seeds there are, and what the bands are."""
     seeds = len({one.seed for one in outcomes})
-    count = f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"
-    words = caution(procedural=any(one.procedural for one in outcomes), tiny=any(one.tiny for one in outcomes))
-    return "\n".join(filter(None, (f"{outcomes[0].task}, {count}", words)))
+    return f"{seeds} seeds, bands from the lowest to the highest" if seeds > 1 else "one seed"

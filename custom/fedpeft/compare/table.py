@@ -16,11 +16,11 @@ from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.compare.intervals import interval, paired, signed
-from fedpeft.compare.outcome import Outcome
+from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.compare.published import CAUTION, NOT_COMPARABLE, SOURCE, published
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import TITLES
-from fedpeft.report.wording import DASH, FEWER, caution
+from fedpeft.report.wording import DASH, FEWER
 
 MOST_SITES = 12  # with a column of their own
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
@@ -189,7 +189,7 @@ def _when(outcomes: Sequence[Outcome], last: int) -> str:
 
 def _notes(outcomes: Sequence[Outcome], beside: dict[str, str], last: int) -> tuple[str, ...]:
     several = len({one.seed for one in outcomes}) > 1
-    words = caution(procedural=any(one.procedural for one in outcomes), tiny=any(one.tiny for one in outcomes))
+    words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     if not all(one.complete(last=last) for one in outcomes):

@@ -16,12 +16,13 @@ from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.files import replacing
 from fedpeft.inspect.feature_map import LEAST, has_projection, projected
-from fedpeft.inspect.pictures import distribution, feature_map, in_all_forms, others
+from fedpeft.inspect.pictures import distribution, feature_map, others
 from fedpeft.inspect.subject import Subject
 from fedpeft.inspect.tables import answered_as, confusion, recognized
 from fedpeft.metrics import TITLES, VALIDATION
 from fedpeft.predict.model import Prediction
 from fedpeft.report.page_parts import document, embedded, figure, headline, laid_out, section, warning
+from fedpeft.report.plots import in_all_forms
 from fedpeft.report.wording import caution
 from fedpeft.seeds import derive
 

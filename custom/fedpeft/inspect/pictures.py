@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from fedpeft.data.schema import Example
 from fedpeft.report.label_picture import counted_as
 from fedpeft.report.labels import shorten, text_width
-from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import COLORS, Theme
-from fedpeft.report.plots import DPI, NARROW, described_png, under_style
+from fedpeft.report.plots import DPI, NARROW
 
 MOST_BARS = 20
 MARKS = ("o", "s", "^", "D", "v", "P")  # of the colors, for readers who do not tell these apart
@@ -26,26 +25,7 @@ SIZE = 7.5  # points
 WIDTH, ROW, TOP, BOTTOM, EDGE = 8.0, 0.25, 0.32, 0.42, 0.14
 MAP, LEGEND_ROW = 4.2, 0.19
 
-Draw = Callable[[Theme, float], Figure]
-
-
-def in_all_forms(draw: Draw, description: str) -> Picture:
-    """Return a picture for light and dark, wide and narrow pages.
-
-    Args:
-        draw: from a theme and a width in inches.
-        description: is written into the files.
-    """
-
-    def made(width: float, *, dark: bool) -> bytes:
-        return described_png(under_style(lambda theme: draw(theme, width), dark=dark), description)
-
-    return Picture(
-        light=made(WIDTH, dark=False),
-        dark=made(WIDTH, dark=True),
-        narrow=made(NARROW, dark=False),
-        narrow_dark=made(NARROW, dark=True),
-    )
+Draw = Callable[[Theme, bool], Figure]  # whether the page is narrow
 
 
 def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
@@ -57,7 +37,8 @@ def distribution(train: Sequence[Example], test: Sequence[Example]) -> Draw:
     names = sorted({n for one in shares for n in one}, key=lambda n: (-sum(one.get(n, 0) for one in shares), n))
     shown = names[:MOST_BARS]
 
-    def draw(theme: Theme, width: float) -> Figure:
+    def draw(theme: Theme, narrow: bool) -> Figure:
+        width = NARROW if narrow else WIDTH
         texts = [shorten(name, LONGEST) for name in shown]
         left = EDGE + 0.1 + max(text_width(text, SIZE) for text in texts)
         high = ROW * len(shown)
@@ -94,8 +75,9 @@ def feature_map(points: np.ndarray, examples: Sequence[Example]) -> Draw:
     frequent = [name for name, _ in sorted(Counter(groups).items(), key=lambda item: (-item[1], item[0]))]
     named = frequent[: len(COLORS)]
 
-    def draw(theme: Theme, width: float) -> Figure:
-        side, columns = min(MAP, width - 2 * EDGE), 2 if width < WIDTH else 3
+    def draw(theme: Theme, narrow: bool) -> Figure:
+        width, columns = (NARROW, 2) if narrow else (WIDTH, 3)
+        side = min(MAP, width - 2 * EDGE)
         rows = -(-(len(named) + (len(frequent) > len(named))) // columns)
         total = side + EDGE + LEGEND_ROW * rows + 0.1
         figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)

@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from fedpeft.report.history import History
 from fedpeft.report.labels import GAP, end_labels, label_width, shorten, write_labels
+from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import DARK, LIGHT, Theme
 from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
@@ -88,6 +89,25 @@ def described_png(figure: Figure, description: str) -> bytes:
     with matplotlib.style.context("default"):
         figure.savefig(file, format="png", dpi=DPI, facecolor=figure.get_facecolor(), metadata=metadata)
     return file.getvalue()
+
+
+def in_all_forms(draw: Callable[[Theme, bool], Figure], description: str) -> Picture:
+    """Return a picture for light and dark, wide and narrow pages.
+
+    Args:
+        draw: from a theme, and whether the page is narrow, to a figure.
+        description: is written into the files.
+    """
+
+    def made(*, dark: bool, narrow: bool) -> bytes:
+        return described_png(under_style(lambda theme: draw(theme, narrow), dark=dark), description)
+
+    return Picture(
+        light=made(dark=False, narrow=False),
+        dark=made(dark=True, narrow=False),
+        narrow=made(dark=False, narrow=True),
+        narrow_dark=made(dark=True, narrow=True),
+    )
 
 
 def _figure(history: History, theme: Theme) -> Figure:

@@ -1,0 +1,155 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""All pages in a browser: nothing on the console, nothing requested, every picture shown, none wider than a phone."""
+
+import io
+import json
+import threading
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from browser import Browser, find_chromium
+from histories import complete, gaps, write
+from PIL import Image
+
+from fedpeft.client.answering.answering import Scored
+from fedpeft.compare.outcome import of_history
+from fedpeft.compare.page import page as comparison_page
+from fedpeft.compare.picture import picture
+from fedpeft.compare.table import compared
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.inspect.page import page as site_page
+from fedpeft.inspect.subject import Subject
+from fedpeft.metrics import ACCURACY
+from fedpeft.predict.model import Prediction
+from fedpeft.report import render
+from fedpeft.report.history_reader import parse
+from fedpeft.report.page_parts import Picture
+from fedpeft.report.pictures import Pictures
+from fedpeft.serve import workspace_pages
+from fedpeft.serve.server import Server
+from fedpeft.serve.workspace_pages import WorkspacePages
+
+pytestmark = pytest.mark.slow
+
+WIDTHS = (400, 700, 1200)
+LONG = "an answer that is as long as a sentence and/or-has-no-place-at-which-it-could-be-broken"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    program = find_chromium()
+    if program is None:
+        pytest.skip("there is no Chromium: install one, or name its program in CHROMIUM")
+    opened = Browser(program, tmp_path_factory.mktemp("profile"))
+    yield opened
+    opened.close()
+
+
+def run_page(folder, made):
+    render(write(folder / "run", made), folder / "report")
+    return (folder / "report" / "report.html").read_text()
+
+
+def run_with_everything(folder):
+    return run_page(folder, complete())
+
+
+def run_of_many_sites(folder):
+    return run_page(folder, gaps())
+
+
+def comparison(folder):
+    del folder
+    methods = ("FedPIA, Houlsby adapters", f"FedAvg ({LONG})", "local")
+    runs = [of_history(parse(complete(), origin="h"), method=method) for method in methods]
+    return comparison_page(compared(runs, baseline=methods[0]), picture(runs), runs)
+
+
+def own_page(folder):
+    del folder
+    answers = ["yes", "no", LONG, *(f"answer {number}" for number in range(12))]
+    pixels = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
+    test = tuple(
+        Example(pixels, f"is it {LONG} ?", answers[n % len(answers)], closed=False, image_id=f"{n}-{LONG}")
+        for n in range(30)
+    )
+    predictions = tuple(
+        Prediction(example=one, known=True, answers=[Scored(answers[n % 4], 0.5)]) for n, one in enumerate(test)
+    )
+    record = SimpleNamespace(site="north", labelled=False, asks=True, metric=ACCURACY, procedural=True, tiny=True)
+    subject = Subject(
+        kept=SimpleNamespace(record=record, state=SimpleNamespace(round=3)),
+        data=SiteData(site="north", train=test, validation=(), test=test, source=f"{LONG}."),
+        predictions=predictions,
+        figures={"overall": 0.5, "open": 0.5, "closed": None},
+        thresholds={},
+        mapped=test,
+        features=np.random.default_rng(0).normal(size=(30, 4)),
+    )
+    return site_page(subject, examples=3)
+
+
+@pytest.fixture(scope="module", params=[run_with_everything, run_of_many_sites, comparison, own_page])
+def page(request, tmp_path_factory):
+    """The address of each page, as a file."""
+    folder = tmp_path_factory.mktemp("page")
+    file = folder / "page.html"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedpeft.inspect.page.projected", lambda vectors: vectors[:, :2])
+        patch.setattr("fedpeft.inspect.page.has_projection", lambda: True)
+        file.write_text(request.param(folder), encoding="utf-8")
+    return file.as_uri()
+
+
+def check(browser, address, seen, *, pictures=True):
+    assert browser.complaints == []
+    assert {request for request in browser.requests if not request.startswith("data:")} == {address}
+    assert seen["wide"] <= seen["window"]
+    assert all(seen["pictures"])
+    assert bool(seen["pictures"]) == pictures
+    assert seen["text"].strip()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("dark", [False, True])
+def test_a_page_opens_whole_and_quiet(browser, page, width, dark):
+    check(browser, page, browser.open(page, width=width, dark=dark))
+
+
+def test_a_page_fits_on_paper(browser, page):
+    check(browser, page, browser.open(page, width=794, media="print"))  # A4 at 96 dots per inch
+
+
+def test_phones_and_dark_pages_have_pictures_of_their_own(browser, page):
+    forms = [browser.open(page, width=width, dark=dark)["shown"][0] for width in (400, 1200) for dark in (False, True)]
+    assert len(set(forms)) == 4
+
+
+def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, format="PNG")
+    drawn = Pictures(curves=Picture(light=file.getvalue(), dark=file.getvalue()))
+    monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
+    write(tmp_path / "a run", complete())
+    server = Server(WorkspacePages(tmp_path), host="127.0.0.1", port=0)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        check(browser, server.url, browser.open(server.url, width=400), pictures=False)
+        (key,) = server.pages.page("/")[0].split('href="/run/')[1:]
+        address = f"{server.url}run/{key[:16]}"
+        check(browser, address, browser.open(address, width=400))
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def test_what_the_other_tests_look_for_is_seen(browser, tmp_path):
+    file = tmp_path / "page.html"
+    wide = f'<div style="width: 900px">{json.dumps("wide")}</div>'
+    file.write_text(f'{wide}<img src="http://127.0.0.1:9/a.png"><script>console.log("loud")</script>')
+    seen = browser.open(file.as_uri(), width=400)
+    assert seen["wide"] > seen["window"]
+    assert seen["pictures"] == [False]
+    assert "http://127.0.0.1:9/a.png" in browser.requests
+    assert any("loud" in complaint for complaint in browser.complaints)
