@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
+import time
 from collections.abc import Iterable
 
 import psutil
@@ -26,6 +28,13 @@ def end_all(processes: Iterable[psutil.Process]) -> None:
     for member in psutil.wait_procs(family, timeout=SECONDS_TO_END)[1]:
         with contextlib.suppress(psutil.NoSuchProcess):
             member.kill()
+
+
+def end_with(parent: int) -> None:
+    """End this process at once when its parent has ended; for a thread of a forked process."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 def with_descendants(pid: int) -> list[psutil.Process]:

@@ -3,6 +3,8 @@
 
 import getpass
 import platform
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
@@ -156,6 +158,24 @@ def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, 
         assert len(name) < 3 or name.encode() not in content
     assert not list(tmp_path.glob("wandb/offline-run-*/files/*"))
     assert not [path for path in tmp_path.rglob("*") if path.is_symlink()]
+
+
+WRITER = """
+import os, sys
+from fedpeft.processes import end_with
+server = os.getpid()
+if not os.fork():
+    end_with(server)
+print("forked", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_the_process_that_writes_for_wandb_ends_with_the_server():
+    with subprocess.Popen([sys.executable, "-c", WRITER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdout.readline() == b"forked\n"
+        server.kill()
+        assert server.stdout.read() == b""  # ends when no process has it open
 
 
 def test_a_failure_costs_nothing_and_is_made_good(receiver, tmp_path, fl_ctx, caplog):

@@ -15,8 +15,10 @@ if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver
 
 URI, EXPERIMENT = "MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME"
-# MLflow reports its use to its makers, and repeats a request to a server that is away for four minutes
+# MLflow prints its address, with a password that is in it, reports its use to its makers, and repeats a request to a
+# server that is away for four minutes
 DEFAULTS = {
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "2",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",

@@ -60,7 +60,7 @@ def _check() -> None:
 
 def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
+    from fedpeft.flare.wandb_receiver import BoundReceiver
 
     run: dict[str, Any] = {
         "project": os.environ.get(PROJECT) or "fedpeft",
@@ -70,7 +70,7 @@ def _receiver(job: str, folder: Path) -> AnalyticsReceiver:
         "dir": os.environ.get(FOLDER) or str(folder),
         "settings": ONLY_METRICS,
     }
-    return WandBReceiver(wandb_args=run, mode=_mode(), process_timeout=SECONDS)
+    return BoundReceiver(wandb_args=run, mode=_mode(), process_timeout=SECONDS)
 
 
 def _failed(receiver: Any) -> str:
