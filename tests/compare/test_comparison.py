@@ -156,7 +156,14 @@ def test_the_terminal_leaves_the_sites_out_where_there_is_no_room():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", [RUNS, RUNS[:1], [outcome("local", 0, (0.5, 0.5), sent=0.0), RUNS[0]]])
+@pytest.mark.parametrize(
+    "runs",
+    [
+        RUNS[:1],
+        [outcome("local", 0, (0.5, 0.5), sent=0.0), *(outcome(f"m{n}", 0, (0.2, 0.4)) for n in range(20))],
+        RUNS,
+    ],
+)
 def test_the_picture_is_a_png_with_the_same_bytes_each_time(runs):
     once = picture(runs)
     assert all(file.startswith(b"\x89PNG") for file in vars(once).values())

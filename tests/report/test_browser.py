@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """All pages in a browser: nothing on the console, nothing requested, every picture shown, none wider than a phone."""
 
+import contextlib
 import io
 import json
 import threading
@@ -102,6 +103,16 @@ def page(request, tmp_path_factory):
     return file.as_uri()
 
 
+@contextlib.contextmanager
+def served(folder):
+    with Server(WorkspacePages(folder), host="127.0.0.1", port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
 def check(browser, address, seen, *, pictures=True):
     assert browser.complaints == []
     assert {request for request in browser.requests if not request.startswith("data:")} == {address}
@@ -126,22 +137,27 @@ def test_phones_and_dark_pages_have_pictures_of_their_own(browser, page):
     assert len(set(forms)) == 4
 
 
+def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
+    for name in ("one", "two"):
+        write(tmp_path / name, complete() | {"method": name, "job": "j"})
+        (tmp_path / name / "manifest.json").write_text(json.dumps({"job": "j", "status": "completed"}))
+    with served(tmp_path) as server:
+        (key,) = server.pages.page("/")[0].split('href="/compare/')[1:]
+        address = f"{server.url}compare/{key[:16]}"
+        check(browser, address, browser.open(address, width=400))
+
+
 def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
     file = io.BytesIO()
     Image.new("RGB", (8, 8)).save(file, format="PNG")
     drawn = Pictures(curves=Picture(light=file.getvalue(), dark=file.getvalue()))
     monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
     write(tmp_path / "a run", complete())
-    server = Server(WorkspacePages(tmp_path), host="127.0.0.1", port=0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
+    with served(tmp_path) as server:
         check(browser, server.url, browser.open(server.url, width=400), pictures=False)
         (key,) = server.pages.page("/")[0].split('href="/run/')[1:]
         address = f"{server.url}run/{key[:16]}"
         check(browser, address, browser.open(address, width=400))
-    finally:
-        server.shutdown()
-        server.server_close()
 
 
 def test_what_the_other_tests_look_for_is_seen(browser, tmp_path):

@@ -4,6 +4,7 @@
 import http.client
 import json
 import os
+import re
 import socket
 import threading
 
@@ -14,6 +15,7 @@ from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.pictures import Pictures
+from fedpeft.serve import comparisons
 from fedpeft.serve import workspace_pages as module
 from fedpeft.serve.runs import find_runs
 from fedpeft.serve.server import Server
@@ -228,3 +230,55 @@ def test_a_server_that_others_can_reach_says_so(workspace, capsys, monkeypatch, 
     monkeypatch.setattr(Server, "serve_forever", lambda self: None)
     assert main(["serve", str(workspace), "--host", host, "--port", "0"]) == 0
     assert ("without a password" in capsys.readouterr().err) == warned
+
+
+def completed(folder, *, method="FedPIA", seed=0, **changed):
+    made = record(("a", "b"), 2, seed=seed) | {"method": method, "job": "j", **changed}
+    write(folder, made | {"settings": {"training": {"seed": seed}}})
+    (folder / "manifest.json").write_text(json.dumps({"job": "j", "status": "completed"}))
+    return folder
+
+
+@pytest.fixture
+def compare_page(workspace, server, monkeypatch):
+    """Function: the page that the list of runs links to, if it links to one; its picture is not drawn."""
+    monkeypatch.setattr(comparisons, "picture", lambda _: Picture(light=b"", dark=b""))
+
+    def read():
+        links = re.findall(r'href="(/compare/[0-9a-f]{16})"', get(server)[2])
+        return get(server, links[0])[2] if links else None
+
+    return read
+
+
+def test_completed_runs_of_a_job_can_be_compared(compare_page, workspace):
+    earlier = workspace.with_name("ws_runs")
+    completed(workspace / SIMULATED)
+    assert compare_page() is None
+    os.utime(completed(earlier / "1" / SIMULATED, method="FedAvg <b>") / "history.json", (0, 0))
+    completed(earlier / "2" / SIMULATED, method="unfinished")
+    (earlier / "2" / SIMULATED / "manifest.json").unlink()
+    text = compare_page()
+    assert text.count('<th scope="row">') == 2
+    assert "FedAvg &lt;b&gt;" in text
+    assert "unfinished" not in text
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({}, "nothing to compare"),
+        ({"method": "FedAvg", "source": "other data"}, "cannot be compared"),
+        ({"rounds": []}, "cannot be compared"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_one_sentence_without_a_path(other, words, compare_page, workspace):
+    completed(workspace / SIMULATED)
+    completed(workspace.with_name("ws_runs") / "1" / SIMULATED, **other)
+    text = compare_page()
+    assert words in text
+    assert str(workspace.parent) not in text
+
+
+def test_there_is_no_page_of_a_comparison_that_is_not_listed(server, workspace):
+    assert get(server, f"/compare/{'0' * 16}")[0] == 404

@@ -20,13 +20,14 @@ STYLE = """\
 """
 
 
-def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome]) -> str:
+def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome], *, top: str = "") -> str:
     """Return the page's HTML; the same runs and picture give the same text.
 
     Args:
         comparison: the table.
         picture: of the same runs.
         outcomes: the runs.
+        top: HTML above the title, for a page that is served.
     """
     caution = caution_of(outcomes)
     notes = [note for note in comparison.notes if note != f"{caution}."]  # it stands at the top
@@ -45,7 +46,7 @@ def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome]) 
     )
     return document(
         f"{comparison.title}: comparison",
-        f"""<header>
+        f"""{top}<header>
 <h1>{escape(comparison.title)}</h1>
 <p class="method">{escape(seeds_of(outcomes))}</p>
 {warning(caution)}

@@ -43,7 +43,7 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool) -> Figur
     for index, (metric, row) in enumerate(zip(metrics, panels, strict=True), 1):
         for number, method in enumerate(methods):
             runs = [one for one in outcomes if one.method == method]
-            style = line_style(number, min(len(methods), DISTINCT), theme)
+            style = line_style(number % DISTINCT, min(len(methods), DISTINCT), theme)
             _draw(row[0], [one.curve(metric) for one in runs], None, style, method)
             if counted:
                 _draw(row[1], [one.curve(metric) for one in runs], [one.megabits() for one in runs], style, method)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedpeft.compare.outcome import Outcome, of_history
@@ -22,7 +22,18 @@ def outcomes(folders: Sequence[Path]) -> list[Outcome]:
     Raises:
         FedpeftError: there is no finished round in one of them, two are of different tasks, or two are the same.
     """
-    histories = {folder: read(run_folder(folder)) for folder in folders}
+    return of_histories({folder: read(run_folder(folder)) for folder in folders})
+
+
+def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:
+    """Return the rows of runs.
+
+    Args:
+        histories: by folder, or by what errors call the run.
+
+    Raises:
+        FedpeftError: two are of different tasks, or two are the same.
+    """
     _check_one_task(histories)
     found = [of_history(h, method=_row(h, list(histories.values()))) for h in histories.values()]
     keys = [(one.method, one.seed) for one in found]
@@ -34,7 +45,7 @@ def outcomes(folders: Sequence[Path]) -> list[Outcome]:
     return found
 
 
-def _check_one_task(histories: dict[Path, History]) -> None:
+def _check_one_task(histories: Mapping[Path, History]) -> None:
     (first, one), *others = histories.items()
     for folder, other in others:
         if set(other.sites) != set(one.sites):

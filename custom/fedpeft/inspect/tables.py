@@ -62,8 +62,8 @@ def recognized(
     more = len(names) - len(rows)
     marks = [
         "Train, test: examples that have it",
-        "precision: how many of those predicted have it, recall: of how many that have it it is predicted, F1: their "
-        "harmonic mean",
+        "precision: how many of those predicted have it, recall: how many of those that have it are predicted, "
+        "F1: their harmonic mean",
         f"{DASH} none to count" * any(DASH in row for row in rows),
         f"{more:,} more occur less often in the test split" * bool(more),
     ]

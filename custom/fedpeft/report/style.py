@@ -19,6 +19,8 @@ body {
 }
 h1 { margin: 0; font-size: 1.75rem; line-height: 1.2; overflow-wrap: anywhere; }
 h2 { margin: 0 0 .75rem; font-size: 1.05rem; }
+a { color: inherit; text-underline-offset: .15em; }
+.live { margin: 0 0 1.5rem; color: var(--soft); overflow-wrap: anywhere; }
 section { margin-top: 2.75rem; }
 .method { margin: .25rem 0 0; color: var(--soft); overflow-wrap: anywhere; }
 .warning {
@@ -97,7 +99,9 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   body { padding: 0; max-width: none; font-size: 10pt; }
   h1, h2, .lead { break-after: avoid; }
   figure, tr { break-inside: avoid; }
-  section { margin-top: 1.5rem; }
+  a { color: inherit; text-underline-offset: .15em; }
+.live { margin: 0 0 1.5rem; color: var(--soft); overflow-wrap: anywhere; }
+section { margin-top: 1.5rem; }
   .wide { overflow: visible; background: none; }
   table { font-size: 8.5pt; }
   th, td { padding: .15rem .4rem; white-space: normal; }

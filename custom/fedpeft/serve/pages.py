@@ -12,22 +12,28 @@ from fedpeft.status.progress import Progress
 from fedpeft.status.show import duration, figures
 
 MORE_STYLE = """\
-a { color: inherit; text-underline-offset: .15em; }
 progress { width: 8rem; max-width: 100%; vertical-align: middle; accent-color: #0072b2; }
-.live { margin: 0 0 1.5rem; color: var(--soft); overflow-wrap: anywhere; }
 .rows td { overflow-wrap: anywhere; }
 """
 DAMAGED = "cannot be read: `fedpeft report` on its folder says why"
+BACK = '<p class="live"><a href="/">All runs</a></p>\n'
 HEADS = ("run", "job", "state", "rounds", "figure", "last written")
 
 
-def index(name: str, runs: Sequence[tuple[Run, Progress | None]], *, now: float) -> str:
+def index(
+    name: str,
+    runs: Sequence[tuple[Run, Progress | None]],
+    *,
+    now: float,
+    comparisons: Sequence[tuple[str, str, int]] = (),
+) -> str:
     """Return the list of the runs.
 
     Args:
         name: of the workspace.
         runs: each with its progress; None: it cannot be read.
         now: seconds since 1970.
+        comparisons: key, job and number of runs of each that can be read.
     """
     rows = "\n".join(_row(run, progress, now) for run, progress in runs)
     heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
@@ -36,7 +42,12 @@ def index(name: str, runs: Sequence[tuple[Run, Progress | None]], *, now: float)
         if runs
         else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it stands here after a few seconds.</p>"
     )
-    return document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>", more_style=MORE_STYLE)
+    links = "".join(
+        f'<li><a href="/compare/{key}">{escape(job)}</a>: {count} completed runs</li>'
+        for key, job, count in comparisons
+    )
+    beside = f'<section><h2>Comparisons</h2><ul class="rejected">{links}</ul></section>' if links else ""
+    return document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>\n{beside}", more_style=MORE_STYLE)
 
 
 def waiting(run: Run, progress: Progress | None) -> str:

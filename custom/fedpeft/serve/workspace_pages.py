@@ -17,11 +17,12 @@ from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
 from fedpeft.report.page import page
 from fedpeft.report.pictures import Pictures, draw_pictures
+from fedpeft.serve.comparisons import Comparisons, groups
 from fedpeft.serve.pages import index, top, waiting
 from fedpeft.serve.runs import Run, find_runs, too_large
 from fedpeft.status.progress import Progress, read_progress
 
-PATH = re.compile(r"/run/([0-9a-f]{16})")
+PATH = re.compile(r"/(run|compare)/([0-9a-f]{16})")
 KEPT = 8  # drawn pages
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,7 @@ class WorkspacePages:
         self._workspace = workspace
         self._progress: dict[str, tuple[Any, Progress | None]] = {}
         self._drawn: dict[str, tuple[Any, History, Pictures]] = {}
+        self._comparisons = Comparisons()
         self._lock = threading.Lock()  # matplotlib's styles are shared by all threads
 
     def page(self, path: str) -> tuple[str, bool] | None:
@@ -50,12 +52,17 @@ class WorkspacePages:
             return None
         with self._lock:
             runs = find_runs(self._workspace)
-            if match:
-                run = runs.get(match[1])
+            if match and match[1] == "run":
+                run = runs.get(match[2])
                 return self._run(run) if run else None
             self._progress = {key: kept for key, kept in self._progress.items() if key in runs}
             rows = [(run, self._look(run)) for run in runs.values()]
-            return index(self._workspace.resolve().name, rows, now=time.time()), True
+            several = groups(rows)
+            if match:
+                group = several.get(match[2])
+                return (self._comparisons.page(group), False) if group else None
+            links = [(group.key, group.job, len(group.runs)) for group in several.values()]
+            return index(self._workspace.resolve().name, rows, now=time.time(), comparisons=links), True
 
     def _run(self, run: Run) -> tuple[str, bool]:
         progress = self._look(run)
