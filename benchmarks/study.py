@@ -87,9 +87,9 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
     for seed in seeds:
         yield from (Run(0, method, seed) for method in LAYERS)
         yield from (Run(BETWEEN, method, seed) for method in FEW)
-        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
     for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
+        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
 
 
 def compact(result: dict[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,11 @@ import pytest
 
 from fedpeft import cli, data
 from fedpeft.data.registry import DATASETS
+from fedpeft.job_folder import job_folder
 from fedpeft.jobs import CONFIGS, PACKAGED, compose, configs_of, recipes, usual_configs
 from fedpeft.metrics import TITLES
 from fedpeft.paper_tasks import paper_tasks
 from fedpeft.report.catalogs import task_tables
-from fedpeft.simulate import _folder
 
 ROOT = Path(__file__).parents[1]
 OWN = {"manifest", "hugging_face", "class_folders"}  # data that a site has itself
@@ -71,7 +71,7 @@ def test_the_configuration_comes_with_the_package(tmp_path, monkeypatch):
     assert recipes(PACKAGED) == recipes(ROOT / "app_configs")
     assert {file.suffix for file in PACKAGED.rglob("*") if file.is_file()} == {".yml"}  # of which the wheel has all
     for name in ("vqa_rad", "jobs/vqa_rad"):
-        assert (_folder(Path(name), [], tmp_path) / "meta.json").is_file()
+        assert (job_folder(Path(name), [], tmp_path) / "meta.json").is_file()
 
 
 def test_a_folder_of_ones_own_goes_before_the_package(tmp_path, monkeypatch):

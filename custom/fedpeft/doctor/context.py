@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -107,6 +107,6 @@ def open_context(
     return Context(job=read, kit=kit, sites=names, workspace=workspace)
 
 
-def _read(job: Path, overrides: Sequence[str], *, classes: Collection[str]) -> Job:
+def _read(job: Path, overrides: Sequence[str], *, classes: Sequence[str]) -> Job:
     with tempfile.TemporaryDirectory() as scratch:
         return replace(read_job(job_folder(job, overrides, Path(scratch)), classes=classes), folder=job)
