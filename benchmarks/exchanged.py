@@ -4,7 +4,7 @@
     python benchmarks/exchanged.py
 
 A ViT-B/16 with random weights, two sites of the embedded skin task, one round of each method with a federated head.
-Every reply is encoded as FLARE sends it, decoded as the server does, and its tensors are counted. The head counts apart:
+Every reply is encoded as FLARE sends it, decoded as the server does, and its tensors are counted, but not the head:
 this task has eight classes, the paper's has seven. Its figures stand beside ours without its head; a dash: it has none.
 """
 

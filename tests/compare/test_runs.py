@@ -136,11 +136,18 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []
 
 
-@pytest.mark.parametrize("setting", ["training.seed=3", "data.seed = 3"])
-def test_seeds_are_those_of_the_comparison(setting):
-    with pytest.raises(FedpeftError, match=r"are those of --seeds"):
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("training.seed=3", "are those of --seeds"),
+        ("data.seed = 3", "are those of --seeds"),
+        ("federation.tracking=mlflow", "runs without FLARE's server"),
+    ],
+)
+def test_what_a_comparison_decides_itself_is_no_setting(setting, reason):
+    with pytest.raises(FedpeftError, match=reason):
         plan(CONFIGS, "fedpia_task1", variants(["local"]), (0, 1), [setting])
-    with pytest.raises(FedpeftError, match=r"are those of --seeds"):
+    with pytest.raises(FedpeftError, match=reason):
         plan(CONFIGS, "fedpia_task1", [Variant(name="x", method="local", settings=(setting,))], (0, 1), [])
 
 

@@ -25,6 +25,7 @@ from fedpeft.errors import FedpeftError
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
+TRACKING = "federation.tracking"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,6 +67,10 @@ def plan(
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
+    if chosen := [text for text in given if text.partition("=")[0].strip() == TRACKING]:
+        raise FedpeftError(
+            f"{chosen[0]!r}: a comparison runs without FLARE's server, which sends figures: leave it out."
+        )
     runs = []
     for seed in seeds:
         for method in methods:
