@@ -269,3 +269,12 @@ def test_decoder_adapters_stand_where_those_of_the_text_stand(folder):
     expected = by_hand(way, batch, added)
     assert torch.allclose(way.log_probabilities(batch.inputs), expected, atol=1e-3)
     assert not torch.allclose(by_hand(way, batch), expected, atol=1e-2)
+
+
+@torch.inference_mode()
+def test_the_vector_of_a_sample_does_not_depend_on_what_pads_its_question(folder):
+    way = ranking(load(folder))
+    together = way.pooled(batch_of(way).inputs)
+    alone = [way.pooled(way.collate([example.image], [example]).inputs) for example in examples()]
+    assert together.shape == (3, way.backbone.hidden_size)
+    torch.testing.assert_close(together, torch.cat(alone))

@@ -62,3 +62,13 @@ def test_a_line_that_ends_before_another_reaches_its_label_dotted():
     history = parsed(made())
     late = {label.text.split()[0]: label.late for label in end_labels(history, LIGHT, sent_so_far(history))}
     assert late == {"a": True, "b": False, "mean": True}
+
+
+def test_a_site_whose_replies_were_all_refused_does_not_count():
+    history = made()
+    for one in history["rounds"]:
+        del one["sites"]["b"], one["alignment"]["b"]
+        one["rejected"]["b"] = "NaN"
+    history = parsed(history)
+    assert sent_so_far(history).mean.tolist() == [1, 2, 3]
+    assert sent_figure(history).axes

@@ -52,10 +52,11 @@ def was_counted(history: History) -> bool:
 
 
 def sent_so_far(history: History) -> Places:
-    """Return what every site had sent after each round in Mbit, and the mean over the sites."""
+    """Return what every site had sent after each round in Mbit, and the mean over the sites that ever sent."""
     lines = series(history, "sent")
     sums = {site: MBIT * np.cumsum([value or 0 for value in line]) for site, line in lines.items()}
-    return Places(sites=sums, mean=np.mean(list(sums.values()), axis=0))
+    counted = [sums[site] for site, line in lines.items() if any(value is not None for value in line)]
+    return Places(sites=sums, mean=np.mean(counted, axis=0))
 
 
 def _figure(history: History, theme: Theme, *, narrow: bool) -> Figure:
