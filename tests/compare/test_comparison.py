@@ -164,10 +164,13 @@ def test_the_terminal_leaves_the_sites_out_where_there_is_no_room():
         RUNS,
     ],
 )
-def test_the_picture_is_a_png_with_the_same_bytes_each_time(runs):
-    once = picture(runs)
-    assert all(file.startswith(b"\x89PNG") for file in vars(once).values())
-    assert picture(runs) == once
+def test_the_picture_is_a_png_in_every_form(runs):
+    assert all(file.startswith(b"\x89PNG") for file in vars(picture(runs)).values())
+
+
+@pytest.mark.slow
+def test_the_picture_has_the_same_bytes_each_time():
+    assert picture(RUNS[:1]) == picture(RUNS[:1])
 
 
 def test_the_page_holds_every_cell_and_note_once_with_the_best_mean_bold():

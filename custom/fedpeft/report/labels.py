@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -84,6 +85,7 @@ def label_width(labels: Sequence[Label]) -> float:
     return LEADER + max(text_width(label.text, SIZE) for label in labels) if labels else 0.0
 
 
+@lru_cache(maxsize=4096)  # the same labels stand in every form of a picture
 def text_width(text: str, size: float) -> float:
     """Return the width of a text in bold letters in inches; `size` is in points."""
     font = FontProperties(family="DejaVu Sans", weight="bold")
