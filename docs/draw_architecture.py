@@ -18,7 +18,8 @@ from matplotlib.patches import FancyBboxPatch
 
 SERVER, SITE, SHARED, INK, SOFT = "#0072B2", "#D55E00", "#009E73", "#1a1a1a", "#5c5c5c"
 FLOORS = [
-    ("people", SOFT, ["cli", "doctor", "predict", "export", "report", "status"]),
+    ("people", SOFT, ["cli", "doctor", "status", "report", "serve"]),
+    ("after a run", SOFT, ["compare", "predict", "inspect", "export"]),
     ("FLARE", SOFT, ["flare"]),
     ("who works where", SHARED, ["server", "client", "worker", "privacy", "admission"]),
     ("what travels", SHARED, ["messages"]),
