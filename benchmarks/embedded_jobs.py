@@ -4,8 +4,8 @@
     python benchmarks/embedded_jobs.py                  # all fifteen: most of an hour of two cores
     python benchmarks/embedded_jobs.py --jobs vit_ham10000 f3ocus_task3 --keep runs
 
-A job is run as a user runs it, `fedpeft simulate JOB -t 2`, in a process of its own. Its figures are means over its
-sites after the last round, those of sites with questions and of sites with labels apart.
+A job is run as a user runs it, `fedpeft simulate JOB -t N`, all N sites at once. Its figures are means over its sites
+after the last round, those of sites with questions and of sites with labels apart.
 """
 
 import argparse
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from measured import ROOT, machine, python, show, timed
 
+from fedpeft.jobs import compose
 from fedpeft.metrics import title_of
 from fedpeft.paper_tasks import paper_tasks
 from fedpeft.report.history import History
@@ -23,7 +24,7 @@ from fedpeft.report.history_reader import read
 from fedpeft.report.wording import percent
 from fedpeft.status import run_folder
 
-NOTE = "fedpeft simulate JOB -t 2; minutes of a machine as busy as it was."
+NOTE = "fedpeft simulate JOB -t N, all sites at once; minutes of a machine as busy as it was."
 
 
 def jobs() -> list[str]:
@@ -48,7 +49,8 @@ def run(job: str, workspace: Path) -> list[tuple[str, ...]]:
     Raises:
         RuntimeError: it did not complete.
     """
-    seconds, _ = timed(python("-m", "fedpeft.cli", "simulate", job, "-t", "2", "-w", str(workspace)))
+    threads = str(len(compose(ROOT / "app_configs", job)["federation"]["sites"]))
+    seconds, _ = timed(python("-m", "fedpeft.cli", "simulate", job, "-t", threads, "-w", str(workspace)))
     history = read(run_folder(workspace))
     rounds, minutes = str(len(history.rounds)), f"{seconds / 60:.1f}"
     return [(job, what, mean, constant, rounds, minutes) for what, mean, constant in figures(history)]
