@@ -52,13 +52,19 @@ def draw(results: Sequence[Mapping[str, Any]], rounds: int) -> Figure:
         panels = above.subplots(1, len(worlds), sharey=True, squeeze=False)[0]
         for panel, (pairs, methods) in zip(panels, worlds.items(), strict=True):
             _draw_curves(panel, methods)
-            panel.set_title(f"{pairs} of 7 pairs of words swapped", fontsize=8, loc="left")
+            panel.set_title(f"{pairs} of 7 pairs of words swapped, {_seeds(methods)}", fontsize=8, loc="left")
             panel.set_xlabel("round")
         panels[0].set_ylabel("accuracy, %")
         lines = {line.get_label(): line for panel in panels for line in panel.lines}
         above.legend(lines.values(), lines, loc="outside lower center", ncols=len(lines), frameon=False, fontsize=7.5)
         _draw_best(below.subplots(), worlds, rounds)
     return figure
+
+
+def _seeds(methods: Mapping[str, Mapping[int, Sequence[float]]]) -> str:
+    counts = sorted({len(seeds) for seeds in methods.values()})
+    few = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    return f"{few} seed{'s' * (few != '1')}"
 
 
 def _draw_curves(panel: Axes, methods: Mapping[str, Mapping[int, Sequence[float]]]) -> None:
@@ -86,7 +92,8 @@ def _draw_best(axes: Axes, worlds: Curves, rounds: int) -> None:
             axes.text(number + 1, row, lead, ha="center", va="center", fontsize=6.5, color=LIGHT.ink)
     axes.set(xlim=(0.5, rounds + 0.5), ylim=(-0.5, len(worlds) - 0.5), xlabel="round")
     axes.set_yticks(range(len(worlds)), [f"{pairs} swapped" for pairs in worlds])
-    axes.set_title("best method, and its lead over the second in points", fontsize=8, loc="left")
+    title = f"the best of: {'; '.join(everywhere)}; and its lead over the second in points"
+    axes.set_title(title, fontsize=8, loc="left")
     axes.spines[:].set_visible(False)
 
 
