@@ -83,7 +83,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS), metavar="METHOD")
     chosen = parser.parse_args()
-    print(machine())
+    print(machine(), flush=True)
     rows = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -93,6 +93,7 @@ def main() -> None:
             paper = METHODS[method]
             without = "-" if paper is None else f"{paper - PAPERS_HEAD:,}"
             rows.append((method, f"{numbers:,}", without, f"{in_head:,}", f"{size / 2**20:.2f}"))
+            print("  ".join(rows[-1]), flush=True)
     columns = ("method", "numbers in a reply, head apart", "the paper's", "in the head", "MiB in all")
     show("Sent by a site in a round, ViT-B/16, federated head", columns, rows, "One round, two sites, eight classes.")
 
