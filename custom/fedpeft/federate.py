@@ -74,8 +74,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
             refused = check.outlying(sent, state)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
             parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
-            before, (state, report) = state, aggregate(replies, first.method, previous=state or None)
-            check.end_round({site: sent[site] for site in replies}, before, state)
+            state, report = aggregate(replies, first.method, previous=state or None)
+            check.accept({site: sent[site] for site in replies})
         yield RoundResult(number, updates, state, report, assignment, refused)
         measured.append({site: update.metrics for site, update in updates.items() if site not in refused})
         if best_before_end(measured, first.training.patience):

@@ -277,7 +277,7 @@ class FederationController(ModelController):
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         averaged = {site: entry["samples"] for site, entry in last.items()}
-        check = UpdateCheck(self._method, before.distances if before else None)
+        check = UpdateCheck(self._method, before.own if before else None)
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -319,7 +319,7 @@ class FederationController(ModelController):
             exchanges = self._method.exchanges
             if exchanges:
                 state, report = self._integrate(aggregator, accepted)
-                check.end_round({site: sent[site] for site in accepted}, current.state, state)
+                check.accept({site: sent[site] for site in accepted})
                 self.save_model(FLModel(params=state))
                 current.update(state)
             recorder.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
@@ -468,7 +468,7 @@ class FederationController(ModelController):
             scores=planner.scores,
             settings=self._lasting,
             history=recorder.history,
-            distances=check.distances,
+            own=check.own,
         )
         checkpoint.save(self._lock_lineage(self._lineage), finished, keep=self._federation.checkpoints)
 

@@ -2,6 +2,7 @@
 """The server's checkpoints: after every round, all that is needed to resume the job.
 
     <lineages>/<lineage>/round-00003/global.safetensors, checkpoint.json
+    <lineages>/<lineage>/round-00003/own.safetensors    where sites keep a part of their own adapters: those they sent
     <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
 A folder under its final name is complete (`fedpeft.files`).
@@ -30,7 +31,8 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.training_settings import TrainingSettings
 
-ADAPTER, FACTS = "global.safetensors", "checkpoint.json"
+ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
+BETWEEN = "/"  # a site's name and a key, which has none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +48,7 @@ class Checkpoint:
         scores: the last layer scores by site.
         settings: the sections that a resumed job must share.
         history: content of `history.json`.
-        distances: of the sites' adapters from the global one, as in `UpdateCheck`.
+        own: by site, the adapter that it sent last, as in `UpdateCheck`.
     """
 
     job: str
@@ -57,7 +59,7 @@ class Checkpoint:
     scores: dict[str, list[float]]
     settings: dict[str, Any]
     history: dict[str, Any]
-    distances: dict[str, float] = field(default_factory=dict)
+    own: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -89,10 +91,12 @@ def save(folder: Path, checkpoint: Checkpoint, *, keep: int) -> None:
     for other in sorted(folder.glob("round-*")):
         if other.name >= final.name:
             set_aside(other)
-    facts = {name: value for name, value in vars(checkpoint).items() if name != "state"}
+    facts = {name: value for name, value in vars(checkpoint).items() if name not in ("state", "own")}
     with replacing(final) as draft:
         draft.mkdir()
         save_file({key: tensor.contiguous() for key, tensor in checkpoint.state.items()}, draft / ADAPTER)
+        if checkpoint.own:
+            save_file(_flat_own(checkpoint.own), draft / OWN)
         (draft / FACTS).write_text(json.dumps(facts))
     for old in sorted(folder.glob("round-*"))[:-keep]:
         drop(old)
@@ -159,7 +163,7 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
-        return Checkpoint(state=load_file(rounds[-1] / ADAPTER), **facts)
+        return Checkpoint(state=load_file(rounds[-1] / ADAPTER), own=_own(rounds[-1] / OWN), **facts)
     except (OSError, SafetensorError, TypeError) as error:
         raise FedpeftError(_unreadable(rounds[-1], error)) from error
 
@@ -177,11 +181,23 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "distances": {}} | json.loads((folder / FACTS).read_text())
-        names = ("job", "submitter", "lineage", "round", "scores", "distances", "settings", "history")
+        facts = {"submitter": ""} | json.loads((folder / FACTS).read_text())
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error
+
+
+def _flat_own(own: Mapping[str, Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {f"{site}{BETWEEN}{key}": t.contiguous() for site, state in own.items() for key, t in state.items()}
+
+
+def _own(file: Path) -> dict[str, dict[str, torch.Tensor]]:
+    own: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in (load_file(file) if file.is_file() else {}).items():
+        site, _, key = name.rpartition(BETWEEN)
+        own.setdefault(site, {})[key] = tensor
+    return own
 
 
 def _unreadable(folder: Path, error: Exception) -> str:

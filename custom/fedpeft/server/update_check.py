@@ -19,26 +19,26 @@ MEDIAN_RULE = RobustSettings(average=MEDIAN)
 
 
 class UpdateCheck:
-    """Compares, in every round, how far the sites moved their adapters.
+    """Compares, in every round, how far the sites trained their adapters.
 
-    A site that keeps a part of its own adapter starts a round away from the global one, by at most that part of the
-    distance at which its last one stood. This is not counted as training: late in a run, training may be far less.
+    A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
+    it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. Where
+    a site moves neurons of the global adapter before it keeps its own, that counts as training.
 
     Args:
         method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
-        distances: of a run that is resumed, as in `distances`.
+        own: of a run that is resumed, as in `own`.
 
     Attributes:
-        distances: by site, root mean square of the difference between the adapter that it sent last and the global one;
-            empty where every site starts from the global adapter.
+        own: by site, the adapter that it sent last; empty where every site starts from the global adapter.
     """
 
-    def __init__(self, method: MethodSettings, distances: Mapping[str, float] | None = None) -> None:
+    def __init__(self, method: MethodSettings, own: Mapping[str, State] | None = None) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
         self._kept = method.pia.most_kept if method.aligns else 0.0
         self._stacked = method.rule.stacks
-        self.distances = dict(distances or {})
+        self.own: dict[str, State] = dict(own or {})
 
     def outlying(self, states: Mapping[str, State], previous: State) -> dict[str, str]:
         """Return, by site, the reason to refuse its update in this round.
@@ -50,50 +50,62 @@ class UpdateCheck:
 
         Args:
             states: the received adapters by site.
-            previous: the adapter that the sites started from; empty in a first round with different initial adapters,
+            previous: the adapter that the sites were sent; empty in a first round with different initial adapters,
                 where the round's coordinate-wise median is the reference.
         """
         if not self._factor or len(states) < 2:
             return {}
-        reference = previous or _median_of(states)
-        lengths = {site: update_length(state, reference, stacked=self._stacked) for site, state in states.items()}
+        start = previous or _median_of(states)
+        lengths = {
+            site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
+            for site, state in states.items()
+        }
         moved = sorted(length for length in lengths.values() if length > 0)
         usual = moved[(len(moved) - 1) // 2] if moved else 0.0
-        trained = {site: length - self._kept * self.distances.get(site, 0.0) for site, length in lengths.items()}
         return {
             site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {self._factor:g} "
             f"times the {usual:.3g} of the median site (method.robust.update_factor): its update is refused."
-            for site, length in trained.items()
+            for site, length in lengths.items()
             if length > self._factor * usual
         }
 
-    def end_round(self, states: Mapping[str, State], previous: State, merged: State) -> None:
-        """Note how far the sites now stand from the new global adapter.
-
-        Args:
-            states: the accepted adapters by site.
-            previous: the global adapter before the round; empty in a first round with different initial adapters.
-            merged: the new one.
-        """
-        if not self._factor or not self._kept:
-            return
-        step = update_length(merged, previous)
-        self.distances = {site: distance + step for site, distance in self.distances.items()}  # of those away
-        self.distances |= {site: update_length(state, merged) for site, state in states.items()}
+    def accept(self, states: Mapping[str, State]) -> None:
+        """Note the adapters that were not refused, where their sites may keep a part of them."""
+        if self._factor and self._kept:
+            self.own |= states
 
 
-def update_length(state: State, reference: State, *, stacked: bool = False) -> float:
-    """Root mean square of the change; a tensor with another shape than the reference is counted as it is."""
+def update_length(
+    state: State, start: State, *, stacked: bool = False, own: State | None = None, kept: float = 0.0
+) -> float:
+    """Root mean square of a change; a tensor with another shape than at the start is counted as it is.
+
+    Args:
+        state: what a site sent.
+        start: what it was sent.
+        stacked: whether factors start anew in every round, so that their whole product is the update.
+        own: what it sent last.
+        kept: the change is counted from the nearest point between `start` and this part of the way to `own`.
+    """
     total, count = product_length(state) if stacked else (0.0, 0)
     if stacked:
         factors = {key for names in factor_places(state).values() for key in names.values()}
         state = {key: tensor for key, tensor in state.items() if key not in factors}
+    along, way = 0.0, 0.0  # products of the way to the own adapter with the change, and with itself
     for key, tensor in state.items():
-        start = reference.get(key)
-        change = tensor.double() if start is None or start.shape != tensor.shape else tensor.double() - start.double()
+        before, last = start.get(key), (own or {}).get(key)
+        if before is None or before.shape != tensor.shape:
+            change = tensor.double()
+        else:
+            change = tensor.double() - before.double()
+            if last is not None and last.shape == tensor.shape:
+                to_own = last.double() - before.double()
+                along += float((to_own * change).sum())
+                way += float(to_own.square().sum())
         total += float(change.square().sum())
         count += tensor.numel()
-    return math.sqrt(total / count) if count else 0.0
+    part = min(max(along / way, 0.0), kept) if way else 0.0
+    return math.sqrt(max(total - 2 * part * along + part * part * way, 0.0) / count) if count else 0.0
 
 
 def _median_of(states: Mapping[str, State]) -> State:
