@@ -40,7 +40,7 @@ from fedpeft.states import State
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "cases.jsonl"
 SEEDS = (0, 1, 2)
-PIA = ["method.aggregation=pia", "method.pia.integration=merge"]
+PIA = ["method.aggregation=pia", "method.pia.integration=merge", "method.pia.share=0.5", "method.pia.accept=false"]
 FIXED_POINT = "method.pia.reference=fixed_point"
 LOCAL, FEDAVG, BOTH, BOTH_FIXED_POINT = "local", "FedAvg", "both", "both, fixed point"
 MIXED = (BOTH, BOTH_FIXED_POINT)  # the methods that can run with unequal widths

@@ -30,6 +30,7 @@ SMALL = (
     "method.probe_samples=16",
 )
 FEDAVG = ("method.aggregation=fedavg",)
+HALF = ("method.pia.share=0.5", "method.pia.accept=false")  # a robust average needs a number as share
 OPEN = "method.robust.update_factor=0"  # no update is refused for its length
 DEFENSES: dict[str, Sequence[str]] = {
     "FedAvg, mean, no limit": (*FEDAVG, OPEN),
@@ -38,8 +39,8 @@ DEFENSES: dict[str, Sequence[str]] = {
         f"FedAvg, {rule}, no limit": (*FEDAVG, OPEN, f"method.robust.average={rule}")
         for rule in ("median", "geometric_median", "trimmed_mean", "krum", "multi_krum")
     },
-    "FedPIA, mean, no limit": (OPEN,),
-    "FedPIA, median, no limit": (OPEN, "method.robust.average=median"),
+    "FedPIA, mean, no limit": (*HALF, OPEN),
+    "FedPIA, median, no limit": (*HALF, OPEN, "method.robust.average=median"),
 }
 State = dict[str, torch.Tensor]
 

@@ -25,7 +25,6 @@ VARIANTS = {
     "FedAvg": ["method.aggregation=fedavg"],
     "FedPIA, merge": HALF,
     "FedPIA, frozen_global": [*HALF, "method.pia.integration=frozen_global"],
-    "FedPIA, by agreement": [],
 }
 FULL_SIZE = [
     "backbone.name=vilt",

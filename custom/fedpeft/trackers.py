@@ -7,6 +7,8 @@ process: who writes a job cannot make the server connect anywhere.
 
 from __future__ import annotations
 
+import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,7 +21,9 @@ from fedpeft.registry import Registry
 
 NONE, SETTING = "none", "federation.tracking"
 LEAVE_OUT = f"or leave {SETTING} out"
-_ADDRESS = re.compile(r"\S+://\S+")
+_ADDRESS = re.compile(r"\S*(?:://|@)\S*|host=\S+")
+_log = logging.getLogger(__name__)
+_VARIABLES = ("MLFLOW_", "WANDB_")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +54,7 @@ class RunTracking(Protocol):
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self, *, completed: bool) -> None: ...
 
 
 TRACKERS: Registry[Tracker] = Registry("tracker", "fedpeft.trackers", Tracker)
@@ -77,6 +81,27 @@ def usable(name: str) -> Tracker:
 
 
 def reason_of(error: Exception) -> str:
-    """Return kind and beginning of an error without addresses, which may contain a password."""
-    lines = _ADDRESS.sub("<address>", str(error)).split("\n")
+    """Return kind and beginning of an error, for the server's log alone.
+
+    Without addresses, which may contain a password, and without the values of the trackers' variables.
+    """
+    text = str(error)
+    values = {value for name, value in os.environ.items() if name.startswith(_VARIABLES) and len(value) > 3}
+    for value in sorted(values, key=len, reverse=True):
+        text = text.replace(value, "<variable>")
+    lines = _ADDRESS.sub("<address>", text).split("\n")
     return f"{type(error).__name__}: {lines[0].strip():.200}".rstrip(" .:")
+
+
+def unusable(title: str, error: Exception, remedy: str) -> FedpeftError:
+    """Log the reason at the server, and return what the lead of the job may read of it: its kind.
+
+    Args:
+        title: of the service.
+        error: that it raised.
+        remedy: what to do, after a colon.
+    """
+    _log.error("%s: %s", title, reason_of(error))
+    return FedpeftError(
+        f"{title} cannot be used from the server ({type(error).__name__}, the server's log has more): {remedy}."
+    )

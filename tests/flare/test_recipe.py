@@ -40,7 +40,8 @@ def test_a_recipe_exports_the_folder_of_the_job(tmp_path, recipe, job):
 
 def test_a_job_with_another_method_gets_that_of_the_recipe():
     assert F3OCUSRecipe("fedpia_task3", configs=CONFIGS)._job.sections["schedule"]["solver"]
-    assert FedPIARecipe("f3ocus_task1", configs=CONFIGS)._job.sections["method"]["pia"]
+    pia = FedPIARecipe("f3ocus_task1", configs=CONFIGS)._job.sections["method"]["pia"]
+    assert pia == FedPIARecipe("fedpia_task1", configs=CONFIGS)._job.sections["method"]["pia"]
     assert FedPIARecipe("f3ocus_task1", configs=CONFIGS)._job.sections["schedule"] == {}
 
 

@@ -21,7 +21,7 @@ from fedpeft.federation import FederationSettings
 from fedpeft.flare.tracking import start_tracking
 from fedpeft.jobs import compose, usual_configs, write_job
 from fedpeft.settings import build
-from fedpeft.trackers import TRACKERS, Tracker
+from fedpeft.trackers import TRACKERS, Tracker, reason_of
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT")
 
@@ -99,7 +99,7 @@ def test_a_service_is_a_text(value):
     [
         ("mlflow", {}, r"the server's environment has no MLFLOW_TRACKING_URI: set it there"),
         ("wandb", {}, r"the server has no key of W&B: set WANDB_API_KEY"),
-        ("wandb", {"WANDB_API_KEY": "short"}, r"W&B does not accept the server's key or cannot be reached"),
+        ("wandb", {"WANDB_API_KEY": "short"}, r"W&B cannot be used from the server .*: check its key"),
         ("wandb", {"WANDB_MODE": "dryrun"}, r"WANDB_MODE is 'dryrun' at the server: set it to online or offline"),
     ],
 )
@@ -128,7 +128,7 @@ def test_mlflow_has_rounds_as_steps_and_sites_in_the_names(environment, tmp_path
     tracking = start_tracking("mlflow", "small", tmp_path, fl_ctx)
     tracking.update(made[:2], {})
     tracking.update(made, {"slake": "macro_f1"})
-    tracking.close()
+    tracking.close(completed=True)
     (experiment,) = client(tracking_uri=uri).search_experiments(filter_string="name = 'fedpeft'")
     (run,) = client(tracking_uri=uri).search_runs([experiment.experiment_id])
     assert run.info.status == "FINISHED"
@@ -149,7 +149,7 @@ def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, 
     environment(WANDB_MODE="offline")
     tracking = start_tracking("wandb", "small", tmp_path, fl_ctx)
     tracking.update(record(rounds=2)["rounds"], {})
-    tracking.close()
+    tracking.close(completed=True)
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
     content = file.read_bytes()
     for name in ("small", "accuracy/overall/slake", "accuracy/overall/server", "loss/last epoch/vqa-rad"):
@@ -190,8 +190,8 @@ def test_a_failure_costs_nothing_and_is_made_good(receiver, tmp_path, fl_ctx, ca
     receiver.fails = {"finalize"}
     tracking.update(made, {})
     assert sorted(receiver.values) == [1, 2, 3, 4]
-    tracking.close()
-    tracking.close()
+    tracking.close(completed=True)
+    tracking.close(completed=True)
     assert receiver.ended == 1
     assert len(caplog.records) == 2
 
@@ -220,10 +220,25 @@ def test_a_job_whose_tracker_does_not_answer_ends_before_its_first_round(receive
     assert manifest["status"] == "failed"
     assert harness.panics == [manifest["reason"]]
     assert manifest["reason"] == (
-        "Own cannot be used from the server (OSError: no answer of <address>): correct the server's environment, or "
+        "Own cannot be used from the server (OSError, the server's log has more): correct the server's environment, or "
         "leave federation.tracking out."
     )
     assert not history
+    assert receiver.ended == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "unsupported URI 'user:secret@host:5000'",
+        "http://user:secret@host:5000 is away",
+        "HTTPConnectionPool(host='secret', port=5000)",
+        "no answer of secret-host",
+    ],
+)
+def test_an_error_in_the_log_has_no_address_and_no_value_of_a_variable(text, environment):
+    environment(MLFLOW_TRACKING_URI="secret-host")
+    assert "secret" not in reason_of(OSError(text))
 
 
 @pytest.mark.parametrize(

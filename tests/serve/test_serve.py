@@ -268,7 +268,7 @@ def test_completed_runs_of_a_job_can_be_compared(compare_page, workspace):
     ("other", "words"),
     [
         ({}, "nothing to compare"),
-        ({"method": "FedAvg", "source": "other data"}, "cannot be compared"),
+        ({"method": "FedAvg", "source": "other data"}, "or other data: there is nothing to compare"),
         ({"rounds": []}, "cannot be compared"),
     ],
 )

@@ -22,10 +22,10 @@ from typing import Any
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
+from fedpeft.trackers import NONE, SETTING
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
-TRACKING = "federation.tracking"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,15 +67,16 @@ def plan(
     given = [*overrides, *(setting for method in methods for setting in method.settings)]
     if chosen := [text for text in given if text.partition("=")[0].strip() in SEEDS]:
         raise FedpeftError(f"{chosen[0]!r}: the seeds of a comparison are those of --seeds; leave it out.")
-    if chosen := [text for text in given if text.partition("=")[0].strip() == TRACKING]:
-        raise FedpeftError(
-            f"{chosen[0]!r}: a comparison runs without FLARE's server, which sends figures: leave it out."
-        )
     runs = []
     for seed in seeds:
         for method in methods:
             own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
             sections = sections_of(configs, task, method, own)
+            if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
+                raise FedpeftError(
+                    f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
+                    f"leave it out."
+                )
             recipe = "" if overrides or method.settings else method.method
             runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
     return runs

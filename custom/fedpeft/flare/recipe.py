@@ -131,7 +131,7 @@ class _JobRecipe(Recipe):
 class FedPIARecipe(_JobRecipe):
     """Adapters that are permuted into alignment before they are integrated (Saha et al. 2024)."""
 
-    usual, method = "fedpia_task1", "fedpia"
+    usual, method = "fedpia_task1", "fedpia_agreement"
 
     @staticmethod
     def fits(sections: Mapping[str, Any]) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,8 @@ from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
-from fedpeft.errors import FedpeftError
 from fedpeft.report.tensorboard import SERVER, scalars
-from fedpeft.trackers import LEAVE_OUT, NONE, Tracker, reason_of, usable
+from fedpeft.trackers import LEAVE_OUT, NONE, Tracker, reason_of, unusable, usable
 
 MOST_AT_ONCE = 500  # MLflow takes at most 1000 metrics in one request
 _NOT_IN_A_NAME = re.compile(r"[^\w.-]|^\.+", re.ASCII)
@@ -63,15 +63,15 @@ class Tracking:
         self._last = 0
         self._problem = ""
         self._closed = False
+        self._receiver: Any = None
         try:
             self._receiver = tracker.receiver(job, folder)
             self._receiver.initialize(self._context)
             self._raise_if_failed()
         except Exception as error:  # of as many kinds as the services have
-            raise FedpeftError(
-                f"{tracker.title} cannot be used from the server ({reason_of(error)}): correct the server's "
-                f"environment, {LEAVE_OUT}."
-            ) from error
+            with suppress(Exception):
+                self._receiver.finalize(self._context)  # W&B's process would not end by itself
+            raise unusable(tracker.title, error, f"correct the server's environment, {LEAVE_OUT}") from error
 
     def update(self, rounds: Sequence[Mapping[str, Any]], metrics: Mapping[str, str]) -> None:
         """Give the rounds that are new; a failure is logged once and costs nothing else.
@@ -90,12 +90,14 @@ class Tracking:
                 _log.warning("%s", self._missing(reason_of(error)))
             self._problem = reason_of(error)
 
-    def close(self) -> None:
-        """End the run at the tracker, once; a failure is logged."""
+    def close(self, *, completed: bool) -> None:
+        """End the run at the tracker, once, and say whether the job completed; a failure is logged."""
         if self._closed:
             return
         self._closed = True
         try:
+            with suppress(Exception):  # what was missing before is reported below
+                self._give(self._last, {"completed": float(completed)})
             self._receiver.finalize(self._context)
             self._raise_if_failed()
             notice = self._tracker.finish(self._folder)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.trackers import LEAVE_OUT, SETTING, Tracker, reason_of
+from fedpeft.trackers import LEAVE_OUT, SETTING, Tracker, unusable
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver
@@ -46,10 +46,8 @@ def _check() -> None:
     try:
         has_key = wandb.login(prompt=False)
     except Exception as error:  # of several kinds: a wrong key, no connection
-        raise FedpeftError(
-            f"W&B does not accept the server's key or cannot be reached ({reason_of(error)}): check both, set "
-            f"{MODE}={OFFLINE} there, {LEAVE_OUT}."
-        ) from error
+        remedy = f"check its key and its network, set {MODE}={OFFLINE} there, {LEAVE_OUT}"
+        raise unusable("W&B", error, remedy) from error
     if not has_key:
         raise FedpeftError(
             f"{SETTING} is 'wandb', but the server has no key of W&B: set WANDB_API_KEY in its environment, or "

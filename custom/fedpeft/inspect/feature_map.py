@@ -40,11 +40,16 @@ def has_projection() -> bool:
     return importlib.util.find_spec("sklearn") is not None
 
 
+def differ(vectors: np.ndarray) -> bool:
+    """Return whether vectors are finite and not all equal; scikit-learn's t-SNE ends the process where they are."""
+    return bool(np.isfinite(vectors).all() and (vectors != vectors[0]).any())
+
+
 def projected(vectors: np.ndarray) -> np.ndarray:
     """Return vectors (n, d) as points of a plane, (n, 2); the same on one machine every time.
 
     Args:
-        vectors: at least LEAST.
+        vectors: at least LEAST, which `differ`.
     """
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE

@@ -15,7 +15,7 @@ from PIL import Image
 from fedpeft.data.images import as_array
 from fedpeft.data.schema import Example
 from fedpeft.files import replacing
-from fedpeft.inspect.feature_map import LEAST, has_projection, projected
+from fedpeft.inspect.feature_map import LEAST, differ, has_projection, projected
 from fedpeft.inspect.pictures import distribution, feature_map, others
 from fedpeft.inspect.subject import Subject
 from fedpeft.inspect.tables import answered_as, confusion, recognized
@@ -118,6 +118,8 @@ def _map(subject: Subject, head: str) -> str:
         return f"<p>A map needs {LEAST} test examples, and there are {count}.</p>"
     if not has_projection():
         return "<p>A map needs scikit-learn: <code>pip install 'flare-fedpeft[inspect]'</code>.</p>"
+    if not differ(subject.features):
+        return "<p>There is no map: the features of all examples are equal, or some are no numbers.</p>"
     points = projected(subject.features)
     text = f"t-SNE of the features of {count} test examples, by their right {head}"
     drawn = in_all_forms(feature_map(points, subject.mapped), f"{text}.")

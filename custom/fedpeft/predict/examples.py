@@ -143,11 +143,14 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     """Return a split of the site's own data.
 
     Raises:
-        FedpeftError: it is empty.
+        FedpeftError: it is empty, or has a label that the model does not know.
     """
     examples = data.splits()[split]
     if not examples:
         raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")
+    vocabulary = AnswerVocabulary(kept.record.answers)
+    for example in examples:
+        _check_labels(example, vocabulary)
     same = examples_digest(data) == kept.state.facts.get("examples")
     return Wanted(
         examples=examples,

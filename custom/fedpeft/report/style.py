@@ -99,9 +99,7 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   body { padding: 0; max-width: none; font-size: 10pt; }
   h1, h2, .lead { break-after: avoid; }
   figure, tr { break-inside: avoid; }
-  a { color: inherit; text-underline-offset: .15em; }
-.live { margin: 0 0 1.5rem; color: var(--soft); overflow-wrap: anywhere; }
-section { margin-top: 1.5rem; }
+  section { margin-top: 1.5rem; }
   .wide { overflow: visible; background: none; }
   table { font-size: 8.5pt; }
   th, td { padding: .15rem .4rem; white-space: normal; }

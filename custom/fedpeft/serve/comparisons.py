@@ -22,8 +22,9 @@ from fedpeft.serve.pages import BACK, message
 from fedpeft.serve.runs import Run
 from fedpeft.status.progress import COMPLETED, Progress
 
-ALIKE = "These runs have the same method, settings and seed: there is nothing to compare."
+ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."
+LEFT_OUT = "<p>{} runs of this job with other sites or data are left out.</p>"
 MOST_RUNS = 24
 log = logging.getLogger(__name__)
 
@@ -61,31 +62,46 @@ class Comparisons:
     """Pages of groups; the last one that was drawn is kept until its runs change."""
 
     def __init__(self) -> None:
-        self._drawn: tuple[object, Comparison, Picture, list[Outcome]] | None = None
+        self._drawn: tuple[object, Comparison, Picture, list[Outcome], int] | None = None
 
     def page(self, group: Group) -> str:
         """Return the page that compares the runs of a group; of runs that are alike the newest stands for all."""
         try:
             if self._drawn is None or self._drawn[0] != group.stamps:
-                outcomes = of_histories(_different(group))
+                histories, others = _different(group)
+                outcomes = of_histories(histories)
                 table = compared(outcomes, baseline=outcomes[0].method)
-                self._drawn = group.stamps, table, picture(outcomes), outcomes
+                self._drawn = group.stamps, table, picture(outcomes), outcomes, others
         except (FedpeftError, ArithmeticError, ValueError) as error:  # the last two: numbers that cannot be drawn
             log.warning("%s", error)
             return message(ALIKE if str(error) == ALIKE else CANNOT)
-        _, table, drawn, outcomes = self._drawn
-        return page(table, drawn, outcomes, top=BACK)
+        _, table, drawn, outcomes, others = self._drawn
+        return page(table, drawn, outcomes, top=BACK + LEFT_OUT.format(others) * bool(others))
 
 
-def _different(group: Group) -> Mapping[Path, History]:
-    """Return the histories of the runs that differ in method, settings or seed, the oldest first."""
-    newest: dict[tuple[object, ...], tuple[Run, History]] = {}
-    for run in group.runs:
-        history = read(run.folder)
-        newest.setdefault((history.method, *sorted(history.settings.items())), (run, history))
+def _different(group: Group) -> tuple[Mapping[Path, History], int]:
+    """Return the histories of the runs with the sites and data of the newest that differ in method, settings or seed,
+    the oldest first, and the number of runs that have other sites or data."""
+    histories = {run.folder: read(run.folder) for run in group.runs}
+    task = _task(next(iter(histories.values())))
+    newest: dict[tuple[object, ...], tuple[Path, History]] = {}
+    for folder, history in histories.items():
+        if _task(history) == task:
+            newest.setdefault((history.method, *sorted(history.settings.items())), (folder, history))
     if len(newest) < 2:
         raise FedpeftError(ALIKE)
-    return {Path(run.name): history for run, history in reversed(newest.values())}
+    others = sum(_task(history) != task for history in histories.values())
+    return dict(reversed(newest.values())), others
+
+
+def _task(history: History) -> tuple[object, ...]:
+    """What runs must have in common to be compared."""
+    counts = {
+        (site, result.samples, tested.samples if (tested := history.tested.get(site)) else None)
+        for one in history.rounds
+        for site, result in one.sites.items()
+    }
+    return history.source, frozenset(history.by_metric.items()), frozenset(counts)
 
 
 def _key(job: str) -> str:

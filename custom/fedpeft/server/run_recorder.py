@@ -189,7 +189,7 @@ class RunRecorder:
 
     def _write_manifest(self, status: str, **more: str) -> None:
         if self.tracking:
-            self.tracking.close()  # it may write into the folder
+            self.tracking.close(completed=status == "completed")  # it may write into the folder
         files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
         self._manifest |= {
             "status": status,
