@@ -16,6 +16,7 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.states import State
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
+MOVED = 0.05  # of the global adapter's size: what neurons may move at a site that keeps its own, beside training
 
 
 class UpdateCheck:
@@ -23,7 +24,8 @@ class UpdateCheck:
 
     A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
     it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. Where
-    a site moves neurons of the global adapter before it keeps its own, that counts as training.
+    a site moves neurons of the global adapter before it keeps its own, that counts as training; the median is therefore
+    taken for at least a twentieth of the global adapter's root mean square.
 
     Args:
         method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
@@ -62,6 +64,8 @@ class UpdateCheck:
         }
         moved = sorted(length for length in lengths.values() if length > 0)
         usual = moved[(len(moved) - 1) // 2] if moved else 0.0
+        if self._kept and moved:
+            usual = max(usual, MOVED * update_length(start, {}))
         return {
             site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {self._factor:g} "
             f"times the {usual:.3g} of the median site (method.robust.update_factor): its update is refused."
