@@ -149,12 +149,26 @@ def test_more_than_the_limit_beyond_what_may_be_kept_is_refused():
     assert refused == [[], [], [], [], ["boosts"], [], []]
 
 
+def test_a_site_that_moves_neurons_while_nobody_trains_much_is_not_refused():
+    """Its start is the global adapter in another order, merged with its own one: that is no training."""
+
+    def moves(number, center, own, noise):
+        return 0.3 * center.flip(0) + 0.7 * own + 0.5**number * noise
+
+    ways = {"follows": follows, "follows too": follows, "moves": moves}
+    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, 20))[0] == [[]] * 19
+
+
 def test_a_resumed_run_has_what_the_sites_sent_last(tmp_path):
     first = UpdateCheck(MethodSettings(**AGREEMENT))
     rounds_of(first, {"a/1": follows, "b": keeps}, range(1, 4))
     facts = {"job": "small", "lineage": "small-1", "round": 3, "state": {}, "scores": {}, "settings": {}, "history": {}}
-    checkpoint.save(tmp_path / "small-1", checkpoint.Checkpoint(**facts, submitter="", own=first.own), keep=1)
-    own = checkpoint.find(tmp_path, "small-1", job="small", submitter="").own
+    checkpoint.save(
+        tmp_path / "small-1", checkpoint.Checkpoint(**facts, submitter="", own=first.own, median=first.median), keep=1
+    )
+    found = checkpoint.find(tmp_path, "small-1", job="small", submitter="")
+    own = found.own
+    assert found.median == first.median > 0
     assert {site: list(state) for site, state in own.items()} == {"a/1": [DOWN], "b": [DOWN]}
     assert all(torch.equal(own[site][DOWN], state[DOWN]) for site, state in first.own.items())
 

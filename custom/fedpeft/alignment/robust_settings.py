@@ -28,9 +28,7 @@ class RobustSettings:
             weigh the same. 1: no cap.
         update_factor: a site whose adapter moved further than this many times the round's median (root mean square over
             its numbers, from the adapter that it was sent, or from as much of its own as it may keep there) is refused
-            in this round; 0: no site is. In this project's
-            embedded jobs, whose sites hold equally much data, the largest is 1.13 times the median; the default leaves
-            room for sites that take ten times as many steps.
+            in this round; 0: no site is. The default leaves room for sites that take ten times as many steps.
 
     Source: Yin et al. 2018 (median, trimmed mean), Blanchard et al. 2017 (Krum), Pillutla et al. 2022 (geometric
     median).

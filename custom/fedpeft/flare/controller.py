@@ -277,7 +277,7 @@ class FederationController(ModelController):
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         averaged = {site: entry["samples"] for site, entry in last.items()}
-        check = UpdateCheck(self._method, before.own if before else None)
+        check = UpdateCheck(self._method, before.own, before.median) if before else UpdateCheck(self._method)
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -469,6 +469,7 @@ class FederationController(ModelController):
             settings=self._lasting,
             history=recorder.history,
             own=check.own,
+            median=check.median,
         )
         checkpoint.save(self._lock_lineage(self._lineage), finished, keep=self._federation.checkpoints)
 

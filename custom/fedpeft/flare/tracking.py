@@ -96,8 +96,10 @@ class Tracking:
             return
         self._closed = True
         try:
-            with suppress(Exception):  # what was missing before is reported below
-                self._give(self._last, {"completed": float(completed)})
+            self._give(self._last, {"completed": float(completed)})
+        except Exception as error:
+            self._problem = reason_of(error)
+        try:
             self._receiver.finalize(self._context)
             self._raise_if_failed()
             notice = self._tracker.finish(self._folder)

@@ -148,9 +148,11 @@ def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
     examples = data.splits()[split]
     if not examples:
         raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")
-    vocabulary = AnswerVocabulary(kept.record.answers)
-    for example in examples:
-        _check_labels(example, vocabulary)
+    try:
+        for example in examples:
+            _check_labels(example, AnswerVocabulary(kept.record.answers))
+    except DataError as error:
+        raise FedpeftError(f"the {split} split: {error}: the data have changed since the run, train again.") from error
     same = examples_digest(data) == kept.state.facts.get("examples")
     return Wanted(
         examples=examples,

@@ -48,7 +48,7 @@ class Checkpoint:
         scores: the last layer scores by site.
         settings: the sections that a resumed job must share.
         history: content of `history.json`.
-        own: by site, the adapter that it sent last, as in `UpdateCheck`.
+        own, median: of the check of updates, as in `UpdateCheck`.
     """
 
     job: str
@@ -60,6 +60,7 @@ class Checkpoint:
     settings: dict[str, Any]
     history: dict[str, Any]
     own: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    median: float = 0.0
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -181,8 +182,8 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": ""} | json.loads((folder / FACTS).read_text())
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history")
+        facts = {"submitter": "", "median": 0.0} | json.loads((folder / FACTS).read_text())
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error

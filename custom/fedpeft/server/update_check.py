@@ -16,7 +16,6 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.states import State
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
-MOVED = 0.05  # of the global adapter's size: what neurons may move at a site that keeps its own, beside training
 
 
 class UpdateCheck:
@@ -24,26 +23,28 @@ class UpdateCheck:
 
     A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
     it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. Where
-    a site moves neurons of the global adapter before it keeps its own, that counts as training; the median is therefore
-    taken for at least a twentieth of the global adapter's root mean square.
+    a site moves neurons of the global adapter before it keeps its own, that counts as training, also when nobody trains
+    much any more; so the median there is the largest one of the run so far.
 
     Args:
         method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
-        own: of a run that is resumed, as in `own`.
+        own, median: of a run that is resumed, as below.
 
     Attributes:
         own: by site, the adapter that it sent last; empty where every site starts from the global adapter.
+        median: the largest median of the rounds so far; 0 where every site starts from the global adapter.
     """
 
-    def __init__(self, method: MethodSettings, own: Mapping[str, State] | None = None) -> None:
+    def __init__(self, method: MethodSettings, own: Mapping[str, State] | None = None, median: float = 0.0) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
         self._kept = method.pia.most_kept if method.aligns else 0.0
         self._stacked = method.rule.stacks
         self.own: dict[str, State] = dict(own or {})
+        self.median = median
 
     def outlying(self, states: Mapping[str, State], previous: State) -> dict[str, str]:
-        """Return, by site, the reason to refuse its update in this round.
+        """Return, by site, the reason to refuse its update in this round, and note the round's median.
 
         An update's length is the root mean square of its numbers, so that sites with few layers or neurons are
         comparable to others. The median of an even number of sites is the lower of the middle two, which one site
@@ -64,11 +65,13 @@ class UpdateCheck:
         }
         moved = sorted(length for length in lengths.values() if length > 0)
         usual = moved[(len(moved) - 1) // 2] if moved else 0.0
-        if self._kept and moved:
-            usual = max(usual, MOVED * update_length(start, {}))
+        when = ""
+        if self._kept:
+            when = " in an earlier round" * (self.median > usual)
+            usual = self.median = max(usual, self.median)
         return {
             site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {self._factor:g} "
-            f"times the {usual:.3g} of the median site (method.robust.update_factor): its update is refused."
+            f"times the {usual:.3g} of the median site{when} (method.robust.update_factor): its update is refused."
             for site, length in lengths.items()
             if length > self._factor * usual
         }
