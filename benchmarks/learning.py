@@ -3,13 +3,14 @@
 
     python benchmarks/learning.py                     # every site trains all layers: all methods, three seeds
     python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
+    python benchmarks/learning.py --methods all       # every method of the registry, 20 rounds (every_method.py)
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
     python benchmarks/learning.py --study             # the study of study.py: hours of two cores, resumable
     python benchmarks/learning.py --layers            # every site trains 4 of the 12 layers: F3OCUS and its peers
 
-Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`. The figures
-are means over the five sites' test splits after the last round. The data are procedural and the backbone tiny: the
-table compares methods, it says nothing about medicine.
+Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`, with `all`
+those that rates.py found. The figures are means over the five sites' test splits after the last round. The data are
+procedural and the backbone tiny: the table compares methods, it says nothing about medicine.
 """
 
 from __future__ import annotations
@@ -22,11 +23,12 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
+import every_method
 import study
 import torch
 from peers import PEERS
@@ -38,6 +40,7 @@ from fedpeft.client.learner import Learner
 from fedpeft.client.loop import parts_of
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.optimizer import build_optimizer
+from fedpeft.compare.intervals import interval, paired, signed
 from fedpeft.federate import federate
 from fedpeft.jobs import compose
 from fedpeft.seeds import derive
@@ -91,6 +94,7 @@ LAYERS: dict[str, list[str]] = {
     },
 }
 KNOWN = METHODS | LAYERS
+ALL = "all"
 BASELINES = ("classifier", "local", "fedavg", BY_LNTK)
 OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
@@ -100,14 +104,27 @@ RATES = {  # the best of a small grid for each kind of training, on seeds 100 to
 }
 ADAPTERS = ["training.learning_rate=5e-3"]
 SEEDS = (0, 1, 2)
+BITS = 32  # of a number
+COSTS = ("trained", "Mbit a round", "s a run")
 CORES = os.cpu_count() or 1
 
 
 def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """One method with one seed of data, initial values and order: accuracy by site, by round, and seconds."""
-    chosen = [*KNOWN[method], *RATES.get(method, ADAPTERS), f"training.seed={seed}", f"data.seed={seed}"]
+    """One method with one seed of data, initial values and order: accuracy by site, by round, cost and seconds."""
+    return run_with([*KNOWN[method], *RATES.get(method, ADAPTERS)], method, seed, overrides)
+
+
+def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """`run`, of a row of `every_method.py`."""
+    return run_with(every_method.settings_of(method), method, seed, overrides)
+
+
+def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+    """`run`, of these settings of the job."""
+    chosen = [*settings, f"training.seed={seed}", f"data.seed={seed}"]
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
     began = time.monotonic()
+    sent = 0
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
         learner = PEERS.get(method, Learner)
@@ -115,8 +132,13 @@ def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:
-            rounds = [{s: u.metrics for s, u in result.updates.items()} for result in federate(learners)]
-    return {"method": method, "seed": seed, "rounds": rounds, "seconds": time.monotonic() - began}
+            rounds = []
+            for result in federate(learners):
+                rounds.append({s: u.metrics for s, u in result.updates.items()})
+                sent = max(sent, *(sum(map(torch.numel, u.state.values())) for u in result.updates.values()))
+        trained = sum(map(torch.numel, next(iter(learners.values())).trainable.parameters().values()))
+    cost = {"trained": trained, "sent": sent, "seconds": time.monotonic() - began}
+    return {"method": method, "seed": seed, "rounds": rounds, **cost}
 
 
 def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
@@ -159,23 +181,29 @@ def overall(result: dict[str, Any]) -> float:
 
 
 def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES) -> Table:
-    """Mean and spread over seeds, and the paired difference to each baseline."""
+    """Mean and spread over seeds, the paired difference to each baseline with a 95 % interval, and what a run costs."""
     scores: dict[str, dict[int, float]] = {}
     for result in results:
         scores.setdefault(result["method"], {})[result["seed"]] = overall(result)
     table = Table(box=None, header_style="bold")
     present = [name for name in baselines if name in scores]
-    for name in ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", "s a run"):
+    for name in ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", *COSTS):
         table.add_column(name, justify="left" if name == "method" else "right")
-    for method in (m for m in KNOWN if m in scores):
-        mine = scores[method]
+    for method, mine in scores.items():
         cells = [f"{statistics.fmean(mine.values()):.1f}", spread(list(mine.values()))]
         for name in present:
-            paired = [mine[seed] - scores[name][seed] for seed in mine if seed in scores[name]]
-            cells.append("" if name == method or not paired else f"{statistics.fmean(paired):+.1f} ± {spread(paired)}")
-        seconds = statistics.median(r["seconds"] for r in results if r["method"] == method)
-        table.add_row(method, *cells, str(len(mine)), f"{seconds:.0f}")
+            pairs = [] if name == method else paired(mine, scores[name])
+            cells.append(signed(*interval(pairs)) if pairs else "")
+        table.add_row(method, *cells, str(len(mine)), *costs([r for r in results if r["method"] == method]))
     return table
+
+
+def costs(results: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Numbers that a site trains, Mbit that all sites send in a round, and the median of the seconds of a run."""
+    for name, factor, form in (("trained", 1, ",.0f"), ("sent", BITS * len(results[0]["rounds"][0]) / 1e6, ".2f")):
+        known = [result[name] for result in results if name in result]  # not in a file that an older version wrote
+        yield format(factor * max(known), form) if known else ""
+    yield f"{statistics.median(result['seconds'] for result in results):.0f}"
 
 
 def spread(values: Sequence[float]) -> str:
@@ -185,7 +213,7 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=KNOWN, metavar="METHOD", help="; ".join(KNOWN))
+    parser.add_argument("--methods", nargs="+", choices=[*KNOWN, ALL], metavar="METHOD", help="; ".join([*KNOWN, ALL]))
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
@@ -197,14 +225,21 @@ def main() -> None:
     if chosen.study:
         run_study(chosen.seeds if chosen.seeds != list(SEEDS) else study.SEEDS, chosen.out or study.RESULTS, chosen)
         return
-    methods = chosen.methods or (OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS)
-    overrides = [*(["method.initialization=own"] if chosen.own else []), *chosen.set]
+    everything = chosen.methods == [ALL]
+    if not everything and ALL in (chosen.methods or ()):
+        parser.error(f"{ALL!r} stands for every method: give it alone")
+    named = OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS
+    methods = every_method.EVERY if everything else chosen.methods or named
+    rounds = [f"training.rounds={every_method.ROUNDS}", "training.local_epochs=1"] if everything else []
+    overrides = [*(["method.initialization=own"] if chosen.own else []), *rounds, *chosen.set]
+    order = list(methods)
     console = Console(width=150)
     results = _earlier(chosen.out, overrides)
     known = {(result["method"], result["seed"]) for result in results}
     wanted = [(method, seed) for seed in chosen.seeds for method in methods]
+    runner = run_from_registry if everything else run
     with ProcessPoolExecutor(chosen.processes) as pool:
-        futures = {pool.submit(run, *one, overrides): one for one in wanted if one not in known}
+        futures = {pool.submit(runner, *one, overrides): one for one in wanted if one not in known}
         for number, future in enumerate(as_completed(futures), 1):
             last = {**future.result(), "overrides": overrides}
             results.append(last)
@@ -217,8 +252,8 @@ def main() -> None:
                 highlight=False,
             )
             sys.stdout.flush()
-    results = [result for result in results if (result["method"], result["seed"]) in wanted]
-    console.print(report(results))
+    results = sorted((r for r in results if (r["method"], r["seed"]) in wanted), key=lambda r: order.index(r["method"]))
+    console.print(report(results, every_method.BASELINES if everything else BASELINES))
     console.print(
         f"procedural data, tiny backbone; {len(chosen.seeds)} seeds; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",

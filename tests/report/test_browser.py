@@ -1,10 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """All pages in a browser: nothing on the console, nothing requested, every picture shown, none wider than a phone."""
 
-import contextlib
 import io
 import json
-import threading
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from browser import Browser, find_chromium
 from histories import complete, gaps, write
 from PIL import Image
+from serving import serving
 
 from fedpeft.client.answering.answering import Scored
 from fedpeft.compare.outcome import of_history
@@ -28,8 +27,6 @@ from fedpeft.report.history_reader import parse
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.pictures import Pictures
 from fedpeft.serve import workspace_pages
-from fedpeft.serve.server import Server
-from fedpeft.serve.workspace_pages import WorkspacePages
 
 pytestmark = pytest.mark.slow
 
@@ -103,16 +100,6 @@ def page(request, tmp_path_factory):
     return file.as_uri()
 
 
-@contextlib.contextmanager
-def served(folder):
-    with Server(WorkspacePages(folder), host="127.0.0.1", port=0) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 def check(browser, address, seen, *, pictures=True):
     assert browser.complaints == []
     assert {request for request in browser.requests if not request.startswith("data:")} == {address}
@@ -141,7 +128,7 @@ def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
     for name in ("one", "two"):
         write(tmp_path / name, complete() | {"method": name, "job": "j"})
         (tmp_path / name / "manifest.json").write_text(json.dumps({"job": "j", "status": "completed"}))
-    with served(tmp_path) as server:
+    with serving(tmp_path) as server:
         (key,) = server.pages.page("/")[0].split('href="/compare/')[1:]
         address = f"{server.url}compare/{key[:16]}"
         check(browser, address, browser.open(address, width=400))
@@ -153,7 +140,7 @@ def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
     drawn = Pictures(curves=Picture(light=file.getvalue(), dark=file.getvalue()))
     monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
     write(tmp_path / "a run", complete())
-    with served(tmp_path) as server:
+    with serving(tmp_path) as server:
         check(browser, server.url, browser.open(server.url, width=400), pictures=False)
         (key,) = server.pages.page("/")[0].split('href="/run/')[1:]
         address = f"{server.url}run/{key[:16]}"

@@ -6,10 +6,10 @@ import json
 import os
 import re
 import socket
-import threading
 
 import pytest
 from histories import record, write
+from serving import serving
 
 from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
@@ -37,12 +37,8 @@ def workspace(tmp_path, monkeypatch):
 @pytest.fixture
 def server(workspace):
     """A running server."""
-    with Server(WorkspacePages(workspace), host="127.0.0.1", port=0) as made:
-        thread = threading.Thread(target=made.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
+    with serving(workspace) as made:
         yield made
-        made.shutdown()
-        thread.join()
 
 
 def get(server, path="/", *, method="GET", **headers):

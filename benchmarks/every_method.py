@@ -1,0 +1,66 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every method of the registry as a row of `learning.py --methods all`, with a learning rate from a grid for all alike.
+
+`rates.py` runs the grid on a seed that no comparison reports; what it found lies in `results/rates.jsonl`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fedpeft import methods
+
+RATES = Path(__file__).parent / "results" / "rates.jsonl"
+HEAD = 5e-3  # the head's rate at least: it learns with its method where that one takes a larger one
+ROUNDS = 20
+BASELINES = ("houlsby", "classifier")
+OURS = ["method.aggregation=pia", "method.pia.share=agreement", "method.pia.accept=true"]
+PAPER = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]
+
+
+def _averaged(name: str) -> list[str]:
+    exchanges = methods.get(name).exchanges
+    return [f"method.name={name}", f"method.aggregation={'fedavg' if exchanges else 'none'}"]
+
+
+EVERY: dict[str, list[str]] = {
+    **{name: _averaged(name) for name in methods.names()},
+    "houlsby, every site alone": ["method.name=houlsby", "method.aggregation=none"],
+    "houlsby, FedPIA as printed": ["method.name=houlsby", *PAPER, "method.pia.integration=frozen_global"],
+    "lora, svd": ["method.name=lora", "method.aggregation=svd"],
+    "lora, stack": ["method.name=lora", "method.aggregation=stack"],
+    **{f"{name}, FedPIA by agreement": [f"method.name={name}", *OURS] for name in ("houlsby", "compacter", "lora")},
+}
+
+
+def with_rate(method: str, rate: float) -> list[str]:
+    """The settings of a row at this learning rate."""
+    head = max(rate, HEAD)
+    return [*EVERY[method], f"training.learning_rate={rate}", f"training.head_learning_rate={head}"]
+
+
+def best_rates(results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """The rate of the highest accuracy for each method of the registry; of two alike, the smaller."""
+    ordered = sorted(results, key=lambda result: (result["accuracy"], -result["rate"]))
+    return {result["method"]: result["rate"] for result in ordered}
+
+
+def read(file: Path = RATES) -> list[dict[str, Any]]:
+    """What the grid found so far."""
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def settings_of(method: str) -> list[str]:
+    """The settings of a row, at the rate that the grid found for its method.
+
+    Raises:
+        SystemExit: the grid has not been run for it.
+    """
+    name = method.partition(",")[0]
+    rates = best_rates(read())
+    if name not in rates:
+        raise SystemExit(f"no learning rate for {name!r} in {RATES.name}: run `python benchmarks/rates.py` first")
+    return with_rate(method, rates[name])

@@ -1,0 +1,116 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`learning.py --methods all` and the grid of rates behind it."""
+
+import json
+import sys
+
+import pytest
+
+from fedpeft import methods
+from fedpeft.jobs import compose
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.settings import build
+
+
+@pytest.fixture
+def every(benchmark):
+    return benchmark("every_method")
+
+
+@pytest.fixture
+def rates(benchmark):
+    return benchmark("rates")
+
+
+@pytest.fixture
+def learning(benchmark):
+    return benchmark("learning")
+
+
+def test_every_method_of_the_registry_is_a_row_and_its_settings_fit(every, learning):
+    assert set(methods.names()) <= set(every.EVERY)
+    assert set(every.BASELINES) <= set(every.EVERY)
+    for row in every.EVERY:
+        sections = compose(learning.ROOT / "app_configs", learning.JOB, every.with_rate(row, 1e-3))
+        assert build(MethodSettings, sections["method"], section="method").name == row.partition(",")[0]
+        assert sections["training"]["learning_rate"] == 1e-3
+        assert sections["training"]["head_learning_rate"] == every.HEAD
+
+
+def test_of_two_rates_alike_the_smaller_is_taken(every):
+    found = [("a", 1.0, 50.0), ("a", 0.1, 50.0), ("a", 10.0, 49.0), ("b", 1.0, 3.0)]
+    lines = [dict(zip(("method", "rate", "accuracy"), line, strict=True)) for line in found]
+    assert every.best_rates(lines) == {"a": 0.1, "b": 1.0}
+
+
+def test_a_method_without_a_rate_is_refused_with_the_command(every, monkeypatch, tmp_path):
+    monkeypatch.setattr(every, "read", lambda: [])
+    with pytest.raises(SystemExit, match=r"no learning rate for 'vpt'.*rates\.py"):
+        every.settings_of("vpt")
+
+
+@pytest.mark.parametrize(
+    ("tried", "next_ones"),
+    [
+        ({}, [1.5e-3, 5e-3, 1.5e-2]),
+        ({1.5e-3: 1.0, 5e-3: 2.0, 1.5e-2: 1.0}, []),
+        ({1.5e-3: 3.0, 5e-3: 2.0, 1.5e-2: 1.0}, [5e-4]),
+        ({1.5e-3: 1.0, 5e-3: 2.0, 1.5e-2: 3.0, 5e-2: 4.0}, [1.5e-1]),
+        ({1.5e-3: 1.0, 5e-3: 2.0, 1.5e-2: 3.0, 5e-2: 4.0, 1.5e-1: 5.0}, []),
+    ],
+    ids=["first", "between", "smaller", "larger", "end of the grid"],
+)
+def test_the_grid_is_widened_while_the_best_is_at_its_edge(rates, tried, next_ones):
+    assert rates.missing(tried) == next_ones
+
+
+def test_the_grid_uses_no_seed_that_is_reported(rates, learning):
+    assert rates.SEED not in learning.SEEDS
+
+
+SMALL = ("federation.sites=[slake,vqa-rad]", "data.train_size=8", "data.validation_size=4", "data.test_size=4")
+
+
+@pytest.mark.slow
+def test_a_row_runs_and_is_printed_with_its_cost(every, learning, monkeypatch, tmp_path, capsys):
+    rows = ("classifier", "houlsby", "sba")
+    monkeypatch.setattr(every, "EVERY", {row: every.EVERY[row] for row in rows})
+    monkeypatch.setattr(every, "read", lambda: [{"method": row, "rate": 1e-3, "accuracy": 1.0} for row in rows])
+    monkeypatch.setattr(learning, "ProcessPoolExecutor", InThisProcess)
+    out = tmp_path / "runs.jsonl"
+    small = [part for setting in (*SMALL, "training.rounds=1") for part in ("--set", setting)]
+    monkeypatch.setattr(
+        sys, "argv", ["learning.py", "--methods", "all", "--seeds", "0", "1", "--out", str(out), *small]
+    )
+    learning.main()
+    results = {line["method"]: line for line in map(json.loads, out.read_text().splitlines())}
+    assert set(results) == set(rows)
+    assert results["classifier"]["sent"] == 0
+    assert 0 < results["sba"]["sent"] < results["sba"]["trained"]
+    assert results["houlsby"]["sent"] == results["houlsby"]["trained"]
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if line.split()[:1] and line.split()[0] in rows] == list(
+        rows
+    )
+    assert "minus houlsby" in printed
+    assert "Mbit a round" in printed
+
+
+class InThisProcess:
+    """A pool that runs each call when it is submitted."""
+
+    def __init__(self, processes):
+        del processes
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        return False
+
+    def submit(self, call, *values):
+        from concurrent.futures import Future
+
+        future = Future()
+        future.set_result(call(*values))
+        return future

@@ -1,0 +1,19 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A running server of a workspace's pages."""
+
+import contextlib
+import threading
+
+from fedpeft.serve.server import Server
+from fedpeft.serve.workspace_pages import WorkspacePages
+
+
+@contextlib.contextmanager
+def serving(folder):
+    """The pages of `folder`, served on a free port of this machine for the time of the block."""
+    with Server(WorkspacePages(folder), host="127.0.0.1", port=0) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
