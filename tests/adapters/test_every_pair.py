@@ -1,0 +1,194 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every method in a small model of every other kind of backbone than ViLT, which test_every_method.py has."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from small_albef import albef_folder
+from small_models import IMAGE, MODELS, SIZE, blip2
+from transformers import ViTConfig, ViTModel
+
+from fedpeft import adapters, methods
+from fedpeft.alignment import integrate
+from fedpeft.alignment.settings import PIASettings
+from fedpeft.backbones import BackboneSettings, build
+from fedpeft.errors import FedpeftError
+from fedpeft.keys import by_place, is_key
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Part, parameter_count
+from fedpeft.server.export import export_adapter
+
+pytestmark = pytest.mark.slow
+
+QUESTIONS = ["where is the nodule ?", "is there an effusion ?", "why ?"]
+BACKBONES = {  # name in the settings -> what makes a folder of its small model
+    "vit": lambda folder: save(ViTModel(ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False), folder),
+    "albef": albef_folder,
+    "llava": MODELS["llava"],
+    "blip2": blip2,
+    "transformers": MODELS["clip"],
+}
+SETTINGS = {
+    "houlsby": {"reduction_factor": 8},
+    "pfeiffer": {"reduction_factor": 8},
+    "parallel": {"reduction_factor": 8},
+    "compacter": {"reduction_factor": 4},
+    "oft": {"oft_block_size": 8},
+    "vera": {"r": 8},
+    "dvpt": {"rank": 4},
+    "lora_dvpt": {"dvpt": {"rank": 4}},
+    "adapterfusion": {"reduction_factor": 8},
+    "feddat_adapterfusion": {"reduction_factor": 8},
+    "feddat_houlsby": {"reduction_factor": 8},
+    "feddat_parallel": {"reduction_factor": 8},
+    "feddat_compacter": {"reduction_factor": 4},
+}
+TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
+NO_PROMPTS = "prompts need one stack of layers|prompts would move the positions"
+NO_PARALLEL = "an adapter beside it cannot read the residual stream"
+
+
+def save(model, folder):
+    model.save_pretrained(folder)
+    return folder
+
+
+def refusal(method, backbone):
+    """The reason for which these two do not go together; None: they do."""
+    if ("vpt" in method or method == "promptfl") and backbone != "vit":
+        return NO_PROMPTS
+    return NO_PARALLEL if "parallel" in method and backbone == "blip2" else None
+
+
+PAIRS = [(name, backbone) for backbone in BACKBONES for name in TRAINING]
+FIT = [pair for pair in PAIRS if not refusal(*pair)]
+
+
+def pairs(condition=lambda _: True):
+    """Those that go together, of the methods whose declaration meets a condition."""
+    return [pair for pair in FIT if condition(methods.get(pair[0]))]
+
+
+@pytest.fixture(scope="module")
+def load(tmp_path_factory):
+    """Function from a backbone's name to a small one, each time the same."""
+    built = {}
+
+    def loaded(name):
+        if name not in built:
+            torch.manual_seed(0)
+            folder = BACKBONES[name](tmp_path_factory.mktemp("models") / name)
+            built[name] = build(BackboneSettings(name=name, source=str(folder), text_length=16))
+        return copy.deepcopy(built[name])
+
+    return loaded
+
+
+def prepared(name, backbone):
+    return methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0)
+
+
+def batch_of(backbone):
+    rng = np.random.default_rng(0)
+    pictures = [rng.integers(0, 256, size=(20, 24, 3), dtype=np.uint8) for _ in QUESTIONS]
+    return backbone.collate(pictures, QUESTIONS)
+
+
+def fit(backbone, trainable, steps):
+    """Losses of a fit of one batch: the features to random targets, with the method's own step."""
+    batch = batch_of(backbone)
+    goal = torch.randn(3, backbone.hidden_size, generator=torch.Generator().manual_seed(5))
+    optimizer = torch.optim.Adam([p for p in trainable.parameters().values() if p.requires_grad], lr=1e-2)
+    torch.manual_seed(0)
+    backbone.eval()  # without dropout, so that the loss falls in every step
+
+    def loss(outputs):
+        return (outputs - goal).square().mean()
+
+    return [trainable.step([Part(lambda: backbone(**batch), loss)], optimizer).item() for _ in range(steps)]
+
+
+@pytest.mark.parametrize(("name", "backbone_name"), pairs())
+def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load):
+    backbone = load(backbone_name)
+    count = parameter_count(backbone, methods.get(name).tuning(), SETTINGS.get(name, {}))
+    trainable = prepared(name, backbone)
+    first, private = trainable.state(), trainable.private_state()
+    assert all(map(is_key, first))
+    assert sum(map(torch.numel, first.values())) == count.exchanged
+    assert sum(map(torch.numel, (first | private).values())) == count.trained
+    trained = {id(parameter) for parameter in trainable.parameters().values()}
+    frozen = {key: p for key, p in backbone.named_parameters() if id(p) not in trained}
+    before = {key: p.detach().clone() for key, p in frozen.items()}
+
+    losses = fit(backbone, trainable, steps=6)
+    assert losses[-1] < losses[0]
+    assert all(torch.equal(p, before[key]) for key, p in frozen.items())
+    learned = trainable.state()
+    assert any(not torch.equal(tensor, first[key]) for key, tensor in learned.items())
+
+    merged, _ = integrate([learned], [7], PIASettings(server=False), sites=["a"])
+    assert all(torch.equal(tensor, learned[key]) for key, tensor in merged.items())
+    trainable.load(first)
+    trainable.load_private(private)
+    assert all(torch.equal(t, (first | private)[k]) for k, t in (trainable.state() | trainable.private_state()).items())
+
+
+@pytest.mark.parametrize(("name", "backbone_name"), [pair for pair in PAIRS if refusal(*pair)])
+def test_what_does_not_go_together_is_refused_with_the_reason(name, backbone_name, load):
+    with pytest.raises(FedpeftError, match=refusal(name, backbone_name)) as caught:
+        prepared(name, load(backbone_name))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.exports))
+def test_peft_reads_what_the_server_writes_of_it(name, backbone_name, load, tmp_path):
+    backbone = load(backbone_name)
+    trainable = prepared(name, backbone)
+    fit(backbone, trainable, steps=2)
+    learned, settings = trainable.state(), SETTINGS.get(name, {})
+    chosen = MethodSettings(name=name, settings={name: settings})
+    export_adapter(tmp_path, learned, chosen, family=backbone.family, slots=trainable.slots())
+    read = adapters.adapter_state(adapters.load_adapter(load(backbone_name).model, tmp_path))
+    assert read.keys() == learned.keys()
+    assert all(torch.equal(tensor, learned[key]) for key, tensor in read.items())
+
+
+@pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.neurons))
+def test_its_neurons_can_change_places_without_a_trace(name, backbone_name, load):
+    backbone = load(backbone_name)
+    trainable = prepared(name, backbone)
+    fit(backbone, trainable, steps=2)
+    learned = trainable.state()
+    layout = methods.get(name).neuron_layout()
+    shared = {key: tensor for key, tensor in learned.items() if key.startswith("shared.")}
+    moved = dict(shared)
+    for place, keys in by_place(learned).items():
+        if layout.needs <= keys.keys():
+            tensors = {part: learned[key] for part, key in keys.items()}
+            moved |= {f"{place}.{part}": tensor for part, tensor in in_another_order(layout, tensors).items()}
+    assert moved.keys() == learned.keys()
+    expected = features(backbone)
+    trainable.load(moved)
+    assert any(not torch.equal(tensor, learned[key]) for key, tensor in moved.items())
+    torch.testing.assert_close(features(backbone), expected, atol=1e-5, rtol=1e-4)
+
+
+def in_another_order(layout, tensors):
+    blocks, width = layout.blocks(tensors), layout.width(tensors)
+    order = torch.arange(width).flip(0)
+    in_blocks = (torch.arange(blocks)[:, None] * width + order).flatten()
+    axes = {**layout.incoming, **layout.outgoing}
+    return {
+        part: tensor.index_select(axes[part], in_blocks if part in layout.blocked else order)
+        if part in axes
+        else tensor
+        for part, tensor in tensors.items()
+    }
+
+
+def features(backbone):
+    with torch.no_grad():
+        return backbone.eval()(**batch_of(backbone))
