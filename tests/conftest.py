@@ -120,12 +120,10 @@ def small_policy(tiny_source) -> dict:
 
 
 @pytest.fixture(scope="session")
-def sections(tiny_source):
-    """Function from overrides to the sections of a small job: two rounds, five sites, few samples, FedPIA's merge of
+def small_settings(tiny_source) -> list[str]:
+    """The settings that make a small job of fedpia_task1: two rounds, five sites, few samples, FedPIA's merge of
     halves, which goes with any schedule, width and integration."""
-    from fedpeft.jobs import compose
-
-    small = [
+    return [
         f"backbone.source={tiny_source}",
         "training.rounds=2",
         "method.probe_samples=8",
@@ -136,7 +134,13 @@ def sections(tiny_source):
         "data.test_size=8",
     ]
 
+
+@pytest.fixture(scope="session")
+def sections(small_settings):
+    """Function from overrides to the sections of the small job."""
+    from fedpeft.jobs import compose
+
     def build(*overrides: str) -> dict:
-        return compose(Path(__file__).parents[1] / "app_configs", "fedpia_task1", [*small, *overrides])
+        return compose(Path(__file__).parents[1] / "app_configs", "fedpia_task1", [*small_settings, *overrides])
 
     return build

@@ -12,26 +12,22 @@ from types import SimpleNamespace
 import pytest
 from kits import ABSENT, LEAD, MEMBER, SITES, connected, free_port, provision, session, started, wait_until
 from nvflare.recipe import ProdEnv
-from nvflare.recipe.spec import Recipe
 from rich.console import Console
 
 from fedpeft.flare.job_session import JobSession
-from fedpeft.flare.recipe import JsonJob
+from fedpeft.flare.recipe import FedPIARecipe
 from fedpeft.jobs import write_job
 from fedpeft.status import follow
 
-
-@pytest.fixture(scope="session")
-def small_sections(sections):
-    """Two rounds on a few samples of two sites."""
-    return sections(f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600")
+CONFIGS = Path(__file__).parents[2] / "app_configs"
+TWO_SITES = f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600"
 
 
 @pytest.fixture(scope="session")
-def small_job(tmp_path_factory, small_sections):
-    """The folder of that job."""
+def small_job(tmp_path_factory, sections):
+    """The folder of a job of two rounds on a few samples of two sites."""
     folder = tmp_path_factory.mktemp("job") / "small"
-    write_job(folder, "small", small_sections)
+    write_job(folder, "small", sections(*TWO_SITES))
     return folder
 
 
@@ -52,14 +48,15 @@ def federation(tmp_path_factory, small_policy):
 
 
 @pytest.fixture(scope="session")
-def finished(federation, small_sections, tmp_path_factory):
+def finished(federation, small_settings, tmp_path_factory):
     """The small job at its end: `followed` by lead and member (what each saw last), and the lead's `download`.
 
-    It was submitted as a recipe.
+    It was submitted as FedPIA's recipe.
     """
     kit = federation.kits / LEAD
     environment = ProdEnv(startup_kit_location=str(kit), username=LEAD, login_timeout=60)
-    job = Recipe(JsonJob("small", small_sections)).execute(environment).get_job_id()
+    recipe = FedPIARecipe("fedpia_task1", [*small_settings, *TWO_SITES], configs=CONFIGS)
+    job = recipe.execute(environment).get_job_id()
 
     def last_seen(name):
         with JobSession(federation.kits / name, job) as opened:

@@ -96,7 +96,7 @@ def test_a_server_that_names_the_state_of_another_job_removes_nothing(federation
     assert facts["submitter"].startswith(LEAD)
     facts["settings"]["training"]["learning_rate"] = 1e-3
     forged.write_text(json.dumps(facts))
-    _, run = submitted(federation, tmp_path / "attack", "small", attack)
+    _, run = submitted(federation, tmp_path / "attack", "fedpia_task1", attack)
     reason = json.loads((run / "manifest.json").read_text())["reason"]
     for site in SITES:
         assert f"site {site} cannot take part: what it kept under this name belongs to another job" in reason

@@ -4,15 +4,17 @@
 import json
 
 import pytest
-from simulator_runs import simulate, workspace_for_tests, write
+from simulator_runs import execute, simulate, workspace_for_tests, write
 
 from fedpeft.flare.policy import default_scope
+
+DEFAULT = ("method.pia.share=agreement", "method.pia.accept=true")
 
 
 @pytest.fixture(scope="session")
 def sections(sections):
     """Of the small job with the default method of the embedded tasks."""
-    return lambda *overrides: sections("method.pia.share=agreement", "method.pia.accept=true", *overrides)
+    return lambda *overrides: sections(*DEFAULT, *overrides)
 
 
 @pytest.fixture(scope="session")
@@ -28,12 +30,12 @@ def five_sites(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
-def one_at_a_time(tmp_path_factory, sections):
-    """The same job with one thread, where every task is a new process, and with a privacy.json."""
-    folder = tmp_path_factory.mktemp("one")
-    workspace = workspace_for_tests(folder / "ws")
+def one_at_a_time(tmp_path_factory, small_settings):
+    """The same job as a recipe, with one thread, where every task is a new process, and with a privacy.json."""
+    root = tmp_path_factory.mktemp("one")
+    workspace = workspace_for_tests(root / "fedpia_task1")
     (workspace / "local" / "privacy.json").write_text(json.dumps(default_scope()))
-    return simulate(write(folder / "job", sections()), workspace, threads=1)
+    return execute("FedPIARecipe", "fedpia_task1", [*small_settings, *DEFAULT], root, threads=1)
 
 
 @pytest.fixture

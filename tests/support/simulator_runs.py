@@ -14,6 +14,15 @@ from fedpeft.workspace import resources
 
 ROOT = Path(__file__).parents[2]
 COMPONENTS = ROOT / "tests" / "simulator", ROOT / "benchmarks"
+RECIPE = """
+import json, sys
+from nvflare.recipe import SimEnv
+from fedpeft.flare import recipe as recipes
+kind, job, settings, root, threads = json.loads(sys.argv[1])
+recipe = getattr(recipes, kind)(job, settings)
+run = recipe.execute(SimEnv(clients=recipe.sites, num_threads=threads, workspace_root=root))
+print("result:", run.get_result())
+"""
 
 
 def simulate(job, workspace, *, threads, environment=()):
@@ -21,9 +30,20 @@ def simulate(job, workspace, *, threads, environment=()):
 
     Its processes have their imports already; `test_plugin.py` and `test_workspace_in_use.py` start them as users do.
     """
-    command = [os.environ[COMMAND], "-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
+    words = ["-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
+    return _run(words, workspace, environment)
+
+
+def execute(kind, job, settings, root, *, threads):
+    """A recipe of a kind, as `FedPIARecipe`, executed with `SimEnv`: what `simulate` returns."""
+    words = ["-c", RECIPE, json.dumps([kind, job, settings, str(root), threads])]
+    return _run(words, root / job.replace("/", "_"))
+
+
+def _run(words, workspace, environment=()):
     path = os.pathsep.join(filter(None, (*map(str, COMPONENTS), os.environ.get("PYTHONPATH"))))
     variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
+    command = [os.environ[COMMAND], *words]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     return SimpleNamespace(
         code=done.returncode,
