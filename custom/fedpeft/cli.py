@@ -14,6 +14,7 @@ from fedpeft.compare import command as compare
 from fedpeft.errors import FedpeftError
 from fedpeft.export import command as export
 from fedpeft.inspect import command as inspect
+from fedpeft.job_argument import JOB_HELP
 from fedpeft.predict import command as predict
 from fedpeft.serve import command as serve
 
@@ -52,14 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     simulate = commands.add_parser("simulate", help="run a job in FLARE's simulator; exit code 0 only if it completes")
-    simulate.add_argument("job", type=Path, help="job folder, or a job of app_configs/, e.g. jobs/fedpia_task1")
+    simulate.add_argument("job", type=Path, help=JOB_HELP)
     simulate.add_argument("-t", "--threads", type=int, default=1, help="sites that run at the same time (default 1)")
     simulate.add_argument("-w", "--workspace", type=Path, default=Path("simulator_workspace"), help="folder of the run")
     simulate.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     simulate.set_defaults(command=_simulate)
 
     jobs = commands.add_parser("jobs", help="write the job folders from app_configs/")
-    jobs.add_argument("names", nargs="*", help="jobs of app_configs/jobs.yml (default: all)")
+    jobs.add_argument("names", nargs="*", metavar="job", help=f"{JOB_HELP} (default: all jobs)")
     jobs.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     jobs.add_argument("--out", type=Path, default=Path("jobs"), help="where the job folders go")
     jobs.add_argument("--check", action="store_true", help="write nothing, fail if a folder is out of date")
@@ -71,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
     tasks.set_defaults(command=_tasks)
 
     data = commands.add_parser("data", help="count what the sites of a job or a folder hold, and images in common")
-    data.add_argument("what", metavar="JOB|PATH", help="a job of app_configs/jobs.yml, e.g. vqa_rad, or a folder")
+    data.add_argument("what", metavar="JOB|PATH", help=f"{JOB_HELP}; or a folder of data")
     data.add_argument("site", nargs="?", metavar="SITE", help="this site of the job only")
     data.add_argument("--configs", type=Path, help=CONFIGS_HELP)
     data.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
@@ -105,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
     built.set_defaults(command=_build_vqa)
 
     doctor = commands.add_parser("doctor", help="find what would keep a job from running on this machine")
-    doctor.add_argument("job", type=Path, nargs="?", help="job folder, e.g. jobs/fedpia_task1, or name")
+    doctor.add_argument("job", type=Path, nargs="?", help=JOB_HELP)
     doctor.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     doctor.add_argument("--startup-kit", type=Path, metavar="DIR", help="kit of this server, site or administrator")
     doctor.add_argument("--site", metavar="NAME", help="look at one site of the job only (without a kit)")
@@ -160,10 +161,10 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _jobs(arguments: argparse.Namespace) -> None:
     from fedpeft.admission.job import admit_folder
-    from fedpeft.jobs import compose, outdated, recipes, usual_configs, write_job
+    from fedpeft.jobs import compose, name_of, outdated, recipes, usual_configs, write_job
 
     configs = arguments.configs or usual_configs()
-    for name in arguments.names or recipes(configs):
+    for name in [name_of(job) for job in arguments.names] or recipes(configs):
         sections = compose(configs, name, arguments.set)
         if not arguments.check:
             write_job(arguments.out / name, name, sections)
@@ -241,7 +242,9 @@ def _new(arguments: argparse.Namespace) -> None:
     written = write_new(arguments.name, found, folder=arguments.data, out=arguments.out, overrides=arguments.set)
     for path in written:
         print(f"wrote    {path}")
+    elsewhere = "" if arguments.out == Path() else f" --configs {arguments.out / 'app_configs'}"
     print(f"next     fedpeft simulate {written[-1]}")
+    print(f"or       fedpeft compare {arguments.name}{elsewhere} --methods local,fedavg,fedpia_agreement")
 
 
 def _build_vqa(arguments: argparse.Namespace) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
+from fedpeft.job_argument import JOB_HELP
 
 if TYPE_CHECKING:
     from fedpeft.compare.outcome import Outcome
@@ -22,7 +23,7 @@ NAME = "comparison"  # of the files
 def add(commands: Any) -> None:
     """Add the command to the command line."""
     parser = commands.add_parser("compare", help="compare finished runs, or run a job with several methods and seeds")
-    parser.add_argument("what", nargs="+", help="folders of finished runs, or one job of app_configs/jobs.yml")
+    parser.add_argument("what", nargs="+", help=f"folders of finished runs; or {JOB_HELP}")
     parser.add_argument("--methods", help="comma-separated: run the job with each, e.g. local,fedavg,fedpia,compacter")
     parser.add_argument(
         "--variant",
