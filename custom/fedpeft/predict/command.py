@@ -35,6 +35,9 @@ def add(commands: Any) -> None:
     predict.add_argument("--question", metavar="TEXT", help="about the image, or about all images of the folder")
     predict.add_argument("--top", type=int, default=5, metavar="N", help="answers of each example (default 5)")
     predict.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
+    predict.add_argument(
+        "--adapter", metavar="PATH", help="with the site's head: 'global', a PEFT folder, or the server's result"
+    )
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
     predict.set_defaults(command=_run)
@@ -45,12 +48,14 @@ def _run(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
     from fedpeft.predict.examples import of_images, of_split, of_table, window_at
+    from fedpeft.predict.global_adapter import find_adapter
     from fedpeft.predict.kept_model import find
     from fedpeft.predict.model import Predictor
     from fedpeft.predict.table import write_csv
 
     console = Console()
     kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
     if arguments.image:
         wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
     elif arguments.manifest:
@@ -59,10 +64,10 @@ def _run(arguments: argparse.Namespace) -> None:
         wanted = of_split(arguments.split, kept)
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
-    predictor = Predictor(kept)
+    predictor = Predictor(kept, adapter)
     predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
     _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
-    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known)), *wanted.remarks):
+    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *wanted.remarks):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
         write_csv(arguments.out, predictions, most=arguments.top)
@@ -139,13 +144,16 @@ def _print(
             print(f"{len(predictions) - SHOWN} more: write all to a table with --out FILE.csv")
 
 
-def lines(record: ModelRecord, round: int, figures: Measured | None, known: int) -> Iterator[str]:
+def lines(
+    record: ModelRecord, round: int, figures: Measured | None, known: int, adapter: Path | None = None
+) -> Iterator[str]:
     """Yield what the model is, and the figures, to four digits as the run's report has them."""
     from fedpeft.metrics import TITLES
     from fedpeft.report.wording import caution, percent
 
     note = caution(procedural=record.procedural, tiny=record.tiny)
-    yield f"model    site {record.site}, round {round}{'; ' * bool(note)}{note}"
+    whose = f"{adapter} with what site {record.site} kept of round {round}" if adapter else ""
+    yield f"model    {whose or f'site {record.site}, round {round}'}{'; ' * bool(note)}{note}"
     if figures:
         parts = [
             f"{name} {percent(value)} %" for name, value in figures.items() if value is not None and name != "overall"

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
@@ -20,6 +21,7 @@ from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_backbone
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.predict.global_adapter import load_with_head
 from fedpeft.predict.kept_model import KeptModel
 from fedpeft.scheduling.settings import schedule_of
 from fedpeft.settings import build
@@ -58,15 +60,16 @@ class Predictor:
 
     Args:
         kept: what the site kept.
+        adapter: a PEFT folder or a file that is predicted with; None: the site's own adapter.
 
     Raises:
         FedpeftError: its backbone is missing, or its tensors do not fit.
     """
 
-    def __init__(self, kept: KeptModel) -> None:
+    def __init__(self, kept: KeptModel, adapter: Path | None = None) -> None:
         self.record = kept.record
         self._least = kept.policy.least_class_images if kept.policy else 1
-        self.model = model_of(kept)
+        self.model = model_of(kept, adapter)
         self.thresholds = dict.fromkeys(self.record.answers, THRESHOLD)
         if self.record.thresholds:
             self.thresholds = dict(zip(self.record.answers, self.record.thresholds, strict=True))
@@ -116,8 +119,12 @@ class Predictor:
         return Prediction(example=example, known=known, answers=scored, applies=applies)
 
 
-def model_of(kept: KeptModel) -> SiteModel:
+def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
     """Build a site's model with the tensors of a round; layers are not compiled, which differs by rounding.
+
+    Args:
+        kept: what the site kept.
+        adapter: in place of the site's own (`fedpeft.predict.global_adapter`).
 
     Raises:
         FedpeftError: a setting is wrong, the backbone is missing, or a tensor does not fit.
@@ -138,7 +145,10 @@ def model_of(kept: KeptModel) -> SiteModel:
         labelled=record.labelled,
         metric=record.metric,
     )
-    model.restore(kept.state)
+    if adapter:
+        load_with_head(model, adapter, method, kept.state)
+    else:
+        model.restore(kept.state)
     return model
 
 
