@@ -130,7 +130,7 @@ def test_class_folders_are_shared_out_to_clients(tmp_path):
     assert {site.metric for site in found.data} == {BALANCED_ACCURACY}
     images = [{e.image_id for split in site.splits().values() for e in split} for site in found.data]
     assert sum(map(len, images)) == len(set().union(*images)) == 80
-    assert found.data[0].left_out == (("it is no image in a class folder", 1),)
+    assert dict(found.data[0].left_out) == {"it is no image in a class folder": 1, "it is another client's": 60}
     assert {e.answer for site in found.data for e in site.train} == {"normal", "viral pneumonia"}
 
 
@@ -181,6 +181,18 @@ def test_sub_folders_with_the_same_classes_are_sites(tmp_path):
     assert list(found.of_sites) == ["north", "server-site", "south-clinic"]
     assert found.section["sites"]["south-clinic"] == {"root": str(tmp_path / "south clinic")}
     assert "Not read, in no known layout: notes/." in found.notes
+
+
+def test_a_site_with_one_of_the_others_classes_is_a_site_of_one_class(tmp_path):
+    for name in ("north", "south", "west"):
+        classes(tmp_path / name)
+    for part in ("south/normal", "west"):
+        shutil.rmtree(tmp_path / part)
+    make(tmp_path / "west", ["attic/1.png"])
+    found = sites_in(tmp_path)
+    assert list(found.of_sites) == ["north", "south"]
+    assert {example.answer for example in found.data[1].train} == {"viral pneumonia"}
+    assert "Not read, in no known layout: west/." in found.notes
 
 
 @pytest.mark.parametrize("inside", ["scans/", ""])

@@ -136,6 +136,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ("manifest.jsonl", ['{"split": ' + "[" * 900 + "]" * 900 + "}"], r"line 1: nested too deeply"),
         ("manifest.jsonl", ['{"image": ' + "9" * 5000 + "}"], r"too long a number"),
         ("notes.txt", ["x"], r"neither 'manifest\.csv' nor 'manifest\.jsonl'; put"),
+        ("Manifest.CSV", ["image,question"], "Manifest.CSV holds no record"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_sentence(tmp_path, name, content, sentence):

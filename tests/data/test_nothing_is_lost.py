@@ -248,6 +248,22 @@ def counted(site) -> int:
     return sum(map(len, site.splits().values())) + sum(count for _, count in site.left_out)
 
 
+CLIENTS_OF = [
+    ("fed_isic2019", "bcn", {}),
+    ("omni_med_vqa", "oct", {}),
+    ("nih_cxr14", "client-2", {"partition": "dirichlet", "parts": 2}),
+    ("class_folders", "client-1", {"partition": "iid", "parts": 2}),
+]
+
+
+@pytest.mark.parametrize(("name", "client", "shared"), CLIENTS_OF)
+def test_a_client_counts_what_is_at_the_others(tmp_path, name, client, shared):
+    samples = WRITTEN[name](tmp_path)
+    site = data.load(DataSettings(dataset=name, root=tmp_path, site=client, **CUTS, **shared))
+    assert counted(site) == samples
+    assert sum(map(len, site.splits().values())) < samples
+
+
 def test_every_data_set_of_the_package_is_in_the_table():
     read = {name for name in data.registry.DATASETS.own_names() if not data.is_procedural(name)}
     assert read == set(WRITTEN)

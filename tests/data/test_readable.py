@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 from layouts import lines, picture
-from PIL import Image
+from PIL import ExifTags, Image
 
 from fedpeft.cli import main
 from fedpeft.data import DataError, DataSettings, load
@@ -76,6 +76,18 @@ def test_of_many_problems_one_sentence_names_five(scans):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("share", [0, 0.1])
+def test_turned_photographs_are_counted(share, tmp_path):
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = 6
+    for number in range(20):
+        chosen = {"exif": exif} if number < 3 else {}
+        Image.new("RGB", (6, 4)).save(tmp_path / f"{number}.jpg", **chosen)
+    rows = [f"{number}.jpg,is it?,{('yes', 'no')[number % 2]}" for number in range(20)]
+    (tmp_path / "manifest.csv").write_text("\n".join(["image,question,answer", *rows]) + "\n")
+    assert _load(tmp_path, unreadable=share).notes == ("3 photographs are turned, as their EXIF orientation says.",)
+
+
 def test_a_split_of_unreadable_images_is_no_split(scans):
     for number in range(15, 20):
         (scans / f"{number}.jpg").write_bytes(b"")
@@ -95,6 +107,6 @@ def test_the_command_counts_what_is_skipped(scans, capsys, monkeypatch, request)
     settings = [part for change in (*changes, "federation.sites=[north]") for part in ("--set", change)]
     assert main(["data", "vqa_rad", *settings]) == 0
     shown = capsys.readouterr().out
-    assert "north: 2 left out: its image cannot be read." in shown
+    assert "Left out, its image cannot be read: north 2." in shown
     assert main(["data", "vqa_rad", *settings, "--set", "data.unreadable=0"]) == 1
     assert "4.jpg cannot be decoded" in capsys.readouterr().err

@@ -157,10 +157,19 @@ def test_what_is_wrong_in_a_file_is_said_with_its_line(tmp_path, dataset, file, 
         _load(tmp_path, dataset)
 
 
-def test_a_file_that_is_not_utf_8_is_named(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"synpic800|why?\nsynpic801|\xe9?\n", r"is not UTF-8 \(byte 25, in line 2\); save it as UTF-8"),
+        ("synpic800|why?\n".encode("utf-16"), r"is not UTF-8 \(it seems to be UTF-16\); save it as UTF-8"),
+        (b"synpic800|why?\nsynpic801|\0?\n", "holds a zero byte in line 2, which no text does; save it as UTF-8"),
+    ],
+    ids=["Latin-1", "UTF-16", "zero"],
+)
+def test_a_file_that_is_not_utf_8_is_named(content, sentence, tmp_path):
     layouts.vqa_med_2021(tmp_path)
-    (tmp_path / (TEST_2021 + "Questions.txt")).write_bytes(b"synpic800|\xe9?\n")
-    with pytest.raises(DataError, match=r"Questions\.txt is not UTF-8 \(byte 10\); save it as UTF-8"):
+    (tmp_path / (TEST_2021 + "Questions.txt")).write_bytes(content)
+    with pytest.raises(DataError, match=rf"Questions\.txt {sentence}"):
         _load(tmp_path, "vqa_med_2021")
 
 

@@ -1,5 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import io
+
 import numpy as np
+from rich.console import Console
 
 from fedpeft.cli import main
 from fedpeft.data import Example, SiteData
@@ -25,14 +28,22 @@ def test_it_counts_splits_images_answers_and_unanswerable_questions():
     assert cells == ["here", "2", "0", "3", "3", "2", "1", "2", "0.0"]
 
 
+def test_at_80_columns_no_number_is_cut():
+    rows = (example(1, "yes"),)
+    site = SiteData("vqa-med-2019", rows, (), rows, "made here", left_out=(("no image", 12), ("Chinese", 12_000)))
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(data_summary([site]))
+    assert console.export_text().split()[-1] == "12,012"
+
+
 def test_what_was_left_out_and_what_is_unusual_is_said():
     rows = (example(1, "yes"),)
     site = SiteData("here", rows, (), rows, "made here", left_out=(("no image", 2), ("Chinese", 1000)), notes=("Odd.",))
     measured = "Measured by accuracy; the baseline is the most frequent answer of training."
     assert list(remarks([site])) == [
         measured,
-        "here: 2 left out: no image.",
-        "here: 1,000 left out: Chinese.",
+        "Left out, no image: here 2.",
+        "Left out, Chinese: here 1,000.",
         "here: Odd.",
         "here: Training has one answer alone: the site trains, and its figure is that of the baseline.",
     ]

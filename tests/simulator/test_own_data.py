@@ -37,9 +37,9 @@ def test_a_folder_becomes_a_table(write, sites, measured, tmp_path, monkeypatch)
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
-    small = ["training.rounds=1", "method.probe_samples=4"]
+    small = ["training.rounds=2", "method.probe_samples=4"]
     assert cli.main(["new", "own", "--data", "../data", *(part for one in small for part in ("--set", one))]) == 0
     run = simulate("jobs/own", workspace_for_tests(tmp_path / "ws"), threads=len(sites))
     assert run.code == 0, run.text
-    assert f"{measured} (%) after round 1" in run.text
+    assert f"{measured} (%) after round 2" in run.text
     assert all(site in run.text for site in sites)

@@ -62,7 +62,7 @@ def load(settings: DataSettings) -> SiteData:
     )
 
 
-ORIGIN = Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02")
+ORIGIN = Origin(title="Caltech101", address="data.caltech.edu/records/mzrjq-6wc02", terms="CC BY 4.0 in that record")
 DATASET = DataSet(
     load=load,
     answers=answers,

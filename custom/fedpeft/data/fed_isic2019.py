@@ -54,7 +54,7 @@ def load(settings: DataSettings) -> SiteData:
     """
     root = dataset_folder(settings, FOLDERS)
     site = settings.site or WHOLE
-    rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
+    every = rows = csv_rows(find(root, TABLE), ("image", "target", "center", "fold"))
     if settings.partition == NATURAL and site != WHOLE:
         if site not in CENTERS:
             known = ", ".join((WHOLE, *CENTERS))
@@ -73,7 +73,10 @@ def load(settings: DataSettings) -> SiteData:
         f"Fed-ISIC2019 (FLamby), real data, {'all centers' if site == WHOLE else site}",
         train=parts["train"],
         test=parts["test"],
-        left_out=[("its image is not there", len(rows) - len(there))],
+        left_out=[
+            ("it is another center's", len(every) - len(rows)),
+            ("its image is not there", len(rows) - len(there)),
+        ],
     )
 
 

@@ -74,7 +74,9 @@ def _entry(file: Path, name: str) -> list[int]:
         raise DataError(f"{file} has no entry {name!r} with whole numbers; download it again.") from error
 
 
-ORIGIN = Origin(title="Flowers102", address="robots.ox.ac.uk/~vgg/data/flowers/102")
+ORIGIN = Origin(
+    title="Flowers102", address="robots.ox.ac.uk/~vgg/data/flowers/102", terms="the owners name none; images of the web"
+)
 DATASET = DataSet(
     load=load,
     answers=answers,

@@ -25,6 +25,7 @@ from fedpeft.settings import build
 CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
 LEAST_UNITS = 15  # images or patients of a client: below, there are fewer clients
 MOST_NAMED = 5
+CLASS_FOLDERS = "class_folders"
 ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
 _TAKEN = frozenset({"server", "simulator_server"})
 
@@ -87,8 +88,10 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
                 f"table with a column 'split', or class folders in these folders."
             )
         parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
+        one_class = [name for name in inner if name not in known and _has_one_class(seen.folders[name], known)]
+        parts += [(name, CLASS_FOLDERS, seen.folders[name]) for name in one_class]
         found = _several(parts, chosen)
-        if others := [f"{name}/" for name in inner if name not in known]:
+        if others := [f"{name}/" for name in inner if name not in (*known, *one_class)]:
             found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {_listed(others)}."))
     return _with_split(found)
 
@@ -117,6 +120,12 @@ def _unwrapped(seen: Glance) -> Glance:
     while len(seen.folders) == 1 and not _layouts(seen):
         (seen,) = seen.folders.values()
     return seen
+
+
+def _has_one_class(seen: Glance, others: Mapping[str, Glance]) -> bool:
+    """Return whether a folder holds one of the class folders of the other sites; alone it could be anything."""
+    classes = {name for part in others.values() if _layouts(part) == (CLASS_FOLDERS,) for name in part.folders}
+    return {path.split("/")[1] for path in seen.images} <= classes and bool(seen.images)
 
 
 def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:

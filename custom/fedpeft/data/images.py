@@ -96,10 +96,11 @@ def open_image(image: ImageSource) -> Image.Image:
     return with_file(image, decoded)
 
 
-def check_header(image: ImageSource) -> None:
+def check_header(image: ImageSource) -> bool:
     """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
 
-    Arrays, and files inside tables, which would have to be read for it, are not looked at.
+    Arrays, and files inside tables, which would have to be read for it, are not looked at. Returns whether the header
+    says that a photograph is turned.
 
     Raises:
         UnreadableImage: as `open_image`.
@@ -109,7 +110,8 @@ def check_header(image: ImageSource) -> None:
 
         open_chosen(image, pixels=False)
     elif not isinstance(image, np.ndarray | EncodedImage):
-        with_file(image, _check_form)
+        return with_file(image, _checked_form)
+    return False
 
 
 def as_array(image: ImageSource) -> np.ndarray:
@@ -166,6 +168,11 @@ def _is_turned(image: Image.Image) -> bool:
         return image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT
     except BROKEN:  # the pixels are sound all the same
         return False
+
+
+def _checked_form(opened: Image.Image, name: str) -> bool:
+    _check_form(opened, name)
+    return "exif" in opened.info and _is_turned(opened)  # elsewhere PNG has it behind the pixels
 
 
 def _check_form(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> None:

@@ -69,11 +69,13 @@ def site_of(
     """
     if settings.split == "paper":
         raise DataError(f"split='paper' has no meaning for {settings.dataset}; choose published or image_disjoint.")
+    whole = (train,) if test is None else (train, validation or (), test)
+    own = own_parts(settings, *whole)
+    others = sum(map(len, whole)) - sum(map(len, own))
     if test is None:
-        splits = pooled(own_parts(settings, train)[0], settings)
+        splits = pooled(own[0], settings)
     else:
-        mine, held_out, tested = own_parts(settings, train, validation or (), test)
-        splits = arrange(settings, train=mine, test=tested, validation=None if validation is None else held_out)
+        splits = arrange(settings, train=own[0], test=own[2], validation=None if validation is None else own[1])
     if settings.partition != NATURAL:
         splits = (_own_copies(splits[0]), _own_copies(splits[1]), _own_copies(splits[2]))
     known = tuple(sorted(map(normalize, labels)))
@@ -83,7 +85,7 @@ def site_of(
         source,
         labels=known,
         metric=MACRO_F1 if known else BALANCED_ACCURACY,
-        left_out=tuple((why, count) for why, count in left_out if count),
+        left_out=tuple((why, count) for why, count in (*left_out, ("it is another client's", others)) if count),
         notes=tuple(notes),
     )
 

@@ -41,14 +41,14 @@ def table(root: Path, known: Iterable[str]) -> Table:
     Raises:
         DataError: there is none, there are two, it cannot be read, or two of its columns have the same name.
     """
-    files = [root / name for name in FILES if (root / name).is_file()]
+    files = sorted(file for file in root.iterdir() if file.name.lower() in FILES and file.is_file())
     if not files:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
     if len(files) > 1:
         raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
     file, known = files[0], frozenset(known)
     notes = []
-    if file.suffix == ".csv":
+    if file.suffix.lower() == ".csv":
         separator = _separator(file, known)
         rows = csv_rows(file, (), separator=separator)
         if separator != ",":

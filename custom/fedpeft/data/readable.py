@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,17 @@ def readable(data: SiteData, share: float) -> SiteData:
         DataError: more of them are, or a split is empty without them; the message names some.
     """
     images = images_of(data)
-    problems = unreadable(images, open_image if share else check_header)
+    turned: list[bool] = []
+
+    def look(image: Any) -> None:
+        if share:
+            open_image(image)
+        turned.append(check_header(image))
+
+    problems = unreadable(images, look)
+    if any(turned):
+        note = f"{sum(turned):,} photographs are turned, as their EXIF orientation says."
+        data = replace(data, notes=(*data.notes, note))
     if not problems:
         return data
     if len(problems) > share * len(images):
@@ -74,10 +85,10 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     """
     problems = tuple(problems)
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
+    remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
     return DataError(
-        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}): "
-        f"{problems[0].remedy}, exclude such images, or set unreadable to the share to skip (at a hospital in its own "
-        f"file)."
+        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}): {remedies}; "
+        f"or exclude such images, or set unreadable to the share to skip (at a hospital in its own file)."
     )
 
 

@@ -6,6 +6,7 @@ Every row carries its file and line number for errors. No error repeats a questi
 
 from __future__ import annotations
 
+import codecs
 import csv
 import io
 import json
@@ -18,6 +19,7 @@ from typing import Any
 from fedpeft.data.errors import DataError
 
 _MOST_LEVELS = 20
+UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,10 +169,19 @@ def read_text(path: Path, most: int = -1) -> str:
     Raises:
         DataError: it cannot be read as such.
     """
+    data = text_bytes(path, most)
+    if (zero := data.find(b"\0")) >= 0 and not data.startswith(UTF_16):
+        raise DataError(f"{path} holds a zero byte in line {_line(data, zero)}, which no text does; save it as UTF-8.")
     try:
-        return text_bytes(path, most).decode("utf-8-sig")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 (byte {error.start}); save it as UTF-8.") from error
+        place = f"byte {error.start}, in line {_line(data, error.start)}"
+        seems = "it seems to be UTF-16" if data.startswith(UTF_16) else place
+        raise DataError(f"{path} is not UTF-8 ({seems}); save it as UTF-8.") from error
+
+
+def _line(data: bytes, place: int) -> int:
+    return 1 + data.count(b"\n", 0, place)
 
 
 def _checked(path: Path, rows: list[Row], keys: Iterable[str], columns: Sequence[str] | None = None) -> list[Row]:
