@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What is built to be installed: every file of the package, nothing else, and one version number."""
 
+import json
 import os
 import re
 import shutil
@@ -11,6 +12,7 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+import layouts
 import pytest
 import yaml
 
@@ -25,6 +27,14 @@ from setuptools import build_meta
 print(getattr(build_meta, "build_" + sys.argv[1])(sys.argv[2]))
 """
 SECTIONS = r"^## (\S+)(?:, .+)?$"
+BESIDE = ("constraints.txt", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml")
+USE = """
+import sys
+import fedpeft
+from fedpeft.cli import main
+print(fedpeft.__file__)
+sys.exit(main(["tasks"]) or main(["new", "own", "--data", sys.argv[1], "--out", "here"]))
+"""
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -48,9 +58,9 @@ def built(tmp_path_factory):
     copy = folder / "project"
     generated = shutil.ignore_patterns("__pycache__", "*.egg-info")
     shutil.copytree(ROOT / "custom", copy / "custom", symlinks=True, ignore=generated)
-    shutil.copytree(ROOT / "app_configs", copy / "app_configs")
-    shutil.copytree(ROOT / "tests", copy / "tests", ignore=generated)
-    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("app_configs", "tests", "docs", "jobs"):
+        shutil.copytree(ROOT / name, copy / name, ignore=generated)
+    for name in ("pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", *BESIDE):
         shutil.copy(ROOT / name, copy)
     return build("sdist", copy, folder), build("wheel", copy, folder)
 
@@ -67,7 +77,10 @@ def test_the_wheel_has_every_file_of_the_package_and_nothing_else(built):
 def test_the_sdist_has_no_link_and_gives_the_same_wheel(built, tmp_path):
     with tarfile.open(built[0]) as archive:
         assert all(member.isfile() or member.isdir() for member in archive)
-        assert not [name for name in archive.getnames() if name.startswith(f"{NAME}/tests")]
+        names = set(archive.getnames())
+        assert not [name for name in names if name.startswith(f"{NAME}/tests")]
+        needed = (*BESIDE, "docs/installation.md", "docs/study.png", "jobs/fedpia_task1/meta.json")
+        assert {f"{NAME}/{name}" for name in needed} <= names
         archive.extractall(tmp_path, filter="data")
     assert contents(build("wheel", tmp_path / NAME, tmp_path)) == contents(built[1])
 
@@ -77,9 +90,11 @@ def test_the_wheel_works_without_a_clone(built, tmp_path):
     with zipfile.ZipFile(built[1]) as archive:
         archive.extractall(tmp_path / "installed")
     (tmp_path / "empty").mkdir()
-    code = "import fedpeft, sys\nfrom fedpeft.cli import main\nprint(fedpeft.__file__)\nsys.exit(main(['tasks']))"
+    for name in ("normal", "ill"):
+        for number in range(16):
+            layouts.picture(tmp_path / "scans" / name / f"{number}.png")
     done = subprocess.run(
-        [sys.executable, "-c", code],
+        [sys.executable, "-c", USE, str(tmp_path / "scans")],
         cwd=tmp_path / "empty",
         env={**os.environ, "PYTHONPATH": str(tmp_path / "installed")},
         capture_output=True,
@@ -89,6 +104,11 @@ def test_the_wheel_works_without_a_clone(built, tmp_path):
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(str(tmp_path / "installed"))
     assert "fedpia_task1" in done.stdout
+    job = tmp_path / "empty" / "here" / "jobs" / "own"
+    assert json.loads((job / "meta.json").read_text())["deploy_map"] == {"app": ["server", "client-1", "client-2"]}
+    executors = json.loads((job / "app" / "config" / "config_fed_client.json").read_text())["executors"]
+    settings = executors[0]["executor"]["args"]
+    assert (settings["data"]["dataset"], settings["backbone"]["name"]) == ("class_folders", "tiny-vit")
 
 
 @pytest.mark.slow
