@@ -29,7 +29,7 @@ HEADS = (
     "unseen",
     "baseline %",
 )
-LEFT_OUT = "left out"
+UNUSED = "unused"
 
 
 def data_summary(sites: Sequence[SiteData]) -> Table:
@@ -43,12 +43,11 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
     """
     table = Table(box=None, header_style="bold", collapse_padding=True, pad_edge=False)
     table.add_column("site", no_wrap=True)
-    left_out = [f"{sum(count for _, count in data.left_out):,}" for data in sites]
-    heads = HEADS if set(left_out) == {"0"} else (*HEADS, LEFT_OUT)
+    unused = [f"{sum(count for _, count in data.left_out):,}" for data in sites]
+    heads = HEADS if set(unused) == {"0"} else (*HEADS, UNUSED)
     for header in heads:
-        words = header.split() + (left_out if header == LEFT_OUT else [])
-        table.add_column(header, justify="right", min_width=max(map(len, words)))
-    for data, gone in zip(sites, left_out, strict=True):
+        table.add_column(header, justify="right", min_width=max(map(len, header.split())))
+    for data, gone in zip(sites, unused, strict=True):
         splits, answers = data.splits(), vocabulary_of(data, None)
         images = {example.image_id for examples in splits.values() for example in examples}
         closed = sum(example.closed for example in data.test)
