@@ -8,6 +8,7 @@ import re
 from html import escape
 
 import pytest
+from rich.console import Console
 
 from fedpeft.compare.intervals import interval
 from fedpeft.compare.outcome import Outcome, from_json
@@ -76,7 +77,7 @@ def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
     mean, half = interval([10, 20])
     assert cells(table, "minus fedavg") == ["–", f"{mean:+.1f} ± {half:.1f}"]
     assert cells(table, "mean accuracy (%) ± sd") == ["55.0 ± 7.1", "70.0 ± 14.1"]
-    assert table.best == {(1, table.columns.index("mean accuracy (%) ± sd"))}
+    assert table.best == {(1, table.columns.index(name)) for name in ("north", "south", "mean accuracy (%) ± sd")}
     assert cells(table, "north") == ["45.0", "55.0"]
     assert cells(table, "Mbit a round") == ["16.00", "8.00"]
     assert cells(table, "seeds") == ["2", "2"]
@@ -145,14 +146,43 @@ def test_the_forms_hold_every_cell():
     assert "a\\|b_c" in table.markdown()
     assert "a|b\\_c \\& 50 \\%" in table.latex()
     assert "\\textbf{70.0 $\\pm$ 14.1}" in table.latex()
-    rows = list(csv.reader(io.StringIO(table.csv())))
-    assert [tuple(row) for row in rows] == [table.columns, *table.rows]
 
 
-def test_the_terminal_leaves_the_sites_out_where_there_is_no_room():
-    table = compared(RUNS, baseline="fedavg")
-    assert len(table.grid(200).columns) == len(table.columns)
-    assert len(table.grid(60).columns) == len(table.columns) - 2
+def test_the_csv_has_numbers_alone():
+    table = compared([*RUNS, outcome("third", 0, (0.2, 0.4), (0.1, 0.3))], baseline="fedavg")
+    first, second, third = csv.DictReader(io.StringIO(table.csv()))
+    mean, half = interval([10, 20])
+    assert second["method"] == "ours"
+    assert float(second["mean accuracy (%)"]) == 70
+    assert float(second["sd accuracy (%)"]) == pytest.approx(math.sqrt(200), abs=1e-3)
+    assert float(second["minus fedavg"]) == pytest.approx(mean)
+    assert float(second["minus fedavg, half of the 95 % interval"]) == pytest.approx(half, abs=1e-3)
+    assert (second["minus fedavg, seeds"], third["minus fedavg, seeds"]) == ("2", "1")
+    assert first["minus fedavg"] == third["sd accuracy (%)"] == ""
+    for row in (first, second, third):
+        assert all(math.isfinite(float(cell)) for name, cell in row.items() if name != "method" and cell)
+
+
+def test_processor_time_is_shown_where_it_was_measured():
+    assert not any("seconds" in column for column in compared(RUNS, baseline="fedavg").columns)
+    runs = [*RUNS[:2], *(outcome("ours", seed, (0.5, 0.7), cpu_seconds=9.0 + seed) for seed in (0, 1))]
+    table = compared(runs, baseline="fedavg")
+    assert cells(table, "CPU seconds a run") == ["–", "10"]
+    assert any(note.startswith("CPU seconds") for note in table.notes)
+
+
+def test_the_terminal_leaves_sites_out_where_there_is_no_room():
+    sites = [f"hospital-{number}" for number in range(5)]
+    of_all = {"figures": (dict.fromkeys(sites, 0.5),), "metrics": dict.fromkeys(sites, ACCURACY)}
+    runs = [outcome(name, seed, sent=(), **of_all) for name in ("fedavg", "fedpia_agreement") for seed in (0, 1)]
+    table = compared(runs, baseline="fedavg")
+    for width, left_out in ((200, ""), (80, "4 of 5 sites are left out"), (60, "5 of 5 sites")):
+        console = Console(width=width, file=io.StringIO())
+        console.print(table.grid(width))
+        shown = console.file.getvalue()
+        assert "fedpia_agreement" in shown
+        assert left_out in shown
+        assert ("left out" in shown) == bool(left_out)
 
 
 @pytest.mark.slow
@@ -180,6 +210,6 @@ def test_the_page_holds_every_cell_and_note_once_with_the_best_mean_bold():
     for cell in (*table.columns, *(cell for row in table.rows for cell in row), *table.notes[1:]):
         assert escape(cell) in text
     assert text.lower().count("nothing about medicine") == 1  # at the top, and not again below the table
-    assert re.findall(r"<strong>(.*?)</strong>", text) == ["70.0 ± 14.1"]
+    assert re.findall(r"<strong>(.*?)</strong>", text) == ["55.0", "85.0", "70.0 ± 14.1"]
     assert "<a & b>" not in text
     assert text.count("<img") == 1

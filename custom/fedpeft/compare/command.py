@@ -13,8 +13,8 @@ from fedpeft.errors import FedpeftError
 from fedpeft.job_argument import JOB_HELP
 
 if TYPE_CHECKING:
+    from fedpeft.compare.forms import Comparison
     from fedpeft.compare.outcome import Outcome
-    from fedpeft.compare.table import Comparison
 
 OUT = "comparison"
 NAME = "comparison"  # of the files

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -156,7 +157,10 @@ def carry_out(run: Run) -> Outcome:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
+        on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
+        before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
         rounds = [result.updates for result in federate(learners)]
+        spent = _cpu_seconds() - before
     return Outcome(
         task=run.task,
         method=run.method,
@@ -172,4 +176,11 @@ def carry_out(run: Run) -> Outcome:
         tiny=is_tiny(run.sections["backbone"]["name"]),
         settings=run.settings,
         recipe=run.recipe,
+        cpu_seconds=spent if on_cpu else None,
     )
+
+
+def _cpu_seconds() -> float:
+    """Return what this process and its children that have ended have computed, in seconds of a core."""
+    times = os.times()
+    return times.user + times.system + times.children_user + times.children_system

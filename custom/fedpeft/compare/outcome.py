@@ -27,10 +27,12 @@ class Outcome:
         figures: for each round, site -> its metric on its test split, a fraction; a site may be missing.
         sent: for each round, site -> bytes of the adapter that it sent; empty where nobody counted.
         metrics: site -> what it is measured by (`fedpeft.metrics`).
-        seconds: of the whole run.
+        seconds: of the whole run, by the clock.
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.
         recipe: the method of `app_configs/` that ran as it stands there; empty where settings were changed.
+        cpu_seconds: of all threads and child processes, from the first round to the last; None where nobody measured,
+            or an accelerator did the work.
     """
 
     task: str
@@ -44,6 +46,7 @@ class Outcome:
     tiny: bool
     settings: str = ""
     recipe: str = ""
+    cpu_seconds: float | None = None
 
     def figure(self, metric: str, *, last: int = 1) -> float:
         """Return the mean over the sites with this metric and over the last rounds, in percent; NaN: there is none."""

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from fedpeft.compare.forms import Comparison
 from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.compare.picture import seeds_of
-from fedpeft.compare.table import Comparison
 from fedpeft.metrics import title_of
 from fedpeft.report.page_parts import Picture, document, figure, laid_out, section, warning
 from fedpeft.report.table import Table

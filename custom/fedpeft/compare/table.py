@@ -3,95 +3,23 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
-import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from rich import box
-from rich.table import Table as Grid
-from rich.text import Text
-
+from fedpeft.compare.forms import Comparison
 from fedpeft.compare.intervals import interval, paired, signed
 from fedpeft.compare.outcome import Outcome, caution_of
-from fedpeft.compare.published import CAUTION, NOT_COMPARABLE, SOURCE, published
+from fedpeft.compare.published import CAUTION, NOT_COMPARABLE, comparable, published, source_of
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import TITLES
 from fedpeft.report.wording import DASH, FEWER
 
 MOST_SITES = 12  # with a column of their own
-_LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
-_LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
-_LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A table as text: `best` holds (row, column) of the highest means; `notes` stand below it.
-
-    The columns behind the first are `sites` sites.
-    """
-
-    title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    best: frozenset[tuple[int, int]]
-    notes: tuple[str, ...]
-    sites: int = 0
-
-    def grid(self, width: int) -> Grid:
-        """For a terminal of this width; where it has no room for all columns, the sites stand in the files only."""
-        shown = list(range(len(self.columns)))
-        if sum(self._width(column) for column in shown) > width:
-            del shown[1 : 1 + self.sites]
-        grid = Grid(box=box.SIMPLE_HEAD, title=Text(self.title, style="bold"), title_justify="left")
-        for column in shown:
-            grid.add_column(
-                Text(self.columns[column]), justify="right" if column else "left", vertical="bottom", overflow="fold"
-            )
-        for r, row in enumerate(self.rows):
-            grid.add_row(*(Text(row[c], style="bold" if (r, c) in self.best else "") for c in shown))
-        return grid
-
-    def _width(self, column: int) -> int:
-        head = max(map(len, self.columns[column].split()))
-        return max(head, *(len(row[column]) for row in self.rows)) + 3
-
-    def markdown(self) -> str:
-        """For a page or a README."""
-        rule = [":---", *["---:"] * (len(self.columns) - 1)]
-        rows = [
-            [f"**{_plain(cell)}**" if (r, c) in self.best else _plain(cell) for c, cell in enumerate(row)]
-            for r, row in enumerate(self.rows)
-        ]
-        lines = ["| " + " | ".join(row) + " |" for row in ([_plain(name) for name in self.columns], rule, *rows)]
-        return "\n".join([f"## {_plain(self.title)}", "", *lines, "", *(f"{note}  " for note in self.notes)]) + "\n"
-
-    def csv(self) -> str:
-        """For a spreadsheet."""
-        file = io.StringIO()
-        csv.writer(file, lineterminator="\n").writerows([self.columns, *self.rows])
-        return file.getvalue()
-
-    def latex(self) -> str:
-        """For a paper, with the package booktabs."""
-        rows = [
-            " & ".join(
-                f"\\textbf{{{_latex(cell)}}}" if (r, c) in self.best else _latex(cell) for c, cell in enumerate(row)
-            )
-            for r, row in enumerate(self.rows)
-        ]
-        heads = " & ".join(map(_latex, self.columns))
-        body = " \\\\\n".join(rows)
-        form = "l" + "r" * (len(self.columns) - 1)
-        notes = "".join(f"% {note}\n" for note in self.notes)
-        return (
-            f"% {self.title}\n{notes}\\begin{{tabular}}{{{form}}}\n\\toprule\n{heads} \\\\\n\\midrule\n"
-            f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
-        )
+CPU_SECONDS = (
+    "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
+    "median of the seeds; runs beside it hardly change them."
+)
 
 
 def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Comparison:
@@ -114,39 +42,93 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
     sites = list(dict.fromkeys(site for one in outcomes for site in one.metrics))
     sites = sites if len(sites) <= MOST_SITES else []
     beside = published(outcomes)
-    heads, columns = ["method"], [list(by_method)]
+    columns = _Columns(list(by_method))
     for site in sites:
-        heads.append(site)
-        columns.append([_percent([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
-    best: set[tuple[int, int]] = set()
+        columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
     for metric in metrics:
         figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
-        means = [
-            round(statistics.fmean(of_seeds.values()), 1) if of_seeds else -math.inf for of_seeds in figures.values()
-        ]
-        best |= {(row, len(heads)) for row, mean in enumerate(means) if mean == max(means)} if len(means) > 1 else set()
-        heads.append(f"mean {TITLES[metric]} (%)" + " ± sd" * any(len(seeds) > 1 for seeds in figures.values()))
-        fewer = [FEWER * (not all(one.complete(last=last) for one in runs)) for runs in by_method.values()]
-        shown = [_with_spread(list(of_seeds.values())) for of_seeds in figures.values()]
-        columns.append([text + mark * (text != DASH) for text, mark in zip(shown, fewer, strict=True)])
+        whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
+        columns.means(TITLES[metric], [list(of_seeds.values()) for of_seeds in figures.values()], whole)
         if len(by_method) > 1:
-            heads.append(f"minus {baseline}" + f", {TITLES[metric]}" * (len(metrics) > 1))
-            columns.append([_difference(name, figures, baseline) for name in figures])
+            of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
+            columns.differences(f"minus {baseline}{of_metric}", [_pairs(name, figures, baseline) for name in figures])
     if beside:
-        heads.append("published (%)")
-        columns.append([beside.get(name, DASH) for name in by_method])
-    heads += ["Mbit a round", "seconds a run", "seeds"]
-    columns.append([_megabits(runs) for runs in by_method.values()])
-    columns.append([f"{statistics.median(one.seconds for one in runs):.0f}" for runs in by_method.values()])
-    columns.append([str(len({one.seed for one in runs})) for runs in by_method.values()])
+        columns.published([beside.get(name) for name in by_method], sure=comparable(outcomes))
+    columns.numbers("Mbit a round", [_megabits(runs) for runs in by_method.values()], ".2f")
+    if any(one.cpu_seconds is not None for one in outcomes):
+        columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
+    columns.numbers("seeds", [len({one.seed for one in runs}) for runs in by_method.values()], "d")
     return Comparison(
         title=f"{outcomes[0].task}: {_when(outcomes, last)}",
-        columns=tuple(heads),
-        rows=tuple(zip(*columns, strict=True)),
-        best=frozenset(best),
-        notes=_notes(outcomes, beside, last),
+        columns=tuple(columns.heads),
+        rows=tuple(zip(*columns.texts, strict=True)),
+        best=frozenset(columns.best),
+        notes=_notes(outcomes, bool(beside), last),
         sites=len(sites),
+        values=tuple(columns.values),
     )
+
+
+class _Columns:
+    """Heads and columns as text, the same as numbers, and where the best figures are."""
+
+    def __init__(self, methods: list[str]) -> None:
+        self.heads, self.texts = ["method"], [methods]
+        self.values: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(methods))]
+        self.best: set[tuple[int, int]] = set()
+
+    def numbers(self, head: str, numbers: Sequence[float | None], form: str, *, mark: str = "") -> None:
+        """Add a column of numbers."""
+        self._add(head, [DASH if number is None else f"{number:{form}}{mark}" for number in numbers])
+        self._keep(head, numbers)
+
+    def of_site(self, site: str, means: Sequence[float | None]) -> None:
+        """Add a site's figures."""
+        self._mark(means)
+        self.numbers(site, means, ".1f")
+
+    def means(self, metric: str, of_seeds: Sequence[Sequence[float]], whole: Sequence[bool]) -> None:
+        """Add means over sites and seeds; those of some sites only are marked."""
+        means = [_mean(figures) for figures in of_seeds]
+        spreads = [statistics.stdev(figures) if len(figures) > 1 else None for figures in of_seeds]
+        several = any(spread is not None for spread in spreads)
+        self._mark(means)
+        head = f"mean {metric} (%)"
+        shown = [_with_spread(mean, spread) for mean, spread in zip(means, spreads, strict=True)]
+        marked = [text + FEWER * (text != DASH and not sites) for text, sites in zip(shown, whole, strict=True)]
+        self._add(head + " ± sd" * several, marked)
+        self._keep(head, means)
+        if several:
+            self._keep(f"sd {metric} (%)", spreads)
+        if not all(whole):
+            self._keep(f"all sites, {metric}", [int(sites) for sites in whole])
+
+    def differences(self, head: str, pairs: Sequence[Sequence[float]]) -> None:
+        """Add differences with their intervals; a row without any is that of the baseline."""
+        found = [interval(one) if one else None for one in pairs]
+        self._add(head, [signed(*one) if one else DASH for one in found])
+        self._keep(head, [one[0] if one else None for one in found])
+        self._keep(f"{head}, half of the 95 % interval", [one[1] if one else None for one in found])
+        self._keep(f"{head}, seeds", [len(one) if one else None for one in pairs])
+
+    def published(self, figures: Sequence[float | None], *, sure: bool) -> None:
+        """Add the papers' figures; those that ours cannot be compared with are marked."""
+        self.numbers("published (%)", figures, ".1f", mark="" if sure else NOT_COMPARABLE)
+        self._keep("published is comparable", [None if figure is None else int(sure) for figure in figures])
+
+    def _add(self, head: str, cells: list[str]) -> None:
+        self.heads.append(head)
+        self.texts.append(cells)
+
+    def _keep(self, head: str, numbers: Sequence[float | None]) -> None:
+        finite = (number if number is not None and math.isfinite(number) else None for number in numbers)
+        self.values.append((head, tuple(number if number is None else round(number, 4) for number in finite)))
+
+    def _mark(self, means: Sequence[float | None]) -> None:
+        """Mark the highest figures of the next column, as they are shown."""
+        shown = [-math.inf if mean is None else round(mean, 1) for mean in means]
+        if len(shown) > 1 and max(shown) > -math.inf:
+            self.best |= {(row, len(self.texts)) for row, mean in enumerate(shown) if mean == max(shown)}
 
 
 def _of_seeds(runs: Sequence[Outcome], metric: str, last: int) -> dict[int, float]:
@@ -160,25 +142,28 @@ def _of_site(one: Outcome, site: str, last: int) -> float:
     return 100 * statistics.fmean(values) if values else math.nan
 
 
-def _percent(values: Sequence[float]) -> str:
+def _mean(values: Sequence[float]) -> float | None:
     known = [value for value in values if math.isfinite(value)]
-    return f"{statistics.fmean(known):.1f}" if known else DASH
+    return statistics.fmean(known) if known else None
 
 
-def _with_spread(values: Sequence[float]) -> str:
-    if not values:
+def _with_spread(mean: float | None, spread: float | None) -> str:
+    if mean is None:
         return DASH
-    return f"{statistics.fmean(values):.1f}" + (f" ± {statistics.stdev(values):.1f}" if len(values) > 1 else "")
+    return f"{mean:.1f}" + (f" ± {spread:.1f}" if spread is not None else "")
 
 
-def _difference(name: str, figures: dict[str, dict[int, float]], baseline: str) -> str:
-    pairs = paired(figures[name], figures[baseline])
-    return signed(*interval(pairs)) if pairs and name != baseline else DASH
+def _pairs(name: str, figures: dict[str, dict[int, float]], baseline: str) -> list[float]:
+    return [] if name == baseline else paired(figures[name], figures[baseline])
 
 
-def _megabits(runs: Sequence[Outcome]) -> str:
-    counted = [one.megabits()[-1] / len(one.sent) for one in runs if one.sent]
-    return f"{statistics.fmean(counted):.2f}" if counted else DASH
+def _megabits(runs: Sequence[Outcome]) -> float | None:
+    return _mean([one.megabits()[-1] / len(one.sent) for one in runs if one.sent])
+
+
+def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
+    known = [one.cpu_seconds for one in runs if one.cpu_seconds is not None]
+    return statistics.median(known) if known else None
 
 
 def _when(outcomes: Sequence[Outcome], last: int) -> str:
@@ -187,22 +172,17 @@ def _when(outcomes: Sequence[Outcome], last: int) -> str:
     return f"after {after} rounds" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after} rounds"
 
 
-def _notes(outcomes: Sequence[Outcome], beside: dict[str, str], last: int) -> tuple[str, ...]:
+def _notes(outcomes: Sequence[Outcome], beside: bool, last: int) -> tuple[str, ...]:
     several = len({one.seed for one in outcomes}) > 1
     words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     if not all(one.complete(last=last) for one in outcomes):
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
-    notes += ["Mbit: adapters that all sites send in a round; seconds: of one run, on a machine that runs share."]
-    notes += [f"{SOURCE}."] if beside else []
-    notes += [f"{CAUTION}."] if any(NOT_COMPARABLE in text for text in beside.values()) else []
+    notes += ["Mbit: adapters that all sites send in a round."]
+    if any(one.cpu_seconds is not None for one in outcomes):
+        notes.append(CPU_SECONDS)
+    if beside and (source := source_of(outcomes[0].task)):
+        notes.append(f"published: {source.title}.")
+        notes += [] if comparable(outcomes) else [f"{CAUTION}."]
     return tuple(notes)
-
-
-def _plain(text: str) -> str:
-    return re.sub(r"([\\`*|<>])", r"\\\1", text)
-
-
-def _latex(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)

@@ -2,7 +2,7 @@
 """What `--methods` may name, and the sections of a job with it.
 
 fedavg, fedpia, local, ...     a file of app_configs/methods/
-fedavg+f3ocus                  with a file of app_configs/schedules/
+fedavg+f3ocus                  with a file of app_configs/schedules/, or with several
 compacter, lora, vpt, ...      a method of `fedpeft methods`, its parts averaged (FedAvg)
 NAME: METHOD SETTING=VALUE     any of these with settings, called NAME
 """
@@ -57,10 +57,10 @@ def sections_of(configs: Path, task: str, variant: Variant, overrides: Sequence[
     Raises:
         FedpeftError: an unknown task or method, or a setting that is not allowed.
     """
-    method, plus, schedule = variant.method.partition("+")
+    method, *schedules = variant.method.split("+")
     own = [f"{METHODS}/{method}"] if _exists(configs, METHODS, method) else [f"{METHODS}/{AVERAGED}"]
     named = [] if _exists(configs, METHODS, method) else [f"method.name={_known(configs, method)}"]
-    if plus:
+    for schedule in schedules:
         if not _exists(configs, SCHEDULES, schedule):
             raise FedpeftError(
                 f"{variant.method!r}: {schedule!r} is no schedule: {suggestion(schedule, _files(configs, SCHEDULES))}."

@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedpeft.compare.forms import Comparison
 from fedpeft.compare.outcome import Outcome
 from fedpeft.compare.page import page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.runs import of_histories
-from fedpeft.compare.table import Comparison, compared
+from fedpeft.compare.table import compared
 from fedpeft.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
