@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Registries of objects by name: the package's own, one registration line each, and those of installed plugins.
 
-A plugin is a Python package that declares entry points; the groups are listed in CONTRIBUTING.md:
+A plugin is a Python package that declares entry points; the groups are listed in docs/own_method.md:
 
     [project.entry-points."fedpeft.scores"]
     my_score = "my_package.my_score:my_score"
