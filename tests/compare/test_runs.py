@@ -5,6 +5,7 @@ import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from histories import record
@@ -13,8 +14,16 @@ from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
+from fedpeft.compare.table import compared
 from fedpeft.compare.variants import Variant, sections_of, variants
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_data
+from fedpeft.jobs import compose
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.scheduling.settings import schedule_of
+from fedpeft.server.run_recorder import RunRecorder
+from fedpeft.settings import build
+from fedpeft.training_settings import TrainingSettings
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 SHORT = "training.rounds=2"
@@ -75,6 +84,57 @@ def fewer_examples():
 def test_runs_that_cannot_be_compared_are_refused(tmp_path, changed, message):
     with pytest.raises(FedpeftError, match=message):
         outcomes([written(tmp_path / "one"), written(tmp_path / "other", **changed)])
+
+
+def recorded(folder, job, *overrides, method=""):
+    """A run of a job as the server records it."""
+    sections = (
+        sections_of(CONFIGS, job, *variants([method]), list(overrides)) if method else compose(CONFIGS, job, overrides)
+    )
+    recorder = RunRecorder(folder, job=job)
+    folder.mkdir()
+    sites = sections["federation"]["sites"]
+    introductions = {
+        site: SimpleNamespace(
+            dataset=site_data(sections["data"], site)["dataset"],
+            backbone=sections["backbone"]["name"],
+            metric="accuracy",
+            samples={"train": 8, "test": 4},
+            baseline=0.5,
+            classes=2,
+        )
+        for site in sites
+    }
+    settings = build(MethodSettings, sections["method"], section="method")
+    schedule = schedule_of(sections["schedule"], settings.method)
+    recorder.begin(
+        settings, build(TrainingSettings, sections["training"], section="training"), introductions, {}, schedule
+    )
+    figures = {"overall": 0.5, "open": None, "closed": None}
+    history = {**recorder.history, "rounds": [{"round": 1, "sites": dict.fromkeys(sites, figures)}]}
+    (folder / "history.json").write_text(json.dumps(history))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("job", "method", "overrides", "recipe", "figure"),
+    [
+        ("paper/fedpia_task2", "", ["training.seed=3", "training.threads=1"], "fedpia_paper", "88.0"),
+        ("paper/fedpia_task2", "full", [], "full", "89.0"),
+        ("paper/fedpia_task2", "", ["training.learning_rate=0.01"], "", None),
+        ("paper/fedpia_task2", "", ["data.sites.ct.dataset=phantom"], "", None),
+        ("paper/f3ocus_task1_unequal", "", [], "fedavg+f3ocus_1_6+kernel_of_outputs", "40.2"),
+        ("paper/f3ocus_task1", "", [], "", None),
+        ("paper/vit_ham10000", "", [], "lora_vit", "77.0"),
+        ("fedpia_task2", "fedpia_paper", [], "fedpia_paper", "88.0†"),
+        ("vqa_rad", "", [], "", None),
+    ],
+)
+def test_a_finished_run_of_a_published_recipe_has_the_papers_figure(tmp_path, job, method, overrides, recipe, figure):
+    (one,) = outcomes([recorded(tmp_path / "run", job, *overrides, method=method)])
+    assert one.recipe == recipe
+    table = compared([one], baseline=one.method)
+    assert dict(zip(table.columns, table.rows[0], strict=True)).get("published (%)") == figure
 
 
 @pytest.mark.parametrize(

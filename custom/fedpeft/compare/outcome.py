@@ -105,12 +105,13 @@ def caution_of(outcomes: Iterable[Outcome]) -> str:
     return caution(procedural=any(one.procedural for one in runs), tiny=any(one.tiny for one in runs))
 
 
-def of_history(history: History, *, method: str) -> Outcome:
+def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
     """Return a finished run.
 
     Args:
         history: what the server wrote.
         method: the name of its row.
+        recipe: see `Outcome`.
     """
     rounds = history.rounds
     counted = all(site.sent is not None for one in rounds for site in one.sites.values())
@@ -125,4 +126,5 @@ def of_history(history: History, *, method: str) -> Outcome:
         seconds=sum(one.seconds or 0 for one in rounds),
         procedural=history.procedural,
         tiny=history.tiny,
+        recipe=recipe,
     )

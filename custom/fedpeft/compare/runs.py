@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from fedpeft.compare.outcome import Outcome, of_history
+from fedpeft.compare.recipes import recipe_of
 from fedpeft.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
@@ -35,7 +36,8 @@ def of_histories(histories: Mapping[Path, History]) -> list[Outcome]:
         FedpeftError: two are of different tasks, or two are the same.
     """
     _check_one_task(histories)
-    found = [of_history(h, method=_row(h, list(histories.values()))) for h in histories.values()]
+    every = list(histories.values())
+    found = [of_history(one, method=_row(one, every), recipe=recipe_of(one)) for one in every]
     keys = [(one.method, one.seed) for one in found]
     for folder, key in zip(histories, keys, strict=True):
         if keys.count(key) > 1:

@@ -93,7 +93,7 @@ def parse(record: Any, *, origin: str) -> History:
         tiny=tiny,
         metrics=_metrics(top.get("metrics", {}), origin),
         tested=_tested(top.get("tested", {}), origin),
-        settings=_flat(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
+        settings=flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
 
 
@@ -119,13 +119,19 @@ def _tested(entry: Any, origin: str) -> dict[str, Tested]:
     return tested
 
 
-def _flat(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
-    """Nested settings under dotted names, each value as text."""
+def flat_settings(settings: Mapping[str, Any], origin: str, prefix: str = "") -> dict[str, str]:
+    """Return nested settings under dotted names, each value as text.
+
+    Args:
+        settings: of a run.
+        origin: for errors.
+        prefix: of the names.
+    """
     flat: dict[str, str] = {}
     for key, value in settings.items():
         name = prefix + as_name(key, origin, "a setting's name")
         if isinstance(value, Mapping):
-            flat |= _flat(value, origin, f"{name}.")
+            flat |= flat_settings(value, origin, f"{name}.")
         else:
             flat[name] = as_sentence(
                 value if isinstance(value, str) else json.dumps(value), origin, f"setting {name!r}"

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +32,17 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 HISTORY = "history.json"
+
+
+def origin(datasets: Iterable[str], backbones: Iterable[str]) -> str:
+    """Return in words with what the sites of a run work.
+
+    Args:
+        datasets: registered names.
+        backbones: the same.
+    """
+    data, models = (", ".join(sorted(set(names))) for names in (datasets, backbones))
+    return f"data: {data}{' (procedural)' * any(map(is_procedural, data.split(', ')))}; backbone: {models}"
 
 
 class RunRecorder:
@@ -64,12 +75,11 @@ class RunRecorder:
         """Record the settings of server and sites, and the result of the handshake."""
         datasets = sorted({i.dataset for i in introductions.values()})
         backbones = sorted({i.backbone for i in introductions.values()})
-        procedural = any(map(is_procedural, datasets))
         self._history |= {
             "method": f"{method.label}, {', '.join(backbones)}",
-            "procedural": procedural,
+            "procedural": any(map(is_procedural, datasets)),
             "tiny": any(map(is_tiny, backbones)),
-            "source": f"data: {', '.join(datasets)}{' (procedural)' * procedural}; backbone: {', '.join(backbones)}",
+            "source": origin(datasets, backbones),
             "settings": {"method": asdict(method), "training": asdict(training)}
             | ({"schedule": asdict(schedule)} if schedule and schedule.active else {}),
             "metrics": {site: i.metric for site, i in introductions.items()},
