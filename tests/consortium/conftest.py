@@ -32,14 +32,20 @@ def small_job(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
-def federation(tmp_path_factory, small_policy):
-    """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`.
+def true_sites():
+    """Sites whose processes are as in production; those of the others have their imports already.
 
-    The processes of the second site are as in production; those of the others have their imports already.
+    A file of tests that kill processes has its own, because what is killed must be all that runs.
     """
+    return ()
+
+
+@pytest.fixture(scope="session")
+def federation(tmp_path_factory, small_policy, true_sites):
+    """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`."""
     port = free_port()
     kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
-    with started(*(kits / name for name in ("server", *SITES)), true=[SITES[1]]):
+    with started(*(kits / name for name in ("server", *SITES)), true=true_sites):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)
         wait_until(lambda: connected(federation) == set(SITES))

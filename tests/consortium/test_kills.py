@@ -18,6 +18,11 @@ pytestmark = pytest.mark.consortium
 NAME, ROUNDS = "killed", 6
 
 
+@pytest.fixture(scope="session")
+def true_sites():
+    return (SITES[1],)
+
+
 @pytest.fixture(scope="module")
 def chosen(sections):
     """Function from overrides to a job that is long enough to be hit in the middle."""

@@ -20,6 +20,11 @@ SERVER = "nvflare.private.fed.app.server.server_train"
 NAME, ROUNDS = "returning", 6
 
 
+@pytest.fixture(scope="session")
+def true_sites():
+    return (SITES[1],)
+
+
 @pytest.fixture
 def submitted(federation, sections, tmp_path):
     """Function from overrides to the id of a job that has finished a round, and the folder of its checkpoints."""
