@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from browser import Browser, find_chromium
-from histories import complete, gaps, write
+from histories import complete, gaps, record, write
 from PIL import Image
 from serving import serving
 
@@ -100,6 +100,12 @@ def page(request, tmp_path_factory):
     return file.as_uri()
 
 
+def png():
+    file = io.BytesIO()
+    Image.new("RGB", (8, 8)).save(file, format="PNG")
+    return file.getvalue()
+
+
 def check(browser, address, seen, *, pictures=True):
     assert browser.complaints == []
     assert {request for request in browser.requests if not request.startswith("data:")} == {address}
@@ -135,9 +141,7 @@ def test_a_served_comparison_opens_whole_and_quiet(browser, tmp_path):
 
 
 def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
-    file = io.BytesIO()
-    Image.new("RGB", (8, 8)).save(file, format="PNG")
-    drawn = Pictures(curves=Picture(light=file.getvalue(), dark=file.getvalue()))
+    drawn = Pictures(curves=Picture(light=png(), dark=png()))
     monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
     write(tmp_path / "a run", complete())
     with serving(tmp_path) as server:
@@ -145,6 +149,40 @@ def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
         (key,) = server.pages.page("/")[0].split('href="/run/')[1:]
         address = f"{server.url}run/{key[:16]}"
         check(browser, address, browser.open(address, width=400))
+
+
+def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.inspect.page.has_projection", lambda: False)
+    file = tmp_path / "page.html"
+    file.write_text(own_page(tmp_path), encoding="utf-8")
+    seen = browser.open(file.as_uri(), width=400)
+    assert "Which is taken for which" in seen["text"]
+    assert max(seen["hidden"]) <= 0
+
+
+def test_a_run_that_trains_is_seen_to_grow_without_a_reload(browser, tmp_path, monkeypatch):
+    """The pages ask the browser themselves to look again; the test navigates once to each."""
+    monkeypatch.setattr("fedpeft.serve.server.SECONDS", 1)
+    drawn = Pictures(curves=Picture(light=png(), dark=png()))
+    monkeypatch.setattr(workspace_pages, "draw_pictures", lambda _: drawn)
+
+    def after(rounds):
+        made = record(rounds=rounds)
+        made["settings"]["training"] = {"rounds": 4}
+        write(tmp_path / "run", made)
+
+    after(1)
+    with serving(tmp_path) as server:
+        assert "1 of 4 rounds" in browser.open(server.url)["text"]
+        after(2)
+        assert "running" in browser.wait_for("2 of 4 rounds")["text"]
+        (key,) = server.pages.page("/")[0].split('href="/run/')[1:]
+        address = f"{server.url}run/{key[:16]}"
+        assert "after round 2" in browser.open(address)["text"]
+        after(3)
+        check(browser, address, browser.wait_for("after round 3"))
+        (tmp_path / "run" / "manifest.json").write_text(json.dumps({"job": "j", "status": "completed"}))
+        assert "completed" in browser.wait_for("completed")["text"]
 
 
 def test_what_the_other_tests_look_for_is_seen(browser, tmp_path):

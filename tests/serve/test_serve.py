@@ -57,6 +57,7 @@ def test_an_empty_workspace(server):
     status, headers, text = get(server)
     assert status == 200
     assert "No run yet" in text
+    assert "<title>Runs in ws</title>" in text
     assert headers["Refresh"] == "5"
     assert headers["Content-Security-Policy"].startswith("default-src 'none';")
 

@@ -33,6 +33,8 @@ SECONDS = 60  # that an answer may take on a busy machine
 # what a page is, measured in it
 LOOK = """(() => ({
   wide: document.documentElement.scrollWidth, window: innerWidth,
+  ready: document.readyState === "complete",
+  hidden: [...document.querySelectorAll(".wide")].map(w => w.scrollWidth - w.clientWidth),
   pictures: [...document.images].map(i => i.complete && i.naturalWidth > 0),
   shown: [...document.images].map(i => i.currentSrc), text: document.body.innerText,
 }))()"""
@@ -102,6 +104,22 @@ class Browser:
         wait = "Promise.all([...document.images].map(i => i.decode().catch(() => 0)))"
         self._call("Runtime.evaluate", expression=wait, awaitPromise=True)
         return self._call("Runtime.evaluate", expression=LOOK, returnByValue=True)["result"]["value"]
+
+    def wait_for(self, text: str, *, seconds: float = SECONDS) -> dict[str, Any]:
+        """Wait, without a navigation of the test's own, until the page shows a text; return what `LOOK` measures.
+
+        Args:
+            text: that the page is to show.
+            seconds: until this fails.
+        """
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            with contextlib.suppress(RuntimeError, KeyError):  # of a page that is just being left
+                seen = self._call("Runtime.evaluate", expression=LOOK, returnByValue=True)["result"]["value"]
+                if seen["ready"] and text in seen["text"]:
+                    return seen
+            time.sleep(0.05)
+        raise RuntimeError(f"the page did not show {text!r} within {seconds} s")
 
     def screenshot(self) -> bytes:
         """Return the whole page as PNG."""

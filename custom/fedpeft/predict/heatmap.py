@@ -116,8 +116,8 @@ def draw(file: Path, found: Evidence, prediction: Prediction, answer: str, *, ca
     question = prediction.example.question
     figure.suptitle(f"{question + '  ' if question else ''}{answer} ({probability:.2f})", fontsize=12, wrap=True)
     lines = [
-        f"Integrated gradients of the log-probability, {STEPS} steps from a black image, which has "
-        f"{found.gained:.2f} less; error of the sum {abs(found.error):.2f}.",
+        f"Integrated gradients of the log-probability, {STEPS} steps from a black image to this one: together "
+        f"{found.gained:+.2f}, with an error of {abs(found.error):.2f}.",
         "It shows what this model's answer follows from, not where a finding is.",
         caution,
     ]

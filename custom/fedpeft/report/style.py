@@ -37,7 +37,7 @@ img { display: block; width: 100%; height: auto; }
 figcaption, .caption { margin: .5rem 0 0; font-size: .8125rem; color: var(--soft); overflow-wrap: anywhere; }
 /* a shadow at the edge behind which a wide table or picture goes on */
 .wide {
-  overflow-x: auto;
+  overflow-x: auto; scrollbar-width: thin; scrollbar-color: var(--soft) transparent;
   background:
     linear-gradient(to right, var(--paper) 30%, transparent) left / 2.5rem 100% no-repeat local,
     linear-gradient(to left, var(--paper) 30%, transparent) right / 2.5rem 100% no-repeat local,
@@ -73,6 +73,10 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   .by-round { font-size: .8125rem; }
   .by-round th, .by-round td { padding-right: .3rem; }
   .by-round th + th, .by-round td { padding-left: .3rem; }
+  .shaded th { padding: .2rem .1rem; font-size: .75rem; text-align: center; }
+  .shaded th:first-child { padding-left: 0; min-width: 5.5rem; max-width: 6rem; text-align: left; }
+  .shaded th:first-child { white-space: normal; overflow-wrap: anywhere; }
+  .shaded td { min-width: 1.9em; padding: .2rem .1rem; font-size: .75rem; }
   /* every row is a block: its name, and below it each figure under what it is */
   .rows, .rows tbody { display: block; }
   .rows thead { display: none; }

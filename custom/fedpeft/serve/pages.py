@@ -17,6 +17,10 @@ progress { width: 8rem; max-width: 100%; vertical-align: middle; accent-color: #
 """
 DAMAGED = "cannot be read: `fedpeft report` on its folder says why"
 BACK = '<p class="live"><a href="/">All runs</a></p>\n'
+STATES = (
+    "Running: the run has not said that it ended, and this list looks again every few seconds. Completed: it ended and "
+    "its result is written. Failed: it ended before that, and its page says why."
+)
 HEADS = ("run", "job", "state", "rounds", "figure", "last written")
 
 
@@ -39,6 +43,7 @@ def index(
     heads = "".join(f'<th scope="col">{head}</th>' for head in HEADS)
     table = (
         f'<div class="wide"><table class="rows"><thead><tr>{heads}</tr></thead><tbody>\n{rows}\n</tbody></table></div>'
+        f'<p class="caption">{STATES}</p>'
         if runs
         else "<p>No run yet: <code>fedpeft simulate</code> starts one, and it stands here after a few seconds.</p>"
     )
@@ -47,7 +52,8 @@ def index(
         for key, job, count in comparisons
     )
     beside = f'<section><h2>Comparisons</h2><ul class="rejected">{links}</ul></section>' if links else ""
-    return document(name, f"<h1>{escape(name)}</h1>\n<section>{table}</section>\n{beside}", more_style=MORE_STYLE)
+    title = f"Runs in {name}"
+    return document(title, f"<h1>{escape(title)}</h1>\n<section>{table}</section>\n{beside}", more_style=MORE_STYLE)
 
 
 def waiting(run: Run, progress: Progress | None) -> str:
