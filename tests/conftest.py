@@ -10,6 +10,9 @@ from warm_python import COMMAND, start_or_find, use_python
 from xdist.scheduler import LoadScopeScheduling
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# a machine may forbid to keep compiled modules; every process of a run would compile all that it imports
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # pytest-xdist has one worker per core, and a job in the simulator one process per site: threads would only wait
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -62,6 +62,7 @@ def drafts(folder):
     return [path.name for path in folder.iterdir() if path.name.startswith(".")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_draft_of_a_killed_process_is_removed_by_the_next_one_and_that_of_a_live_one_stays(case, tmp_path):
     module, call, save = CASES[case]

@@ -163,6 +163,7 @@ def test_a_job_knows_the_lock_of_the_run_that_started_it(tmp_path):
     assert answer() == "False"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.terminate])
 def test_a_family_ends_with_the_process_that_started_it(end):
     """Also a member in a session of its own whose parent is gone."""

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
+from functools import lru_cache
 from typing import Any
 
 import yaml
 
 MOST_LEVELS = 20
+KEPT_TEXTS = 64  # a command reads the same few files again and again
 
 
 class _Loader(yaml.SafeLoader):
@@ -47,6 +50,11 @@ def parse(text: str) -> Any:
     Raises:
         ValueError: one line that says what is wrong.
     """
+    return copy.deepcopy(_parsed(text))
+
+
+@lru_cache(maxsize=KEPT_TEXTS)
+def _parsed(text: str) -> Any:
     try:
         value = yaml.load(text, Loader=_Loader)
     except yaml.YAMLError as error:

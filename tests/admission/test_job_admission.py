@@ -367,6 +367,7 @@ JSON = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
 def test_any_value_in_any_place_gives_a_refusal_or_a_job(data):

@@ -164,6 +164,7 @@ def test_weights_that_do_not_fit_are_refused_in_one_sentence(tensors, changes, m
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_counts_on_vit_b_are_the_papers():
     counts = {entry.name: entry.trained for entry in entries(skeleton("vit"))}
     assert {name: counts[name] for name in SPEC} == SPEC

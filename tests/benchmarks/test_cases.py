@@ -22,6 +22,7 @@ def barrier(benchmark):
     return benchmark("barrier")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", NAMES)
 def test_every_method_can_run_every_case(cases, case):
     assert tuple(cases.CASES) == NAMES
@@ -33,6 +34,7 @@ def test_every_method_can_run_every_case(cases, case):
             assert sections["training"]["seed"] == sections["data"]["seed"] == 3
 
 
+@pytest.mark.slow
 def test_only_both_ends_of_pia_mix_widths(cases):
     case = cases.CASES["unequal_widths"]
 

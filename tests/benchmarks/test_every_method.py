@@ -27,6 +27,7 @@ def learning(benchmark):
     return benchmark("learning")
 
 
+@pytest.mark.slow
 def test_every_method_of_the_registry_is_a_row_and_its_settings_fit(every, learning):
     assert set(methods.names()) <= set(every.EVERY)
     assert set(every.BASELINES) <= set(every.EVERY)

@@ -40,6 +40,7 @@ def test_a_failing_command_is_told_with_its_output(benchmark):
         measured.timed(measured.python("-c", "print('no luck'); raise SystemExit(3)"))
 
 
+@pytest.mark.slow
 def test_rounds_time_every_variant(benchmark, small, tmp_path, capsys):
     rounds = benchmark("rounds")
     spent = rounds.measure(small, 2, tmp_path)

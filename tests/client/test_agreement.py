@@ -94,6 +94,7 @@ def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypa
     assert all(torch.equal(ours.state[key], fedavg.state[key]) for key in fedavg.state)
 
 
+@pytest.mark.slow
 def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.client.agreement.ENOUGH", 1.0)
     chosen = sections(*AGREEMENT, "training.rounds=3")

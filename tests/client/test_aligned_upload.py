@@ -31,6 +31,7 @@ def sorted_neurons(state):
     return {key: tensor.flatten().sort().values for key, tensor in state.items()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

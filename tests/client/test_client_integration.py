@@ -39,6 +39,7 @@ def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_pat
     assert equal(fedavg, last(sections(*LIVELY, *whole), tmp_path / "b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integration", ["merge", "frozen_global"])
 @pytest.mark.parametrize("share", ["0.5", "[0.5, 0.5]"])
 def test_half_and_every_plan_is_the_paper_to_the_bit(sections, tmp_path, share, integration):

@@ -38,6 +38,7 @@ def learner(sections, tmp_path):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "job",
     [

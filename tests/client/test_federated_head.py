@@ -113,6 +113,7 @@ def test_of_the_whole_backbone_all_travels():
     assert counts["full"] == sum(parameter.numel() for parameter in backbone.parameters()) == 85_798_656
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["attention", "sba", "vpt", "lora", "lora_dvpt", "sba_vpt", "classifier"])
 def test_the_messages_of_a_run_hold_as_many_numbers_as_the_list_says(sections, tmp_path, name):
     made = learners(sections(FEDERATED, f"method.name={name}"), tmp_path)

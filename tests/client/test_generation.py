@@ -145,6 +145,7 @@ def learners(sections, tmp_path, name, *overrides, sites=("slake", "vqa-rad")):
     return {s: Learner.from_sections(chosen, site=s, folder=tmp_path / s) for s in sites}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "overrides"), RUNS, ids=["pia", "bf16", "blip2 bf16", "image size", "scheduled"])
 def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     made = learners(sections, tmp_path, name, *overrides)

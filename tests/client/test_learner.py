@@ -114,6 +114,7 @@ def test_adapters_change_and_the_backbone_does_not(sections, tmp_path):
     assert all(torch.equal(p, frozen[n]) for n, p in learner.backbone.named_parameters() if n in frozen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "override",
     [

@@ -58,6 +58,7 @@ def learner(folder, site_data=None, **training):
     )
 
 
+@pytest.mark.slow
 def test_a_site_learns_its_labels(tmp_path):
     site = learner(tmp_path, local_epochs=6, batch_size=8)
     untrained = site.evaluate()

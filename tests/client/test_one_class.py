@@ -27,6 +27,7 @@ CASES = {  # header, what stands beside each image, the figure after a round (No
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("header", "cells", "figure", "constant"), CASES.values(), ids=list(CASES))
 def test_a_site_without_variety_trains_and_its_figures_are_numbers_or_not_measured(
     sections, tmp_path, header, cells, figure, constant

@@ -48,6 +48,7 @@ def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path)
     assert not torch.allclose(features(plain, batch), before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [[], ["schedule.solver=own", "schedule.budget=1"]], ids=["all", "scheduled"])
 def test_a_new_process_goes_on_to_the_bit_and_the_frozen_weights_hold_no_rounding_of_earlier_rounds(
     sections, tmp_path, more

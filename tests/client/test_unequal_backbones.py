@@ -71,6 +71,7 @@ def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, nam
         torch.testing.assert_close(tensor, sum(sent) / len(sent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

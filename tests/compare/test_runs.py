@@ -185,6 +185,7 @@ def small(*methods, seeds=(0,), rounds=1):
     return plan(CONFIGS, "fedpia_task1", variants(methods), seeds, [*sizes, *sites])
 
 
+@pytest.mark.slow
 def test_an_experiment_goes_on_where_it_ended(tmp_path):
     runs = small("fedavg", "local", seeds=(0, 1))
     assert earlier(tmp_path, runs) == []

@@ -91,6 +91,7 @@ def test_salted_fingerprints_name_no_image_and_change_with_the_salt():
         fingerprints(_sites()[0], salt=b"abcd")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     not Path(os.environ.get("FEDPEFT_DATA") or "absent", "vqa_rad").is_dir(),
     reason="FEDPEFT_DATA does not point to a folder that holds vqa_rad",

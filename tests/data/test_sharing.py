@@ -85,6 +85,7 @@ def counts(examples):
     return found / found.sum()
 
 
+@pytest.mark.slow
 def test_labels_are_the_more_uneven_the_smaller_alpha():
     distances = [skew(alpha) for alpha in (0.1, 0.5, 2.0, 100.0)]
     assert distances == sorted(distances, reverse=True)

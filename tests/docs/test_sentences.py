@@ -306,6 +306,7 @@ def test_every_row_has_a_case():
     assert list(ROWS) == list(CASES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ROWS)
 def test_the_page_says_what_the_code_says(what, sections, tmp_path, monkeypatch):
     here = SimpleNamespace(sections=sections, folder=tmp_path, monkeypatch=monkeypatch)

@@ -12,6 +12,7 @@ from snippets import run_page
 
 ROOT = Path(__file__).parents[2]
 LONG = {"embedded_benchmark.md", "benchmarks.md"}  # their commands are the benchmarks themselves
+SLOW = {"predict.md", "python.md"}  # they train
 PAGES = sorted(path for path in (ROOT / "docs").glob("*.md") if path.name not in LONG)
 
 
@@ -29,7 +30,9 @@ def clone(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=[pytest.mark.slow] * (page.name in SLOW), id=page.name) for page in PAGES]
+)
 def test_a_pages_code_runs_and_prints_what_the_page_says(page, clone):
     assert not (wrong := run_page(page.name, page.read_text())), "\n".join(wrong)
 

@@ -29,6 +29,7 @@ def test_a_laptop_passes(make_job, tmp_path):
     assert "ERROR" not in shown
 
 
+@pytest.mark.slow
 def test_a_site_without_the_allow_list_fails(make_kit, make_job):
     shown = printed(open_context(make_job(), startup_kit=make_kit("site", port=1, local={})))
     assert "FLARE may not load" in shown

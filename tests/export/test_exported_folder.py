@@ -174,6 +174,7 @@ def test_onnx_computes_the_same_logits(sections, tmp_path):
         assert np.allclose(found, expected.numpy(), atol=1e-4)
 
 
+@pytest.mark.slow
 def test_an_exporter_that_refuses_is_one_sentence(sections, tmp_path, monkeypatch):
     pytest.importorskip("onnxscript")
     kept, _ = site(sections, tmp_path)

@@ -17,6 +17,7 @@ from fedpeft.messages.types import METRICS, Introduction, TrainOrder
 from fedpeft.methods.settings import MethodSettings
 
 
+@pytest.mark.slow
 def test_a_job_averages_records_and_completes(run, pictures):
     harness, manifest, history = run()
     assert manifest["status"] == "completed"
@@ -126,6 +127,7 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
     assert told in manifest["reason"]
 
 
+@pytest.mark.slow
 def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run, pictures):
     orders = []
 

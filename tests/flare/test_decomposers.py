@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 from nvflare.apis.fl_constant import ConfigVarName
 from nvflare.fuel.utils.config_service import ConfigService
 
@@ -36,6 +37,7 @@ def test_a_users_own_decomposers_stay(monkeypatch):
     assert os.environ[SETTING] == "hospital_decomposers"
 
 
+@pytest.mark.slow
 def test_tensor_messages_are_registered_when_flare_imports_the_package():
     ended = subprocess.run([sys.executable, "-W", "ignore", "-c", START], capture_output=True, text=True, check=True)
     assert "torch" in ended.stdout

@@ -197,6 +197,7 @@ def test_another_component_of_a_job_cannot_make_it_train(site):
     assert executor.execute(TRAIN, order, context, Signal()).get_return_code() == ReturnCode.TASK_UNKNOWN
 
 
+@pytest.mark.slow
 def test_the_process_that_talks_to_flare_imports_nothing_of_training():
     """It is started anew for every task of a simulated site: transformers and PEFT cost more than all the rest."""
     heavy = "{'torch', 'transformers', 'peft', 'scipy', 'sklearn', 'pandas', 'matplotlib', 'ot', 'pymoo', 'PIL'}"

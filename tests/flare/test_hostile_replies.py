@@ -50,6 +50,7 @@ REPLIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", REPLIES)
 def test_a_reply_costs_its_site_the_round(run, kind):
     harness, manifest, _ = run(train=but("chest", REPLIES[kind], rounds=(2,)), quorum=2)

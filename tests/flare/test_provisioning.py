@@ -81,6 +81,7 @@ def test_no_log_leaves_a_site_and_every_reply_is_filtered(kits, name):
     assert read(kits, name, "privacy.json") == default_scope()
 
 
+@pytest.mark.slow
 def test_the_project_may_clip_and_noise_every_reply(tmp_path):
     kits = provision(tmp_path, privacy={"clip": 1, "noise": 2})
     assert read(kits, "slake", "privacy.json") == default_scope(PrivacySettings(clip=1, noise=2))
@@ -92,6 +93,7 @@ def test_every_site_has_its_own_file_with_safe_defaults(kits, name):
     assert set(read(kits, name, "fedpeft.json")) == {field.name for field in fields(SitePolicy)}
 
 
+@pytest.mark.slow
 def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
     own = {"slake": {"roots": {"slake": "/srv/slake"}, "most_rounds": 9}}
     kits = provision(tmp_path, site_policy={"most_rounds": 7}, site_policies=own)
@@ -101,6 +103,7 @@ def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
     assert not (kits / "server" / "local" / "fedpeft.json").exists()
 
 
+@pytest.mark.slow
 def test_a_policy_of_a_site_that_is_not_there_is_told(tmp_path, capsys):
     provision(tmp_path, site_policies={"slak": {}})
     assert "site_policies names 'slak', which is not a client of this project." in capsys.readouterr().err

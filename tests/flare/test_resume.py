@@ -85,6 +85,7 @@ def test_each_site_learns_its_part_in_the_mean_also_after_a_resume(run):
     assert parts == {1: [0.0] * 3, 2: thirds, 3: thirds, 4: thirds}
 
 
+@pytest.mark.slow
 def test_scores_outlive_the_server(run):
     def train(site, order):
         return assigned(site, order, scores=[0.1, 0.2, 0.7])

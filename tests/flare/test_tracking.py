@@ -94,6 +94,7 @@ def test_a_service_is_a_text(value):
         build(FederationSettings, {"sites": ["a"], "tracking": value}, section="federation")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "variables", "expected"),
     [
@@ -144,6 +145,7 @@ def test_mlflow_has_rounds_as_steps_and_sites_in_the_names(environment, tmp_path
     assert [step for step, _ in history("accuracy/overall/server")] == [1, 2, 3]
 
 
+@pytest.mark.slow
 def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, fl_ctx):
     pytest.importorskip("wandb")
     environment(WANDB_MODE="offline")

@@ -68,6 +68,7 @@ def snip_values(case):
     return [value / sum(v.sum() for v in values) for value in values]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reduce", ["sum", "mean"])
 @pytest.mark.parametrize("method", EXPECTED)
 def test_saliencies_are_summed_or_averaged_over_a_layer(method, reduce, case):

@@ -71,6 +71,7 @@ def test_procedural_data_are_called_so():
     assert any("Procedural data" in line for line in texts(drawn(SITES, procedural=True))[2])
 
 
+@pytest.mark.slow
 def test_of_many_answers_the_rest_is_one_row_and_of_many_sites_no_count_is_written():
     answers = [f"answer {number}" for number in range(100) for _ in range(100 - number)]
     figure = drawn([asked(f"site-{number}", answers) for number in range(40)])

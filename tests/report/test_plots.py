@@ -123,6 +123,7 @@ def test_the_warning_is_in_the_picture_exactly_when_the_data_are_procedural(proc
     assert described == caption(history)
 
 
+@pytest.mark.slow
 def test_same_history_same_bytes_whatever_the_users_style():
     history = parse(gaps(), origin="h")
     once = png(convergence(history), history)
@@ -139,6 +140,7 @@ def test_names_are_drawn_to_the_letter():
     assert all(any(text.startswith(name) for text in shown_text) for name in (r"a$b$_c", "_x", r"$\frac$"))
 
 
+@pytest.mark.slow
 def test_pyplot_stays_out():
     code = "import sys; import fedpeft.report.plots; assert 'matplotlib.pyplot' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
@@ -178,6 +180,7 @@ def test_long_names_lose_their_middle(name, short):
     assert shorten(name, 8) == short
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [record(), gaps(), record(("a very long name of a hospital in the country",), 1)])
 def test_the_narrow_picture_has_all_panels_and_cuts_no_text(made):
     whole, narrow = draw(made), draw(made, narrow=True)

@@ -15,6 +15,7 @@ from fedpeft.report import render, show
 from fedpeft.report.json_fields import HistoryError
 
 
+@pytest.mark.slow
 def test_four_files_with_the_same_bytes_each_time(tmp_path):
     write(tmp_path, gaps())
     first, second = render(tmp_path, tmp_path / "a" / "b"), render(tmp_path / "history.json", str(tmp_path / "c"))
@@ -35,6 +36,7 @@ def test_a_broken_history_writes_nothing(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_file_where_the_folder_should_be(tmp_path):
     write(tmp_path, record(rounds=1))
     (tmp_path / "out").write_text("")

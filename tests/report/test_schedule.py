@@ -64,6 +64,7 @@ def drawn_run(name):
     return schedule_figure(history_of(RUNS[name]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", RUNS)
 def test_every_score_is_drawn_and_every_chosen_layer_marked(name):
     made = RUNS[name]

@@ -75,6 +75,7 @@ def test_every_public_name_can_be_imported():
         _ = scheduling.nothing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("solver", ["nsga2", "exact"])
 def test_scheduling_imports_neither_torch_nor_flare(solver):
     code = (

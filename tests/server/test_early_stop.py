@@ -45,6 +45,7 @@ def test_the_mean_is_over_each_sites_latest_figure():
     assert mean_figures(rounds((0.2, 0.6), (0.4, ""), (None, 0.2))) == pytest.approx([0.4, 0.5, 0.3])
 
 
+@pytest.mark.slow
 def test_a_federation_ends_early_with_the_bytes_that_it_has_then(sections, tmp_path):
     """Without improvement: a learning rate of almost nothing."""
     chosen = sections("training.rounds=5", "training.learning_rate=1e-12", "training.patience=2")

@@ -53,6 +53,7 @@ def state_of(process, read, write):
     return state
 
 
+@pytest.mark.slow
 def test_what_is_forked_sees_what_a_fresh_python_would(fork_server_name, modules, monkeypatch, tmp_path):
     monkeypatch.setenv("FEDPEFT_OF_THIS_TEST", "of one site")
     monkeypatch.chdir(tmp_path)
@@ -101,6 +102,7 @@ def test_a_process_that_has_a_server_starts_no_other(fork_server_name, monkeypat
     assert fork_server.start() is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["server = fork_server.start()", ""])
 def test_kill_9_leaves_nothing(fork_server_name, modules, monkeypatch, start):
     """Of the simulator's process, which has the server; and of a site's, which only uses it."""

@@ -21,6 +21,7 @@ except Exception as error:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("get", ["torch.ones({count}, dtype=torch.uint8)", "bytearray({count})"])
 def test_more_memory_than_the_site_allows_is_not_had(get):
     code = ASK.format(small=10**6, get=get.format(count=3 * GIB))

@@ -38,6 +38,7 @@ def ask(supervisor, folder, action="nothing", *, times=0, state=None, aborted=ne
     return supervisor.request(request, state, aborted=aborted, report=report)
 
 
+@pytest.mark.slow
 def test_numbers_and_tensors_of_every_dtype_come_back_to_the_bit(supervisor, tmp_path):
     state = {
         "bf16": torch.randn(3, 2).bfloat16(),
@@ -80,6 +81,7 @@ def test_a_lost_process_costs_one_attempt(supervisor, tmp_path, action):
     assert reports[0].code == "training-process-lost"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", LOST)
 def test_a_process_lost_twice_is_a_problem_with_a_reason(supervisor, tmp_path, action):
     with pytest.raises(RequestFailed) as failed:

@@ -210,6 +210,7 @@ def test_what_a_site_should_know_of_its_data_is_in_its_own_log_and_nowhere_else(
     assert "secret" not in str(answer.values)
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, supervisors):
     supervisor = supervisors(sections(), "slake")
     request = HELLO | {"folder": str(tmp_path / "slake")}
@@ -222,6 +223,7 @@ def test_a_crash_leaves_its_last_words_in_the_sites_log(sections, tmp_path, supe
     assert "Fatal Python error: Segmentation fault" in (tmp_path / "slake" / "training.log").read_text()
 
 
+@pytest.mark.slow
 def test_it_ends_with_its_owner_even_if_that_is_killed():
     code = "from fedpeft.worker.supervisor import WorkerSupervisor as S; print(S({}).pid, flush=True); input()"
     owner = subprocess.Popen(
