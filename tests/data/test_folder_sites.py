@@ -195,6 +195,19 @@ def test_a_site_with_one_of_the_others_classes_is_a_site_of_one_class(tmp_path):
     assert "Not read, in no known layout: west/." in found.notes
 
 
+def test_the_classes_of_sites_with_splits_are_those_in_the_splits(tmp_path):
+    for name in ("north", "south", "west"):
+        for split in ("train", "test"):
+            classes(tmp_path / name / split)
+    for split in ("train", "test"):
+        shutil.rmtree(tmp_path / "south" / split / "normal")
+        shutil.rmtree(tmp_path / "west" / split)
+        make(tmp_path / "west", [f"{split}/attic/1.png"])
+    found = sites_in(tmp_path)
+    assert list(found.of_sites) == ["north", "south"]
+    assert "Not read, in no known layout: west/." in found.notes
+
+
 @pytest.mark.parametrize("inside", ["scans/", ""])
 def test_sub_folders_with_manifests_are_sites_and_may_lie_beside_other_kinds(inside, tmp_path):
     for name in ("north", "south"):

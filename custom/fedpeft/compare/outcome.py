@@ -91,6 +91,7 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
     try:
         outcome = Outcome(**{**values, "figures": tuple(values["figures"]), "sent": tuple(values["sent"])})
         fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
+        fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
         known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error

@@ -124,8 +124,14 @@ def _unwrapped(seen: Glance) -> Glance:
 
 def _has_one_class(seen: Glance, others: Mapping[str, Glance]) -> bool:
     """Return whether a folder holds one of the class folders of the other sites; alone it could be anything."""
-    classes = {name for part in others.values() if _layouts(part) == (CLASS_FOLDERS,) for name in part.folders}
-    return {path.split("/")[1] for path in seen.images} <= classes and bool(seen.images)
+    known = {name for part in others.values() if _layouts(part) == (CLASS_FOLDERS,) for name in _classes(part)}
+    return bool(seen.images) and _classes(seen) <= known
+
+
+def _classes(seen: Glance) -> set[str]:
+    """Return the names of the folders with images, without those of splits around them."""
+    folders = [[name for name in path.split("/")[1:-1] if name.lower() not in SPELLINGS] for path in seen.images]
+    return {names[0] if names else "" for names in folders}
 
 
 def _one(seen: Glance, name: str, chosen: Mapping[str, Any]) -> FolderSites:

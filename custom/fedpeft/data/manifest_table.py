@@ -41,7 +41,8 @@ def table(root: Path, known: Iterable[str]) -> Table:
     Raises:
         DataError: there is none, there are two, it cannot be read, or two of its columns have the same name.
     """
-    files = sorted(file for file in root.iterdir() if file.name.lower() in FILES and file.is_file())
+    inside = root.iterdir() if root.is_dir() else ()
+    files = sorted(file for file in inside if file.name.lower() in FILES and file.is_file())
     if not files:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
     if len(files) > 1:

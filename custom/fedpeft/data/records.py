@@ -169,11 +169,11 @@ def read_text(path: Path, most: int = -1) -> str:
     Raises:
         DataError: it cannot be read as such.
     """
-    data = text_bytes(path, most)
+    data = text_bytes(path, most).removeprefix(codecs.BOM_UTF8)
     if (zero := data.find(b"\0")) >= 0 and not data.startswith(UTF_16):
         raise DataError(f"{path} holds a zero byte in line {_line(data, zero)}, which no text does; save it as UTF-8.")
     try:
-        return data.decode("utf-8-sig")
+        return data.decode()
     except UnicodeDecodeError as error:
         place = f"byte {error.start}, in line {_line(data, error.start)}"
         seems = "it seems to be UTF-16" if data.startswith(UTF_16) else place

@@ -93,7 +93,7 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
     Raises:
         FedpeftError: a column, image or value is missing or wrong.
     """
-    root = named.parent if named.name in FILES else named
+    root = named.parent if named.name.lower() in FILES else named
     rows, _, notes = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
     for key in ("image", "question") if record.asks else ("image",):
         if lacking := [row.where for row in rows if key not in row.values]:

@@ -76,6 +76,8 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, stat
     received = _read(model, adapter)
     if not received:
         raise FedpeftError(f"{adapter} holds nothing, the sites of its run exchange nothing: leave --adapter out.")
+    if broken := [key for key, tensor in received.items() if not tensor.isfinite().all()]:
+        raise FedpeftError(f"{adapter} holds NaN or infinite values in {broken[0]}: take the adapter of another round.")
     own = model.trainable.state()
     chosen = without_head(received)
     if method.matched_layers is not None:  # the deepest backbone has layers that this one lacks
@@ -90,7 +92,7 @@ def load_with_head(model: SiteModel, adapter: Path, method: MethodSettings, stat
             chosen = fitted(chosen, own)
         _check(chosen, own)
         model.trainable.load_private(state.private)
-        model.trainable.start(chosen, None)
+        model.trainable.start(chosen, dict(state.adapter) or None)
         model.answering.head.load_state_dict(only_head(received) or state.head)
     except (FedpeftError, RuntimeError, KeyError) as error:
         raise FedpeftError(
