@@ -62,8 +62,7 @@ def source_of(task: str) -> Source | None:
     Args:
         task: the job's name.
     """
-    name = task.removeprefix("paper/").removesuffix("_unequal")
-    return next((source for source in SOURCES if name in source.tasks), None)
+    return next((source for source in SOURCES if _name(task) in source.tasks), None)
 
 
 def comparable(outcomes: Sequence[Outcome]) -> bool:
@@ -75,6 +74,11 @@ def published(outcomes: Sequence[Outcome]) -> dict[str, float]:
     """Return the papers' figures, in percent, of the rows whose recipe has one."""
     if (source := source_of(outcomes[0].task)) is None:
         return {}
-    number = source.tasks.index(outcomes[0].task.removeprefix("paper/").removesuffix("_unequal"))
+    number = source.tasks.index(_name(outcomes[0].task))
     recipes = {one.method: one.recipe for one in outcomes}
     return {name: source.figures[own][number] for name, own in recipes.items() if own in source.figures}
+
+
+def _name(task: str) -> str:
+    """Return the name that a task's jobs have in common: small or as published, with equal or unequal layers."""
+    return task.removeprefix("paper/").removesuffix("_unequal")

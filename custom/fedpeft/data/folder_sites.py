@@ -25,7 +25,6 @@ from fedpeft.settings import build
 CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
 LEAST_UNITS = 15  # images or patients of a client: below, there are fewer clients
 MOST_NAMED = 5
-CLASS_FOLDERS = "class_folders"
 ALONE = "There is one site, so that nothing is averaged: a folder for each site makes a federation."
 _TAKEN = frozenset({"server", "simulator_server"})
 
@@ -88,8 +87,9 @@ def sites_in(folder: Path, chosen: Mapping[str, Any] | None = None) -> FolderSit
                 f"table with a column 'split', or class folders in these folders."
             )
         parts = [(name, layout, part) for name, part in known.items() for layout in _layouts(part)]
-        one_class = [name for name in inner if name not in known and _has_one_class(seen.folders[name], known)]
-        parts += [(name, CLASS_FOLDERS, seen.folders[name]) for name in one_class]
+        rest = {name: seen.folders[name] for name in inner if name not in known}
+        one_class = {name: layout for name, part in rest.items() if (layout := _layout_of_classes(part, parts))}
+        parts += [(name, layout, rest[name]) for name, layout in one_class.items()]
         found = _several(parts, chosen)
         if others := [f"{name}/" for name in inner if name not in (*known, *one_class)]:
             found = replace(found, notes=(*found.notes, f"Not read, in no known layout: {_listed(others)}."))
@@ -122,10 +122,20 @@ def _unwrapped(seen: Glance) -> Glance:
     return seen
 
 
-def _has_one_class(seen: Glance, others: Mapping[str, Glance]) -> bool:
-    """Return whether a folder holds one of the class folders of the other sites; alone it could be anything."""
-    known = {name for part in others.values() if _layouts(part) == (CLASS_FOLDERS,) for name in _classes(part)}
-    return bool(seen.images) and _classes(seen) <= known
+def _layout_of_classes(seen: Glance, parts: Sequence[tuple[str, str, Glance]]) -> str:
+    """Return the data set of other sites whose folders are classes, if this one holds some of these; empty: none.
+
+    A folder with a single class is in no known layout: alone it could be anything.
+
+    Args:
+        seen: the folder.
+        parts: name, data set and folder of the other sites.
+    """
+    for layout in dict.fromkeys(name for _, name, _ in parts if DATASETS.get(name).as_sites):
+        known = {name for _, other, part in parts if other == layout for name in _classes(part)}
+        if seen.images and _classes(seen) <= known:
+            return layout
+    return ""
 
 
 def _classes(seen: Glance) -> set[str]:

@@ -41,8 +41,8 @@ def origin(datasets: Iterable[str], backbones: Iterable[str]) -> str:
         datasets: registered names.
         backbones: the same.
     """
-    data, models = (", ".join(sorted(set(names))) for names in (datasets, backbones))
-    return f"data: {data}{' (procedural)' * any(map(is_procedural, data.split(', ')))}; backbone: {models}"
+    data, models = sorted(set(datasets)), sorted(set(backbones))
+    return f"data: {', '.join(data)}{' (procedural)' * any(map(is_procedural, data))}; backbone: {', '.join(models)}"
 
 
 class RunRecorder:
