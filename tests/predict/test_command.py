@@ -91,6 +91,7 @@ def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):
         ("classes", ["--image", "IMAGES/manifest.csv"], "cannot be decoded"),
         ("classes", ["--image", "EMPTY"], "holds no image"),
         ("classes", ["--manifest", "EMPTY"], "holds neither 'manifest.csv'"),
+        ("classes", ["--manifest", "EMPTY/table.csv"], "table.csv is not a folder; name the one that holds the table"),
         ("classes", ["--split", "test", "--question", "why ?"], "belongs to --image"),
         ("classes", ["--split", "test", "--top", "0"], "must be at least 1"),
         ("classes", ["--split", "test", "--out", "out.txt"], "must end in .csv"),

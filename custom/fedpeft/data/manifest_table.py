@@ -39,10 +39,12 @@ def table(root: Path, known: Iterable[str]) -> Table:
         known: names of columns.
 
     Raises:
-        DataError: there is none, there are two, it cannot be read, or two of its columns have the same name.
+        DataError: there is no folder or no table, there are two, it cannot be read, or two of its columns have the same
+            name.
     """
-    inside = root.iterdir() if root.is_dir() else ()
-    files = sorted(file for file in inside if file.name.lower() in FILES and file.is_file())
+    if not root.is_dir():
+        raise DataError(f"{root} is not a folder; name the one that holds the table, or its {' or '.join(FILES)}.")
+    files = sorted(file for file in root.iterdir() if file.name.lower() in FILES and file.is_file())
     if not files:
         raise DataError(f"{root} holds neither 'manifest.csv' nor 'manifest.jsonl'; put the site's table there.")
     if len(files) > 1:
