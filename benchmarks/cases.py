@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The cases in which alignment must matter, because the sites' neurons come in different orders.
 
-    python benchmarks/cases.py                           # what is missing in the results: an hour of two cores
+    python benchmarks/cases.py                           # what is missing in the results: hours of two cores
     python benchmarks/cases.py --cases one_shot --seeds 0 --processes 1
     python benchmarks/cases.py --table                   # the tables of what is there, without a run
     python benchmarks/cases_picture.py                   # the loss between sites' adapters, as a picture
@@ -9,7 +9,8 @@
 Every case is a job of its own, `jobs/cases/`. Its figures are mean accuracies of the sites' test
 questions under their own heads: `trained`, after the training of the last round, and `exchanged`, after the exchange
 that follows it, with what each site would go on from (with client PIA, the merged adapter). A run is one line of
-`benchmarks/results/cases.jsonl`; what is there is not run again.
+`benchmarks/results/cases.jsonl`; what is there is not run again. What a site learns in its first round is the same
+whatever the method, and is trained once for all of them.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import statistics
 import tempfile
 import time
@@ -29,10 +31,11 @@ from typing import Any
 import barrier
 from rich.console import Console
 from rich.table import Table
-from study import interval
+from safetensors.torch import load_file, save_file
 
 from fedpeft.client import site_state
-from fedpeft.client.learner import Learner
+from fedpeft.client.learner import Learner, Update
+from fedpeft.compare.intervals import interval, paired, signed
 from fedpeft.jobs import compose
 from fedpeft.server.aggregation import aggregate
 from fedpeft.states import State
@@ -102,16 +105,40 @@ def _widths(job: str) -> dict[str, int]:
     return {site: {**common, **own.get(site, {})}["reduction_factor"] for site in sections["federation"]["sites"]}
 
 
-def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """One federation: accuracy by site after training, in every round, and after the last exchange; and the lines."""
+def first_rounds(name: str, method: str, seed: int, overrides: Sequence[str], folder: Path) -> None:
+    """Train the first round of every site, and keep its state and what it sends in a new folder, for `run`."""
+    folder.mkdir()
+    for site, learner in learners_of(name, method, seed, overrides, folder).items():
+        update = learner.train_round(learner.schedule.first_round(site), {})
+        save_file(dict(update.state), folder / f"{site}.safetensors")
+        (folder / f"{site}.json").write_text(json.dumps({"samples": update.samples, "metrics": update.metrics}))
+
+
+def learners_of(name: str, method: str, seed: int, overrides: Sequence[str], folder: Path) -> dict[str, Learner]:
+    """Site -> its learner, whose state lies in a folder of its name."""
+    case = CASES[name]
+    sites = compose(ROOT / "app_configs", case.job)["federation"]["sites"]
+    return {
+        s: Learner.from_sections(sections_of(case, method, seed, overrides, s), site=s, folder=folder / s)
+        for s in sites
+    }
+
+
+def run(name: str, method: str, seed: int, overrides: Sequence[str], first: Path) -> dict[str, Any]:
+    """One federation: accuracy by site after training, in every round, and after the last exchange; and the lines.
+
+    Args:
+        name: of the case.
+        method: of `METHODS`.
+        seed: of data, initial values and order.
+        overrides: further settings.
+        first: the folder of `first_rounds` of the same case and seed.
+    """
     case, began = CASES[name], time.monotonic()
     lines: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        sites = compose(ROOT / "app_configs", case.job)["federation"]["sites"]
-        learners = {
-            s: Learner.from_sections(sections_of(case, method, seed, overrides, s), site=s, folder=Path(folder) / s)
-            for s in sites
-        }
+        shutil.copytree(first, folder, dirs_exist_ok=True)
+        learners = learners_of(name, method, seed, overrides, Path(folder))
         state: State = {}
         rounds = []
         count = next(iter(learners.values())).training.rounds
@@ -119,7 +146,7 @@ def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str
             updates, state = exchange(learners, number, state)
             rounds.append(updates)
             if number == case.compared and method == (BOTH if name == "unequal_widths" else FEDAVG):
-                lines = barrier.losses(learners, pairs_of(case, sites), number)
+                lines = barrier.losses(learners, pairs_of(case, list(learners)), number)
         exchanged = {site: after(learner, count, state) for site, learner in learners.items()}
     return {
         "case": name,
@@ -134,18 +161,24 @@ def run(name: str, method: str, seed: int, overrides: Sequence[str]) -> dict[str
 
 
 def exchange(learners: Mapping[str, Learner], number: int, state: State) -> tuple[dict[str, Any], State]:
-    """Train one round and integrate: accuracy by site, and the new global adapter."""
-    first_rounds = {site: learner.schedule.first_round(site) for site, learner in learners.items()}
+    """Train one round, or take a site's first, and integrate: accuracy by site, and the new global adapter."""
+    starts = {site: learner.schedule.first_round(site) for site, learner in learners.items()}
     updates = {
-        site: learners[site].train_round(number, {} if number == first else state)
-        for site, first in first_rounds.items()
-        if first <= number
+        site: _first(learners[site]) if number == start else learners[site].train_round(number, state)
+        for site, start in starts.items()
+        if start <= number
     }
     method = next(iter(learners.values())).method
     if method.exchanges:
         replies = {site: (update.state, update.samples) for site, update in updates.items()}
         state, _ = aggregate(replies, method, previous=state or None)
     return {site: update.metrics for site, update in updates.items()}, state
+
+
+def _first(learner: Learner) -> Update:
+    """What `first_rounds` kept of a site."""
+    file = learner.folder.parent / f"{learner.folder.name}.safetensors"
+    return Update(state=load_file(file), **json.loads(file.with_suffix(".json").read_text()))
 
 
 def after(learner: Learner, round: int, state: State) -> dict[str, Any]:
@@ -181,11 +214,10 @@ def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
             if not runs:
                 continue
             last = {seed: accuracy(r["exchanged"]) for seed, r in runs.items()}
-            paired = [last[seed] - fedavg[seed] for seed in last if seed in fedavg and method != FEDAVG]
-            mean, half = interval(paired) if paired else (0.0, 0.0)
+            pairs = paired(last, fedavg) if method != FEDAVG else []
             trained = statistics.fmean(accuracy(r["rounds"][-1]) for r in runs.values())
             exchanged = statistics.fmean(last.values())
-            difference = f"{mean:+.1f} ± {half:.1f}" if paired else ""
+            difference = signed(*interval(pairs)) if pairs else ""
             table.add_row(method, f"{trained:.1f}", f"{exchanged:.1f}", difference, str(len(runs)))
         for line, heights in barriers(mine).items():
             table.add_row(f"barrier, {line}", "", f"{statistics.fmean(heights):.3f}", "", str(len(heights)))
@@ -207,6 +239,21 @@ def read(file: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     return [result for result in map(json.loads, lines) if result["overrides"] == list(overrides)]
 
 
+def run_all(runs: Sequence[tuple[str, str, int]], overrides: Sequence[str], processes: int) -> Iterator[dict[str, Any]]:
+    """Run federations (case, method, seed) at the same time: first the first rounds that they share, then the rest."""
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(processes) as pool:
+        firsts = {one: (first_of(*one), Path(folder) / "-".join(map(str, first_of(*one)))) for one in runs}
+        for future in [pool.submit(first_rounds, *one, overrides, kept) for one, kept in set(firsts.values())]:
+            future.result()
+        for future in as_completed([pool.submit(run, *one, overrides, kept) for one, (_, kept) in firsts.items()]):
+            yield future.result()
+
+
+def first_of(name: str, method: str, seed: int) -> tuple[str, str, int]:
+    """The run whose first round another one shares: with adapters of the same widths, and an exchange."""
+    return name, BOTH if method in (*MIXED, LOCAL) and _widths(CASES[name].job) else FEDAVG, seed
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="CASE", help=", ".join(CASES))
@@ -225,16 +272,16 @@ def main() -> None:
     runs = [(case, method, seed) for seed in chosen.seeds for case in chosen.cases for method in chosen.methods]
     missing = [] if chosen.table else [one for one in runs if one not in known]
     chosen.out.parent.mkdir(parents=True, exist_ok=True)
-    with ProcessPoolExecutor(chosen.processes) as pool:
-        futures = [pool.submit(run, *one, chosen.set) for one in missing]
-        for number, future in enumerate(as_completed(futures), 1):
-            last = future.result()
+    done = 0
+    for seed in chosen.seeds:
+        for last in run_all([one for one in missing if one[2] == seed], chosen.set, chosen.processes):
             results.append(last)
             with chosen.out.open("a") as file:
                 file.write(json.dumps(last) + "\n")
+            done += 1
             figures = f"trained {accuracy(last['rounds'][-1]):.1f}, exchanged {accuracy(last['exchanged']):.1f} %"
             console.print(
-                f"{number}/{len(futures)} {last['case']}, {last['method']}, seed {last['seed']}: {figures} "
+                f"{done}/{len(missing)} {last['case']}, {last['method']}, seed {seed}: {figures} "
                 f"({last['seconds']:.0f} s)",
                 highlight=False,
             )

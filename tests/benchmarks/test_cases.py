@@ -1,7 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """benchmarks/cases.py: what its cases are made of, without training."""
 
+from dataclasses import replace
+
 import pytest
+import torch
 
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
@@ -10,6 +13,15 @@ SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 
 
 NAMES = ("one_shot", "tuned_before", "late_joiner", "many_epochs", "unequal_widths")
+
+
+SMALL = [
+    "data.train_size=8",
+    "data.validation_size=4",
+    "data.test_size=4",
+    "training.local_epochs=1",
+    "training.rounds=2",
+]
 
 
 @pytest.fixture
@@ -71,3 +83,30 @@ def test_the_picture_has_a_panel_for_each_case_with_lines(barrier, benchmark):
     ]
     figure = benchmark("cases_picture").draw(results)
     assert [panel.get_title(loc="left") for panel in figure.axes] == ["one shot", "unequal widths"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "method", "overrides"),
+    [("late_joiner", "both", ["schedule.joins={vqa-med-2021: 2}"]), ("unequal_widths", "local", [])],
+)
+def test_a_shared_first_round_is_the_methods_own(cases, case, method, overrides, tmp_path, monkeypatch):
+    one, overrides = (case, method, 3), [*SMALL, *overrides]
+    monkeypatch.setattr(cases, "CASES", {case: replace(cases.CASES[case], compared=0)})
+    kept, nothing = tmp_path / "kept", tmp_path / "nothing"
+    nothing.mkdir()
+    cases.first_rounds(*cases.first_of(*one), overrides, kept)
+
+    aggregated = []
+    aggregate = cases.aggregate
+    monkeypatch.setattr(cases, "aggregate", lambda *a, **n: aggregated.append(aggregate(*a, **n)) or aggregated[-1])
+    shared = cases.run(*one, overrides, kept)
+    monkeypatch.setattr(
+        cases, "_first", lambda learner: learner.train_round(learner.schedule.first_round(learner.site), {})
+    )
+    own = cases.run(*one, overrides, nothing)
+    assert {**shared, "seconds": 0} == {**own, "seconds": 0}
+    rounds = len(own["rounds"]) if method == "both" else 0
+    assert len(aggregated) == 2 * rounds
+    for (mine, _), (theirs, _) in zip(aggregated[:rounds], aggregated[rounds:], strict=True):
+        assert all(torch.equal(mine[key], theirs[key]) for key in mine | theirs)
