@@ -4,7 +4,7 @@
     python benchmarks/cases.py                           # what is missing in the results: hours of two cores
     python benchmarks/cases.py --cases one_shot --seeds 0 --processes 1
     python benchmarks/cases.py --table                   # the tables of what is there, without a run
-    python benchmarks/cases_picture.py                   # the loss between sites' adapters, as a picture
+    python benchmarks/publish.py --write                 # the same and a picture of the barriers, in the docs
 
 Every case is a job of its own, `jobs/cases/`. Its figures are mean accuracies of the sites' test
 questions under their own heads: `trained`, after the training of the last round, and `exchanged`, after the exchange
@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any
 
 import barrier
+import json_lines
+import study
+from result_table import ResultTable
 from rich.console import Console
-from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 from fedpeft.client import site_state
@@ -153,8 +155,8 @@ def run(name: str, method: str, seed: int, overrides: Sequence[str], first: Path
         "method": method,
         "seed": seed,
         "overrides": list(overrides),
-        "rounds": rounds,
-        "exchanged": exchanged,
+        "rounds": study.overall(rounds),
+        "exchanged": study.overall([exchanged])[0],
         "lines": lines,
         "seconds": time.monotonic() - began,
     }
@@ -201,42 +203,41 @@ def accuracy(metrics: Mapping[str, Mapping[str, float]]) -> float:
     return 100 * statistics.fmean(site["overall"] for site in metrics.values())
 
 
-def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[Table]:
+def tables(results: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
     """One table for each case: both accuracies, the latter's paired difference to FedAvg, and the barriers."""
+    heads = ("method", "trained %", "exchanged %", "minus FedAvg, 95 %", "seeds")
     for name in (case for case in CASES if any(r["case"] == case for r in results)):
         mine = [result for result in results if result["case"] == name]
-        table = Table(title=name, box=None, title_justify="left")
-        for column in ("method", "trained %", "exchanged %", "minus FedAvg, 95 %", "seeds"):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        fedavg = {r["seed"]: accuracy(r["exchanged"]) for r in mine if r["method"] == FEDAVG}
-        for method in METHODS:
-            runs = {r["seed"]: r for r in mine if r["method"] == method}
-            if not runs:
-                continue
-            last = {seed: accuracy(r["exchanged"]) for seed, r in runs.items()}
-            pairs = paired(last, fedavg) if method != FEDAVG else []
-            trained = statistics.fmean(accuracy(r["rounds"][-1]) for r in runs.values())
-            exchanged = statistics.fmean(last.values())
-            difference = signed(*interval(pairs)) if pairs else ""
-            table.add_row(method, f"{trained:.1f}", f"{exchanged:.1f}", difference, str(len(runs)))
-        for line, heights in barriers(mine).items():
-            table.add_row(f"barrier, {line}", "", f"{statistics.fmean(heights):.3f}", "", str(len(heights)))
-        yield table
+        yield ResultTable(name, heads, [*_accuracies(mine), *_barriers(mine)])
 
 
-def barriers(results: Sequence[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Alignment -> the barrier of each run that has lines."""
+def _accuracies(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """A row for each method of one case."""
+    fedavg = {r["seed"]: accuracy(r["exchanged"]) for r in results if r["method"] == FEDAVG}
+    for method in METHODS:
+        runs = [r for r in results if r["method"] == method]
+        if not runs:
+            continue
+        last = {r["seed"]: accuracy(r["exchanged"]) for r in runs}
+        pairs = paired(last, fedavg) if method != FEDAVG else []
+        trained = statistics.fmean(accuracy(r["rounds"][-1]) for r in runs)
+        difference = signed(*interval(pairs)) if pairs else ""
+        yield method, f"{trained:.1f}", f"{statistics.fmean(last.values()):.1f}", difference, str(len(runs))
+
+
+def _barriers(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...]]:
+    """A row for each order of neurons in which adapters of one case are compared: the mean barrier, a loss."""
     heights: dict[str, list[float]] = {}
     for result in results:
         for name, line in result["lines"].items():
             heights.setdefault(name, []).append(barrier.barrier(line))
-    return heights
+    for name, mine in heights.items():
+        yield f"barrier, {name}", "", f"{statistics.fmean(mine):.3f}", "", str(len(mine))
 
 
-def read(file: Path, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
+def read(file: Path = RESULTS, overrides: Sequence[str] = ()) -> list[dict[str, Any]]:
     """The runs of a file with these settings."""
-    lines = file.read_text().splitlines() if file.exists() else []
-    return [result for result in map(json.loads, lines) if result["overrides"] == list(overrides)]
+    return [result for result in json_lines.read(file) if result["overrides"] == list(overrides)]
 
 
 def run_all(runs: Sequence[tuple[str, str, int]], overrides: Sequence[str], processes: int) -> Iterator[dict[str, Any]]:
@@ -271,13 +272,11 @@ def main() -> None:
     known = {(r["case"], r["method"], r["seed"]) for r in results}
     runs = [(case, method, seed) for seed in chosen.seeds for case in chosen.cases for method in chosen.methods]
     missing = [] if chosen.table else [one for one in runs if one not in known]
-    chosen.out.parent.mkdir(parents=True, exist_ok=True)
     done = 0
     for seed in chosen.seeds:
         for last in run_all([one for one in missing if one[2] == seed], chosen.set, chosen.processes):
             results.append(last)
-            with chosen.out.open("a") as file:
-                file.write(json.dumps(last) + "\n")
+            json_lines.append(chosen.out, last)
             done += 1
             figures = f"trained {accuracy(last['rounds'][-1]):.1f}, exchanged {accuracy(last['exchanged']):.1f} %"
             console.print(
@@ -286,7 +285,7 @@ def main() -> None:
                 highlight=False,
             )
     for table in tables(results):
-        console.print(table)
+        console.print(table.table())
 
 
 if __name__ == "__main__":

@@ -1,15 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Draw the loss between two sites' adapters, before and after alignment, from the results of cases.py.
-
-python benchmarks/cases_picture.py                # writes docs/barriers.png
-"""
+"""The loss between two sites' adapters, before and after alignment, from the results of cases.py (`publish.py`)."""
 
 from __future__ import annotations
 
-import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import barrier
@@ -19,9 +14,8 @@ from matplotlib.figure import Figure
 
 from fedpeft.report.palette import COLORS, LIGHT
 
-PICTURE = Path(__file__).resolve().parents[1] / "docs" / "barriers.png"
 LINES = (barrier.BEFORE, barrier.BY_WEIGHTS, barrier.BY_ACTIVATIONS)
-WIDTH, HEIGHT, DPI = 2.5, 2.8, 150  # of one panel, in inches
+WIDTH, HEIGHT = 2.5, 2.8  # of one panel, in inches
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
@@ -62,19 +56,3 @@ def _panel(panel: Axes, name: str, runs: Sequence[Mapping[str, Any]]) -> None:
     panel.tick_params(axis="y", labelsize=8, labelcolor=LIGHT.soft)
     panel.grid(axis="y", color=LIGHT.grid)
     panel.spines[["top", "right", "left"]].set_visible(False)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=cases.RESULTS)
-    parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="of these runs")
-    parser.add_argument("--out", type=Path, default=PICTURE)
-    chosen = parser.parse_args()
-    results = cases.read(chosen.results, chosen.set)
-    if not any(result["lines"] for result in results):
-        raise SystemExit(f"{chosen.results} has no runs with lines: run `python benchmarks/cases.py` first.")
-    draw(results).savefig(chosen.out, dpi=DPI)
-
-
-if __name__ == "__main__":
-    main()

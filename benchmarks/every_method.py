@@ -1,21 +1,24 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Every method of the registry as a row of `learning.py --methods all`, with a learning rate from a grid for all alike.
 
-`rates.py` runs the grid on a seed that no comparison reports; what it found lies in `results/rates.jsonl`.
+`rates.py` runs the grid on a seed that no comparison reports; what it found lies in `results/rates.jsonl`, the
+runs of the comparison in `results/methods.jsonl`.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import json_lines
+
 from fedpeft import methods
 
 RATES = Path(__file__).parent / "results" / "rates.jsonl"
+RESULTS = RATES.with_name("methods.jsonl")
 HEAD = 5e-3  # the head's rate at least: it learns with its method where that one takes a larger one
-ROUNDS = 20
+SETTINGS = ["training.rounds=20", "training.local_epochs=1"]
 BASELINES = ("houlsby", "classifier")
 OURS = ["method.aggregation=pia", "method.pia.share=agreement", "method.pia.accept=true"]
 PAPER = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]
@@ -48,11 +51,6 @@ def best_rates(results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     return {result["method"]: result["rate"] for result in ordered}
 
 
-def read(file: Path = RATES) -> list[dict[str, Any]]:
-    """What the grid found so far."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
-
-
 def settings_of(method: str) -> list[str]:
     """The settings of a row, at the rate that the grid found for its method.
 
@@ -60,7 +58,7 @@ def settings_of(method: str) -> list[str]:
         SystemExit: the grid has not been run for it.
     """
     name = method.partition(",")[0]
-    rates = best_rates(read())
+    rates = best_rates(json_lines.read(RATES))
     if name not in rates:
         raise SystemExit(f"no learning rate for {name!r} in {RATES.name}: run `python benchmarks/rates.py` first")
     return with_rate(method, rates[name])

@@ -16,7 +16,6 @@ procedural and the backbone tiny: the table compares methods, it says nothing ab
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import platform
 import statistics
@@ -29,11 +28,12 @@ from pathlib import Path
 from typing import Any
 
 import every_method
+import json_lines
 import study
 import torch
 from peers import PEERS
+from result_table import ResultTable
 from rich.console import Console
-from rich.table import Table
 
 from fedpeft import importance, scheduling
 from fedpeft.client.learner import Learner
@@ -96,6 +96,7 @@ LAYERS: dict[str, list[str]] = {
 KNOWN = METHODS | LAYERS
 ALL = "all"
 BASELINES = ("classifier", "local", "fedavg", BY_LNTK)
+OWN_START = ["method.initialization=own"]
 OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
     "classifier": ["training.learning_rate=3e-2"],
@@ -105,25 +106,26 @@ RATES = {  # the best of a small grid for each kind of training, on seeds 100 to
 ADAPTERS = ["training.learning_rate=5e-3"]
 SEEDS = (0, 1, 2)
 BITS = 32  # of a number
-COSTS = ("trained", "Mbit a round", "s a run")
+COSTS = ("trained", "Mbit a round", "CPU s a run")
 CORES = os.cpu_count() or 1
 
 
 def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """One method with one seed of data, initial values and order: accuracy by site, by round, cost and seconds."""
+    """One method with one seed of data, initial values and order: accuracy by site, by round, and what it cost."""
     return run_with([*KNOWN[method], *RATES.get(method, ADAPTERS)], method, seed, overrides)
 
 
 def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """`run`, of a row of `every_method.py`."""
-    return run_with(every_method.settings_of(method), method, seed, overrides)
+    """`run`, of a row of `every_method.py`, without the figures that its table does not have."""
+    result = run_with(every_method.settings_of(method), method, seed, overrides)
+    return {**result, "rounds": study.overall(result["rounds"])}
 
 
 def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """`run`, of these settings of the job."""
     chosen = [*settings, f"training.seed={seed}", f"data.seed={seed}"]
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
-    began = time.monotonic()
+    began = time.process_time()
     sent = 0
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
@@ -137,7 +139,7 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
                 rounds.append({s: u.metrics for s, u in result.updates.items()})
                 sent = max(sent, *(sum(map(torch.numel, u.state.values())) for u in result.updates.values()))
         trained = sum(map(torch.numel, next(iter(learners.values())).trainable.parameters().values()))
-    cost = {"trained": trained, "sent": sent, "seconds": time.monotonic() - began}
+    cost = {"trained": trained, "sent": sent, "seconds": time.process_time() - began}
     return {"method": method, "seed": seed, "rounds": rounds, **cost}
 
 
@@ -180,26 +182,25 @@ def overall(result: dict[str, Any]) -> float:
     return 100 * statistics.fmean(site["overall"] for site in result["rounds"][-1].values())
 
 
-def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES) -> Table:
+def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES) -> ResultTable:
     """Mean and spread over seeds, the paired difference to each baseline with a 95 % interval, and what a run costs."""
     scores: dict[str, dict[int, float]] = {}
     for result in results:
         scores.setdefault(result["method"], {})[result["seed"]] = overall(result)
-    table = Table(box=None, header_style="bold")
     present = [name for name in baselines if name in scores]
-    for name in ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", *COSTS):
-        table.add_column(name, justify="left" if name == "method" else "right")
+    rows = []
     for method, mine in scores.items():
         cells = [f"{statistics.fmean(mine.values()):.1f}", spread(list(mine.values()))]
         for name in present:
             pairs = [] if name == method else paired(mine, scores[name])
             cells.append(signed(*interval(pairs)) if pairs else "")
-        table.add_row(method, *cells, str(len(mine)), *costs([r for r in results if r["method"] == method]))
-    return table
+        rows.append((method, *cells, str(len(mine)), *costs([r for r in results if r["method"] == method])))
+    heads = ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", *COSTS)
+    return ResultTable("", heads, rows)
 
 
 def costs(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Numbers that a site trains, Mbit that all sites send in a round, and the median of the seconds of a run."""
+    """Numbers that a site trains, Mbit that all sites send in a round, and the median of the CPU seconds of a run."""
     for name, factor, form in (("trained", 1, ",.0f"), ("sent", BITS * len(results[0]["rounds"][0]) / 1e6, ".2f")):
         known = [result[name] for result in results if name in result]  # not in a file that an older version wrote
         yield format(factor * max(known), form) if known else ""
@@ -220,7 +221,7 @@ def main() -> None:
     parser.add_argument("--study", action="store_true", help="all runs of study.py that are not in its results yet")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
-    parser.add_argument("--out", type=Path, help="a JSON line for each run, when it ends; what is there is kept")
+    parser.add_argument("--out", type=Path, help="a JSON line for each run; what is there is kept")
     chosen = parser.parse_args()
     if chosen.study:
         run_study(chosen.seeds if chosen.seeds != list(SEEDS) else study.SEEDS, chosen.out or study.RESULTS, chosen)
@@ -230,11 +231,12 @@ def main() -> None:
         parser.error(f"{ALL!r} stands for every method: give it alone")
     named = OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS
     methods = every_method.EVERY if everything else chosen.methods or named
-    rounds = [f"training.rounds={every_method.ROUNDS}", "training.local_epochs=1"] if everything else []
-    overrides = [*(["method.initialization=own"] if chosen.own else []), *rounds, *chosen.set]
+    named_settings = every_method.SETTINGS if everything else OWN_START if chosen.own else []
+    overrides = [*named_settings, *chosen.set]
     order = list(methods)
     console = Console(width=150)
-    results = _earlier(chosen.out, overrides)
+    out = chosen.out or (every_method.RESULTS if everything else None)
+    results = _earlier(out, overrides)
     known = {(result["method"], result["seed"]) for result in results}
     wanted = [(method, seed) for seed in chosen.seeds for method in methods]
     runner = run_from_registry if everything else run
@@ -243,9 +245,8 @@ def main() -> None:
         for number, future in enumerate(as_completed(futures), 1):
             last = {**future.result(), "overrides": overrides}
             results.append(last)
-            if chosen.out:
-                with chosen.out.open("a") as file:
-                    file.write(json.dumps(last) + "\n")
+            if out:
+                json_lines.append(out, last)
             console.print(
                 f"{number}/{len(futures)} {last['method']}, seed {last['seed']}: {overall(last):.1f} % "
                 f"({last['seconds']:.0f} s)",
@@ -253,7 +254,7 @@ def main() -> None:
             )
             sys.stdout.flush()
     results = sorted((r for r in results if (r["method"], r["seed"]) in wanted), key=lambda r: order.index(r["method"]))
-    console.print(report(results, every_method.BASELINES if everything else BASELINES))
+    console.print(report(results, every_method.BASELINES if everything else BASELINES).table())
     console.print(
         f"procedural data, tiny backbone; {len(chosen.seeds)} seeds; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
@@ -264,8 +265,7 @@ def main() -> None:
 def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> None:
     """Run what is missing, a line at a time, and print the tables of all that is there."""
     console = Console(width=150)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    results = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    results = json_lines.read(file)
     known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in results}
     missing = [r for r in study.runs(seeds) if (r.dialects, r.method, r.seed, r.rounds) not in known]
     with ProcessPoolExecutor(chosen.processes) as pool:
@@ -273,8 +273,7 @@ def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> N
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()
             results.append({**study.compact(last), "dialects": one.dialects})
-            with file.open("a") as lines:
-                lines.write(json.dumps(results[-1]) + "\n")
+            json_lines.append(file, results[-1])
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
             console.print(
                 f"{number}/{len(futures)} {one.dialects} {one.method}, seed {one.seed}: {figure}", highlight=False
@@ -285,10 +284,7 @@ def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> N
 
 def _earlier(file: Path | None, overrides: list[str]) -> list[dict[str, Any]]:
     """What an earlier run with the same settings wrote."""
-    if file is None or not file.exists():
-        return []
-    lines = map(json.loads, file.read_text().splitlines())
-    return [result for result in lines if result["overrides"] == overrides]
+    return [result for result in json_lines.read(file) if result["overrides"] == overrides] if file else []
 
 
 if __name__ == "__main__":

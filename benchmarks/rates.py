@@ -11,14 +11,17 @@ in the middle of the grid; while the best is the smallest or the largest tried, 
 from __future__ import annotations
 
 import argparse
-import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from pathlib import Path
+from typing import Any
 
 import every_method
+import json_lines
 import learning
-from measured import machine, show
+from measured import WIDTH, machine
+from result_table import ResultTable
+from rich.console import Console
 
 from fedpeft import methods
 
@@ -46,10 +49,9 @@ def accuracy(method: str, rate: float) -> float:
 def search(names: list[str], file: Path, processes: int) -> None:
     """Run what is missing for each method, writing a line for each run that ends."""
     tried: dict[str, dict[float, float]] = {name: {} for name in names}
-    for line in every_method.read(file):
+    for line in json_lines.read(file):
         tried.setdefault(line["method"], {})[line["rate"]] = line["accuracy"]
     running: dict[Future, tuple[str, float]] = {}
-    file.parent.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(processes) as pool:
 
         def start(name: str) -> None:
@@ -62,20 +64,27 @@ def search(names: list[str], file: Path, processes: int) -> None:
             for future in wait(running, return_when=FIRST_COMPLETED).done:
                 name, rate = running.pop(future)
                 tried[name][rate] = round(future.result(), 2)
-                with file.open("a") as lines:
-                    lines.write(json.dumps({"method": name, "rate": rate, "accuracy": tried[name][rate]}) + "\n")
+                json_lines.append(file, {"method": name, "rate": rate, "accuracy": tried[name][rate]})
                 print(f"{name} at {rate:g}: {tried[name][rate]:.1f} %", flush=True)
                 start(name)
-    rows = [(name, *(_cell(tried[name], rate) for rate in GRID)) for name in names]
-    note = f"Mean accuracy of five sites, %, seed {SEED}, {ROUNDS} rounds of one epoch; *: taken."
-    show("Learning rates", ("method", *(f"{rate:g}" for rate in GRID)), rows, note)
+    Console(width=WIDTH, highlight=False).print(table(json_lines.read(file)).table())
+
+
+def table(lines: Iterable[Mapping[str, Any]]) -> ResultTable:
+    """A row for each method: the accuracy at every rate that was tried."""
+    tried: dict[str, dict[float, float]] = {}
+    for line in lines:
+        tried.setdefault(line["method"], {})[line["rate"]] = line["accuracy"]
+    rows = [(name, *(_cell(tried[name], rate) for rate in GRID)) for name in methods.names() if name in tried]
+    title = f"Mean accuracy of five sites, %, seed {SEED}, {ROUNDS} rounds of one epoch; *: taken"
+    return ResultTable(title, ("method", *(f"{rate:g}" for rate in GRID)), rows)
 
 
 def _cell(tried: Mapping[float, float], rate: float) -> str:
     if rate not in tried:
         return ""
     best = max(tried, key=lambda one: (tried[one], -one))
-    return f"{tried[rate]:.1f}{'*' if rate == best else ' '}"
+    return f"{tried[rate]:.1f}{'*' if rate == best else ''}"
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
+from result_table import ResultTable
 
 from fedpeft.compare.intervals import interval, paired, signed
 
@@ -92,13 +92,14 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
         yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
 
 
-def compact(result: dict[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: the accuracy of every site in every round, to a hundredth of a percent.
+def compact(result: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept of a run; not its seconds: runs of a study share a machine with whatever else runs there."""
+    return {"method": result["method"], "seed": result["seed"], "rounds": overall(result["rounds"])}
 
-    Not its seconds: runs of a study share a machine with whatever else runs there.
-    """
-    rounds = [{name: {"overall": round(site["overall"], 4)} for name, site in r.items()} for r in result["rounds"]]
-    return {"method": result["method"], "seed": result["seed"], "rounds": rounds}
+
+def overall(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[dict[str, dict[str, float]]]:
+    """The overall accuracy alone of every site in every round, to a hundredth of a percent."""
+    return [{name: {"overall": round(site["overall"], 4)} for name, site in sites.items()} for sites in rounds]
 
 
 def figure(result: dict[str, Any]) -> float:
@@ -107,35 +108,7 @@ def figure(result: dict[str, Any]) -> float:
     return 100 * statistics.fmean(site["overall"] for sites in last for site in sites.values())
 
 
-@dataclass(frozen=True)
-class Group:
-    """The runs of one world and one number of rounds: a row for each method.
-
-    Args:
-        title: what the runs have in common.
-        rows: method, mean accuracy, difference to the baseline with its interval, number of seeds.
-    """
-
-    title: str
-    heads: tuple[str, ...]
-    rows: list[tuple[str, ...]]
-
-    def table(self) -> Table:
-        """For the terminal."""
-        table = Table(title=self.title, box=None, title_justify="left")
-        for number, name in enumerate(self.heads):
-            table.add_column(name, justify="right" if number else "left")
-        for row in self.rows:
-            table.add_row(*row)
-        return table
-
-    def markdown(self) -> str:
-        """For a page, without the title."""
-        lines = [self.heads, ("---", *["---:"] * (len(self.heads) - 1)), *self.rows]
-        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Group:
+def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> ResultTable:
     """The worlds of the first question side by side, with the methods that ran with `ENOUGH` seeds in both."""
     worlds = [_figures(results)[dialects, SHORT] for dialects in WORLDS]
     chosen = [method for method in METHODS if all(len(world.get(method, ())) >= ENOUGH for world in worlds)]
@@ -145,16 +118,16 @@ def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> 
         counts = dict.fromkeys(str(len(world[method])) for world in worlds)
         cells = [cell for world in worlds for cell in _cells(world, method, baseline)]
         rows.append((method, *cells, " and ".join(counts)))
-    return Group(f"{SHORT} rounds of one epoch", ("method", *names, "seeds"), rows)
+    return ResultTable(f"{SHORT} rounds of one epoch", ("method", *names, "seeds"), rows)
 
 
-def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[Group]:
+def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[ResultTable]:
     """Accuracy, and the paired difference to the baseline, for each world and number of rounds."""
     heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
     for (dialects, rounds), methods in _figures(results).items():
         chosen = [name for name in (*METHODS, *LAYERS) if name in methods]
         rows = [(name, *_cells(methods, name, baseline), str(len(methods[name]))) for name in chosen]
-        yield Group(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
+        yield ResultTable(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[str, dict[int, float]]]:

@@ -1,8 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The study's pictures and tables, from the results of `learning.py --study`.
-
-    python benchmarks/study_picture.py            # prints the tables in Markdown
-    python benchmarks/study_picture.py --write    # docs/study.png, and the tables in README and docs/benchmarks.md
+"""The study's picture, from the results of `learning.py --study` (`publish.py`).
 
 Above: mean accuracy of the sites by round, one panel for each number of swapped pairs, the band from the lowest to the
 highest seed. Below: which method is best in which round, and by how many points, over the same worlds; methods that are
@@ -11,24 +8,16 @@ not run in every world of the picture are left out.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
-import study
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from fedpeft.report.palette import COLORS, LIGHT
 
-ROOT = Path(__file__).parents[1]
-OUT = ROOT / "docs" / "study.png"
-BEGIN, END = "<!-- study -->", "<!-- end -->"
-DPI = 200
 SHOWN = ("fedavg", "fedpia, server only", "ours", "ditto", "fedala", "local")
 Curves = dict[int, dict[str, dict[int, list[float]]]]  # swapped pairs -> method -> seed -> percent by round
 
@@ -95,29 +84,3 @@ def _draw_best(axes: Axes, worlds: Curves, rounds: int) -> None:
     title = f"the best of: {'; '.join(everywhere)}; and its lead over the second in points"
     axes.set_title(title, fontsize=8, loc="left")
     axes.spines[:].set_visible(False)
-
-
-def main() -> None:
-    """Read the command line, draw, and print the tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, default=study.RESULTS)
-    parser.add_argument("--rounds", type=int, default=study.SHORT)
-    parser.add_argument("--write", action="store_true", help="replace picture and tables of README and docs")
-    chosen = parser.parse_args()
-    results = [json.loads(line) for line in chosen.results.read_text().splitlines()]
-    tables = "\n\n".join(f"{group.title}:\n\n{group.markdown()}" for group in study.groups(results))
-    print(tables)
-    if chosen.write:
-        draw(results, chosen.rounds).savefig(OUT, dpi=DPI)
-        _replace(ROOT / "README.md", study.headline(results).markdown())
-        _replace(ROOT / "docs" / "benchmarks.md", tables)
-
-
-def _replace(page: Path, text: str) -> None:
-    """Put a text between a page's marks."""
-    before, rest = page.read_text().split(BEGIN)
-    page.write_text(f"{before}{BEGIN}\n\n{text}\n\n{END}{rest.split(END)[1]}")
-
-
-if __name__ == "__main__":
-    main()

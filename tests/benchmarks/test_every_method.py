@@ -45,7 +45,7 @@ def test_of_two_rates_alike_the_smaller_is_taken(every):
 
 
 def test_a_method_without_a_rate_is_refused_with_the_command(every, monkeypatch, tmp_path):
-    monkeypatch.setattr(every, "read", lambda: [])
+    monkeypatch.setattr(every.json_lines, "read", lambda _: [])
     with pytest.raises(SystemExit, match=r"no learning rate for 'vpt'.*rates\.py"):
         every.settings_of("vpt")
 
@@ -76,7 +76,9 @@ SMALL = ("federation.sites=[slake,vqa-rad]", "data.train_size=8", "data.validati
 def test_a_row_runs_and_is_printed_with_its_cost(every, learning, monkeypatch, tmp_path, capsys):
     rows = ("classifier", "houlsby", "sba")
     monkeypatch.setattr(every, "EVERY", {row: every.EVERY[row] for row in rows})
-    monkeypatch.setattr(every, "read", lambda: [{"method": row, "rate": 1e-3, "accuracy": 1.0} for row in rows])
+    monkeypatch.setattr(every, "RATES", tmp_path / "rates.jsonl")
+    for row in rows:
+        every.json_lines.append(every.RATES, {"method": row, "rate": 1e-3, "accuracy": 1.0})
     monkeypatch.setattr(learning, "ProcessPoolExecutor", InThisProcess)
     out = tmp_path / "runs.jsonl"
     small = [part for setting in (*SMALL, "training.rounds=1") for part in ("--set", setting)]

@@ -1,8 +1,6 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The study's tables and picture, from results that are made up."""
 
-import json
-
 import pytest
 
 
@@ -61,25 +59,16 @@ def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, mo
     assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4", "63.7", "+3.7 ± 1.4", "2 and 3")
 
 
-def test_the_picture_and_the_tables_are_written_from_the_file(benchmark, monkeypatch, tmp_path, capsys):
-    picture = benchmark("study_picture")
-    results = tmp_path / "study.jsonl"
-    lines = [*runs("fedavg", [60, 70], rounds=12), *runs("ours", [62, 72], rounds=12)]
-    lines += [*runs("fedavg", [80, 81], dialects=0, rounds=12), *runs("ours", [81, 82], dialects=0, rounds=12)]
-    results.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    (tmp_path / "docs").mkdir()
-    for page in ("README.md", "docs/benchmarks.md"):
-        (tmp_path / page).write_text("before\n<!-- study -->\nold\n<!-- end -->\nafter\n")
-    monkeypatch.setattr(picture.study, "ENOUGH", 2)
-    monkeypatch.setattr(picture, "ROOT", tmp_path)
-    monkeypatch.setattr(picture, "OUT", tmp_path / "study.png")
-    monkeypatch.setattr("sys.argv", ["x", "--results", str(results), "--write"])
-    picture.main()
-    assert (tmp_path / "study.png").stat().st_size > 10_000
-    assert "7 of 7 pairs swapped, 12 rounds" in capsys.readouterr().out
-    for page, line in (("README.md", "| ours | 81.5 | +1.0"), ("docs/benchmarks.md", "| ours | 67.0 | +2.0")):
-        text = (tmp_path / page).read_text()
-        assert line in text
-        assert "old" not in text
-        assert text.startswith("before\n")
-        assert text.endswith("after\n")
+def test_the_picture_has_a_panel_for_each_world(benchmark):
+    results = [
+        run
+        for world in (0, 7)
+        for method in ("fedavg", "ours")
+        for run in runs(method, [60, 70], dialects=world, rounds=12)
+    ]
+    figure = benchmark("study_picture").draw(results, 12)
+    above, below = figure.subfigs
+    assert [panel.get_title(loc="left") for panel in above.axes] == [
+        f"{world} of 7 pairs of words swapped, 2 seeds" for world in (0, 7)
+    ]
+    assert [label.get_text() for label in below.axes[0].get_yticklabels()] == ["0 swapped", "7 swapped"]

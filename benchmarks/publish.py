@@ -1,0 +1,88 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What README and docs show of `benchmarks/results`: tables between two marks of a page, and pictures.
+
+    python benchmarks/publish.py            # names the pages whose tables are not those of the results
+    python benchmarks/publish.py --write    # writes tables and pictures
+
+The results come from `learning.py --study`, `cases.py`, `rates.py` and `learning.py --methods all`. A table stands
+between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+import cases
+import cases_picture
+import every_method
+import json_lines
+import learning
+import rates
+import study
+import study_picture
+from matplotlib.figure import Figure
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
+MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
+NONE = "(no results yet)"
+DPI = 200
+
+
+def tables() -> dict[str, str]:
+    """Name -> tables in Markdown."""
+    runs = json_lines.read(study.RESULTS)
+    compared = [run for run in json_lines.read(every_method.RESULTS) if run["overrides"] == every_method.SETTINGS]
+    order = list(every_method.EVERY)
+    compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
+    tried = json_lines.read(every_method.RATES)
+    return {
+        "headline": study.headline(runs).markdown() if runs else NONE,
+        "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
+        "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
+        "methods": learning.report(compared, every_method.BASELINES).markdown() if compared else NONE,
+        "rates": rates.table(tried).section() if tried else NONE,
+    }
+
+
+def pictures() -> dict[Path, Figure]:
+    """File under the project -> picture, of what there are results for."""
+    found = {Path("docs/study.png"): study_picture.draw(json_lines.read(study.RESULTS), study.SHORT)}
+    if any(run["lines"] for run in cases.read()):
+        found[Path("docs/barriers.png")] = cases_picture.draw(cases.read())
+    return found
+
+
+def pages() -> dict[Path, str]:
+    """Page under the project -> its text with the tables of the results.
+
+    Raises:
+        KeyError: a page has a mark of another name than those of `tables`.
+    """
+    named = tables()
+    return {page: MARKED.sub(lambda found: _marked(found["name"], named), (ROOT / page).read_text()) for page in PAGES}
+
+
+def _marked(name: str, named: dict[str, str]) -> str:
+    return f"<!-- results: {name} -->\n\n{named[name]}\n\n<!-- end -->"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="write tables and pictures")
+    chosen = parser.parse_args()
+    changed = {page: text for page, text in pages().items() if text != (ROOT / page).read_text()}
+    if chosen.write:
+        for page, text in changed.items():
+            (ROOT / page).write_text(text)
+        for file, picture in pictures().items():
+            picture.savefig(ROOT / file, dpi=DPI)
+    elif changed:
+        names = ", ".join(map(str, changed))
+        raise SystemExit(f"Other tables than those of benchmarks/results: {names}. Run it with --write.")
+
+
+if __name__ == "__main__":
+    main()

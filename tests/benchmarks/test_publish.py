@@ -1,0 +1,46 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""benchmarks/publish.py: the tables and pictures of README and docs are those of benchmarks/results."""
+
+import pytest
+
+
+@pytest.fixture
+def publish(benchmark):
+    return benchmark("publish")
+
+
+def test_the_pages_have_the_tables_of_the_results(publish):
+    for page, text in publish.pages().items():
+        assert (publish.ROOT / page).read_text() == text, "run `python benchmarks/publish.py --write`"
+
+
+def test_every_table_stands_somewhere(publish):
+    texts = [(publish.ROOT / page).read_text() for page in publish.PAGES]
+    named = [found["name"] for text in texts for found in publish.MARKED.finditer(text)]
+    assert sorted(named) == sorted(publish.tables())
+
+
+def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
+    for module, name in (
+        (publish.study, "RESULTS"),
+        (publish.every_method, "RESULTS"),
+        (publish.every_method, "RATES"),
+    ):
+        monkeypatch.setattr(module, name, tmp_path / f"{name}.jsonl")
+    monkeypatch.setattr(publish.cases, "read", list)
+    assert set(publish.tables().values()) == {publish.NONE}
+
+
+def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
+    page = publish.PAGES[0]
+    (tmp_path / page).write_text("before\n<!-- results: study -->\nold\n<!-- end -->\nafter\n")
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "PAGES", (page,))
+    monkeypatch.setattr(publish, "tables", lambda: {"study": "| new |"})
+    monkeypatch.setattr(publish, "pictures", dict)
+    monkeypatch.setattr("sys.argv", ["publish.py"])
+    with pytest.raises(SystemExit, match=r"Other tables than those of benchmarks/results: README\.md"):
+        publish.main()
+    monkeypatch.setattr("sys.argv", ["publish.py", "--write"])
+    publish.main()
+    assert (tmp_path / page).read_text() == "before\n<!-- results: study -->\n\n| new |\n\n<!-- end -->\nafter\n"
