@@ -31,7 +31,7 @@ State = dict[str, torch.Tensor]
 PARTS = {
     "checks": (integration, "check_round"),
     "costs": (transport, "cost_matrix"),
-    "assignment": (transport, "solve"),
+    "assignment": (permutation, "match"),
     "common order": (joint_alignment, "common_order"),
     "moving neurons": (permutation, "_carry"),
     "weighted sums": (integration, "weighted_mean"),
@@ -127,17 +127,17 @@ def split(states: list[State], counts: list[int], repeats: int, settings: PIASet
 def costs_of_a_round(states: list[State], counts: list[int]) -> list[torch.Tensor]:
     """The cost matrices of one PIA round."""
     costs: list[torch.Tensor] = []
-    original = transport.solve
+    original = permutation.match
 
-    def keep(cost: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    def keep(cost: torch.Tensor, *args: Any, **kwargs: Any) -> transport.Matching:
         costs.append(cost)
         return original(cost, *args, **kwargs)
 
-    transport.solve = keep
+    permutation.match = keep
     try:
         integrate(states, counts)
     finally:
-        transport.solve = original
+        permutation.match = original
     return costs
 
 
@@ -202,7 +202,7 @@ def main() -> None:
 
     costs = costs_of_a_round(states[OWN_ORDER], counts)
     solved = {
-        "assignment": lambda: [transport.solve(cost) for cost in costs],
+        "assignment": lambda: [transport.match(cost) for cost in costs],
         "POT emd": lambda: [ot.emd([], [], cost.numpy()) for cost in costs],
     }
     times = medians(solved, options.repeats)
@@ -210,7 +210,7 @@ def main() -> None:
     for name, value in times.items():
         print(f"{name:<38}{value:>9.3f}{value / times['POT emd']:>10.2f}")
     gaps = [
-        abs(float((transport.solve(cost) * cost).sum()) / ot.emd2([], [], cost.numpy()) - 1)  #
+        abs(transport.match(cost).distance(cost) / ot.emd2([], [], cost.numpy()) - 1)  #
         for cost in costs
     ]
     print(f"largest relative difference in cost: {max(gaps):.1e}")

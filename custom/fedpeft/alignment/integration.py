@@ -177,10 +177,7 @@ def _integrate_adapter(
     if settings.reference != FEDAVG:
         center = {name: weighted_mean((a.tensors[name] for a in aligned.values()), shares) for name in names}
     network = neurons.network(names)
-    precision = (
-        None if settings.finds_fixed_point else torch.float64
-    )  # enough for weights, but would change the bytes of the others
-    distances = [_distance(a.tensors, center, network, precision) for a in aligned.values()]
+    distances = [_distance(a.tensors, center, network) for a in aligned.values()]
     if not robust.weighs:
         merged = robust_mean([a.tensors for a in aligned.values()], names, robust)
         return merged, _figures(aligned, distances, [None] * len(aligned))
@@ -206,7 +203,6 @@ def _figures(
     }
 
 
-def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str], precision: torch.dtype | None) -> float:
-    """Return D_k = || W~_k - W_G ||_F over the named tensors, summed in this precision; None: the tensors' own."""
-    gaps = (tensors[name] - reference[name] for name in names)
-    return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=precision)) for gap in gaps))
+def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
+    """Return D_k = || W~_k - W_G ||_F over the named tensors."""
+    return math.hypot(*(float(torch.linalg.vector_norm(tensors[name] - reference[name])) for name in names))

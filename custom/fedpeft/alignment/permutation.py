@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import Centered, match, permutation_of, unmoved
+from fedpeft.alignment.transport import Matching, compare, match, unmoved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def align_adapter(
     *,
     activations: tuple[Tensor, Tensor] | None = None,
     margin: float = 0.0,
-    support: Centered | None = None,
+    cost: Tensor | None = None,
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
@@ -68,7 +68,7 @@ def align_adapter(
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
         margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
-        support: of the reference's hidden neurons, their incoming weights, if it is known already.
+        cost: distances (r, r') between the hidden neurons of both, where they are known already.
 
     Returns:
         The client's adapter as wide as the reference, in the client's dtype.
@@ -77,36 +77,37 @@ def align_adapter(
     """
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
-    if support is not None and activations is None:
-        rows = neurons.hidden_support(client)
-        plan, cost = match(rows, support, solver=settings.solver, regularization=settings.regularization)
+    solver, entropy = settings.solver, settings.regularization
+    if cost is None:
+        mine, theirs = _supports(client, reference, neurons, settings, activations, outputs=False)
+        matching, cost = compare(mine, theirs, solver=solver, regularization=entropy)
     else:
-        plan, cost = _match_neurons(client, reference, neurons, settings, activations, outputs=False)
-    held = _is_held(plan, cost, margin)
-    plan = unmoved(plan) if held else plan
-    order = permutation_of(plan)
-    if order is not None:
-        aligned = reordered(client, neurons, order)
+        matching = match(cost, solver=solver, regularization=entropy)
+    if held := _is_held(matching, cost, margin):
+        matching = unmoved(cost)
+    if matching.order is not None:
+        aligned = reordered(client, neurons, matching.order)
     else:
+        plan = matching.plan
         reading = plan / plan.sum(dim=0)
         writing = reading if settings.mass == "paper" else plan / plan.sum(dim=1, keepdim=True)
-        _carry(aligned, neurons.incoming, neurons, order, reading)
-        _carry(aligned, neurons.outgoing, neurons, order, writing)
+        _carry(aligned, neurons.incoming, neurons, mixing=reading)
+        _carry(aligned, neurons.outgoing, neurons, mixing=writing)
     if settings.output_axis == "matched":
         now = aligned if activations is None else client
-        output_plan, output_cost = _match_neurons(now, reference, neurons, settings, activations, outputs=True)
-        if _is_held(output_plan, output_cost, margin):
-            output_plan = unmoved(output_plan)
-        output_mixing = output_plan / output_plan.sum(dim=0)
-        _carry(aligned, neurons.outputs, neurons, permutation_of(output_plan), output_mixing)
+        mine, theirs = _supports(now, reference, neurons, settings, activations, outputs=True)
+        outputs, distances = compare(mine, theirs, solver=solver, regularization=entropy)
+        if _is_held(outputs, distances, margin):
+            outputs = unmoved(distances)
+        _carry(aligned, neurons.outputs, neurons, outputs.order, outputs.plan / outputs.plan.sum(dim=0))
         changed += neurons.outputs
     same_width = cost.shape[0] == cost.shape[1]
     return Aligned(
         tensors={name: tensor for name, tensor in aligned.items() if name not in neurons.shared},
         changed=tuple(name for name in client if name in changed),
         before=float(cost.diagonal().mean()) if same_width else None,
-        after=float((plan * cost).sum()),
-        moved=_moved(plan, order) if same_width else None,
+        after=matching.distance(cost),
+        moved=_moved(matching) if same_width else None,
         held=held,
     )
 
@@ -119,14 +120,16 @@ def reordered(tensors: Tensors, neurons: Neurons, order: Tensor) -> dict[str, Te
     return moved
 
 
-def _is_held(plan: Tensor, cost: Tensor, margin: float) -> bool:
-    """Return whether a plan that moves neurons is not better than moving none by the margin."""
-    if not margin or cost.shape[0] != cost.shape[1] or torch.equal(plan, stays := unmoved(plan)):
+def _is_held(matching: Matching, cost: Tensor, margin: float) -> bool:
+    """Return whether a matching that moves neurons is not better than moving none by the margin."""
+    if not margin or cost.shape[0] != cost.shape[1]:
         return False
-    return float((plan * cost).sum()) >= (1 - margin) * float((stays * cost).sum())
+    stays = unmoved(cost)
+    moves = matching.order is None or not torch.equal(matching.order, stays.order)
+    return moves and matching.distance(cost) >= (1 - margin) * stays.distance(cost)
 
 
-def _match_neurons(
+def _supports(
     client: Tensors,
     reference: Tensors,
     neurons: Neurons,
@@ -135,24 +138,23 @@ def _match_neurons(
     *,
     outputs: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Return plan and cost between the hidden (or the output) neurons of two adapters."""
+    """Return what the hidden (or the output) neurons of two adapters are compared by, (n, f) and (m, f)."""
     if activations is None:
         support = neurons.output_support if outputs else neurons.hidden_support
-        rows = [support(client), support(reference)]
-    else:
-        support_of = neurons.output_activations if outputs else neurons.hidden_activations
-        rows = [support_of(client, activations[0]), support_of(reference, activations[1])]
-        if settings.support == "mean":
-            # One scalar for each neuron; a row of Compacter holds one neuron of each block, with a scalar for each.
-            rows = [row.unflatten(1, (-1, len(activations[0]))).mean(dim=2) for row in rows]
-    return match(rows[0], rows[1], solver=settings.solver, regularization=settings.regularization)
+        return support(client), support(reference)
+    support_of = neurons.output_activations if outputs else neurons.hidden_activations
+    rows = support_of(client, activations[0]), support_of(reference, activations[1])
+    if settings.support == "mean":
+        # One scalar for each neuron; a row of Compacter holds one neuron of each block, with a scalar for each.
+        return tuple(row.unflatten(1, (-1, len(activations[0]))).mean(dim=2) for row in rows)
+    return rows
 
 
 def _carry(
     tensors: dict[str, Tensor],
     axes: Mapping[str, int],
     neurons: Neurons,
-    order: Tensor | None,
+    order: Tensor | None = None,
     mixing: Tensor | None = None,
 ) -> None:
     """Reorder or mix along each neuron axis: new neuron j = old neuron order[j], or sum_i mixing[i,j] * neuron i."""
@@ -172,8 +174,9 @@ def _carry(
         tensors[name] = tensor.flatten(axis - 1, axis) if blocked else tensor
 
 
-def _moved(plan: Tensor, order: Tensor | None) -> float:
+def _moved(matching: Matching) -> float:
     """Return the fraction of the mass that leaves its index."""
+    order = matching.order
     if order is None:
-        return 1.0 - float(plan.diagonal().sum())
+        return 1.0 - float(matching.plan.diagonal().sum())
     return int(torch.count_nonzero(order != torch.arange(len(order), device=order.device))) / len(order)

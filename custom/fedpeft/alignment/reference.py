@@ -14,7 +14,7 @@ from fedpeft.alignment.permutation import Aligned, align_adapter
 from fedpeft.alignment.robust_mean import nearest
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import LARGEST, PIASettings
-from fedpeft.alignment.transport import centered
+from fedpeft.alignment.transport import cost_matrices
 
 TIE_BREAK = 1e-6
 
@@ -56,10 +56,11 @@ def align_round(
         )
         guide = _guide(center, leading, settings)
     rest = {owner: tensors for owner, tensors in clients.items() if owner not in together}
-    support = centered(neurons.hidden_support(guide)) if rest else None
+    supports = [neurons.hidden_support(tensors) for tensors in rest.values()]
+    costs = cost_matrices(supports, neurons.hidden_support(guide)) if rest else ()
     alone = {
-        owner: align_adapter(tensors, guide, neurons, settings, margin=settings.margin, support=support)
-        for owner, tensors in rest.items()
+        owner: align_adapter(tensors, guide, neurons, settings, margin=settings.margin, cost=cost)
+        for (owner, tensors), cost in zip(rest.items(), costs, strict=True)
     }
     return {owner: together.get(owner) or alone[owner] for owner in clients}
 

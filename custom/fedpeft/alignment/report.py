@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 
@@ -48,8 +48,8 @@ def report_of(places: Mapping[str, Mapping[str, Figures]]) -> dict[str, Any]:
     return {
         "transport": {site: mean.after for site, mean in means.items()},
         "decisions": {site: _decisions(rows) for site, rows in by_site.items()},
-        "sites": {site: asdict(mean) for site, mean in means.items()},
-        "places": {place: {site: asdict(row) for site, row in sites.items()} for place, sites in places.items()},
+        "sites": {site: {**vars(mean)} for site, mean in means.items()},
+        "places": {place: {site: {**vars(row)} for site, row in sites.items()} for place, sites in places.items()},
     }
 
 

@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import math
 import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import NamedTuple
 
@@ -20,6 +23,40 @@ EXACT_ITERATIONS = 10_000_000
 SINKHORN_ITERATIONS = 1_000
 SINKHORN_PRECISION = 1e-6
 SINKHORN_TOLERANCE = 1e-2  # generous, because aligned weights are divided by the masses that the plan really has
+TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
+
+
+@dataclass(frozen=True, kw_only=True)
+class Matching:
+    """Which neurons of a client match which of a reference: an order, or a plan that splits neurons.
+
+    Args:
+        order: the client neuron at each reference neuron (m); None where a neuron is split. Moving tensors by it is
+            exact to the bit, which multiplying them by 48 * (1/48) is not.
+        split: the plan (n, m), float64, sum 1; None where there is an order.
+    """
+
+    order: Tensor | None = None
+    split: Tensor | None = None
+
+    @property
+    def plan(self) -> Tensor:
+        """The plan (n, m), float64, sum 1."""
+        if self.order is None:
+            return self.split
+        n = len(self.order)
+        plan = torch.zeros(n, n, dtype=torch.float64, device=self.order.device)
+        plan[self.order, torch.arange(n, device=plan.device)] = 1 / n
+        return plan
+
+    def distance(self, cost: Tensor) -> float:
+        """Return <C, P>, the mean distance between matching neurons, of their distances (n, m)."""
+        return float((self.split * cost).sum() if self.order is None else cost.gather(0, self.order[None]).mean())
+
+
+def unmoved(cost: Tensor) -> Matching:
+    """Return the matching of neuron i to i, for a cost of n by n neurons."""
+    return Matching(order=torch.arange(len(cost), device=cost.device))
 
 
 def transport_plan(
@@ -65,21 +102,19 @@ def transport_plan(
             f"the supports have shapes {shapes[0]} and {shapes[1]}, they must be (n, f) and (m, f): one row for each "
             f"neuron, with the same features."
         )
-    plan, _ = match(client, reference, client_mass, reference_mass, solver=solver, regularization=regularization)
-    return plan
+    matching, _ = compare(client, reference, client_mass, reference_mass, solver=solver, regularization=regularization)
+    return matching.plan
 
 
 class Centered(NamedTuple):
     """Supports that several others are compared with; `centered` makes it.
 
     Args:
-        support: y (m, f), as given.
-        center: their mean (f).
+        center: their mean (f), float64.
         rows: y less their mean (m, f), float64.
         lengths: of these rows, squared (m).
     """
 
-    support: Tensor
     center: Tensor
     rows: Tensor
     lengths: Tensor
@@ -90,27 +125,7 @@ def centered(support: Tensor) -> Centered:
     y = support.double()
     center = y.mean(dim=0)
     rows = y - center
-    return Centered(support, center, rows, rows.square().sum(dim=1))
-
-
-def match(
-    client: Tensor,
-    reference: Tensor | Centered,
-    client_mass: Tensor | None = None,
-    reference_mass: Tensor | None = None,
-    *,
-    solver: str = "exact",
-    regularization: float = 0.05,
-) -> tuple[Tensor, Tensor]:
-    """Return the plan (n, m) and the cost (n, m) that it minimizes; arguments as in `transport_plan`."""
-    reference = reference if isinstance(reference, Centered) else centered(reference)
-    cost = cost_matrix(client, reference)
-    if not torch.isfinite(cost).all():
-        raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
-    uniform = client_mass is None and reference_mass is None
-    if uniform and solver == "exact" and client.shape == reference.support.shape and client.shape[1] == 1:
-        return _sorted_plan(client[:, 0], reference.support[:, 0]), cost
-    return solve(cost, client_mass, reference_mass, solver=solver, regularization=regularization), cost
+    return Centered(center, rows, rows.square().sum(dim=1))
 
 
 def cost_matrix(client: Tensor, reference: Tensor | Centered) -> Tensor:
@@ -120,20 +135,49 @@ def cost_matrix(client: Tensor, reference: Tensor | Centered) -> Tensor:
     and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
     """
     reference = reference if isinstance(reference, Centered) else centered(reference)
-    x = client.double() - reference.center
-    squared = torch.addmm(reference.lengths, x, reference.rows.T, alpha=-2).add_(x.square().sum(dim=1, keepdim=True))
+    x = client - reference.center  # float64, as the center is
+    squared = torch.addmm(reference.lengths, x, reference.rows.T, alpha=-2)
+    squared += torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
     return squared.clamp_(min=0).sqrt_()
 
 
-def solve(
+def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tensor]:
+    """Yield `cost_matrix` of each client (n_k, f) and one reference (m, f); several share a matrix product."""
+    compared = centered(reference)
+    most = max(1, TOGETHER // max(client.numel() for client in clients))
+    for first in range(0, len(clients), most):
+        group = clients[first : first + most]
+        yield from cost_matrix(torch.cat(list(group)), compared).split([len(client) for client in group])
+
+
+def compare(
+    client: Tensor,
+    reference: Tensor,
+    client_mass: Tensor | None = None,
+    reference_mass: Tensor | None = None,
+    *,
+    solver: str = "exact",
+    regularization: float = 0.05,
+) -> tuple[Matching, Tensor]:
+    """Return which neurons match and their distances (n, m); arguments and errors as in `transport_plan`."""
+    cost = cost_matrix(client, reference)
+    uniform = client_mass is None and reference_mass is None
+    if uniform and solver == "exact" and client.shape == reference.shape and client.shape[1] == 1:
+        _check_finite(cost)
+        return _sorted(client[:, 0], reference[:, 0]), cost
+    return match(cost, client_mass, reference_mass, solver=solver, regularization=regularization), cost
+
+
+def match(
     cost: Tensor,
     client_mass: Tensor | None = None,
     reference_mass: Tensor | None = None,
     *,
     solver: str = "exact",
     regularization: float = 0.05,
-) -> Tensor:
-    """Return the plan (n, m) for a cost (n, m), float64; arguments as in `transport_plan`."""
+) -> Matching:
+    """Return which neurons match at the least cost (n, m); arguments and errors as in `transport_plan`."""
+    _check_finite(cost)
     n, m = cost.shape
     permutes = n == m and client_mass is None and reference_mass is None
     if solver == "identity":
@@ -143,22 +187,16 @@ def solve(
             )
         return unmoved(cost)
     if solver == "exact" and permutes:
-        return _plan_of(torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1]).to(cost.device))
+        image = torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1])  # the match of each client neuron
+        return Matching(order=_inverse(image).to(cost.device))
     alpha, beta = _masses(client_mass, n, "client_mass"), _masses(reference_mass, m, "reference_mass")
     plan = _emd(alpha, beta, cost) if solver == "exact" else _sinkhorn(alpha, beta, cost, regularization)
-    return plan.to(cost.device)
-
-
-def unmoved(cost: Tensor) -> Tensor:
-    """Return the plan that maps neuron i to i, for a cost (or a plan) of n by n neurons, float64."""
-    return torch.eye(len(cost), dtype=torch.float64, device=cost.device) / len(cost)
+    order = permutation_of(plan)
+    return Matching(split=plan.to(cost.device)) if order is None else Matching(order=order.to(cost.device))
 
 
 def permutation_of(plan: Tensor) -> Tensor | None:
-    """Return the client neuron (m) at each reference neuron if the plan is a permutation; None if a neuron is split.
-
-    Moving tensors by such an index is exact to the bit, which multiplying them by 48 * (1/48) is not.
-    """
+    """Return the client neuron (m) at each reference neuron if the plan is a permutation; None if a neuron is split."""
     n, m = plan.shape
     if n != m or torch.count_nonzero(plan) != n:
         return None
@@ -166,19 +204,23 @@ def permutation_of(plan: Tensor) -> Tensor | None:
     return order if torch.equal(order.sort().values, torch.arange(n, device=plan.device)) else None
 
 
-def _plan_of(image: Tensor) -> Tensor:
-    """Return the plan (n, n) that maps client neuron i to reference neuron image[i]."""
-    n = len(image)
-    plan = torch.zeros(n, n, dtype=torch.float64, device=image.device)
-    plan[torch.arange(n, device=image.device), image] = 1 / n
-    return plan
+def _check_finite(cost: Tensor) -> None:
+    if not math.isfinite(cost.sum()) and not torch.isfinite(cost).all():
+        raise FedpeftError("the supports hold NaN or infinity, so no neuron can be matched: give finite values.")
 
 
-def _sorted_plan(client: Tensor, reference: Tensor) -> Tensor:
-    """Return the plan for scalar supports, which maps the k-th smallest to the k-th smallest."""
-    image = torch.empty(len(client), dtype=torch.int64, device=client.device)
-    image[client.argsort(stable=True)] = reference.argsort(stable=True)
-    return _plan_of(image)
+def _inverse(image: Tensor) -> Tensor:
+    """Return the order (n) in which client neuron i stands at image[i]."""
+    order = torch.empty_like(image)
+    order[image] = torch.arange(len(image), device=image.device)
+    return order
+
+
+def _sorted(client: Tensor, reference: Tensor) -> Matching:
+    """Return the matching of scalar supports, which maps the k-th smallest to the k-th smallest."""
+    order = torch.empty(len(client), dtype=torch.int64, device=client.device)
+    order[reference.argsort(stable=True)] = client.argsort(stable=True)
+    return Matching(order=order)
 
 
 def _masses(mass: Tensor | None, size: int, name: str) -> Tensor:
