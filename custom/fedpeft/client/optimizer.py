@@ -46,7 +46,7 @@ def build_optimizer(
                         "weight_decay": weight_decay if decays else 0.0,
                     }
                 )
-    return OPTIMIZERS[kind](groups, foreach=True)
+    return OPTIMIZERS[kind](groups, fused=True)
 
 
 def moments(optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
@@ -64,8 +64,7 @@ def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
         stored = {key.rsplit("/", 1)[1]: value for key, value in tensors.items() if key.rsplit("/", 1)[0] == name}
         if stored:
             optimizer.state[parameter] = {
-                entry: value.clone() if entry == "step" else value.to(parameter.device, copy=True)
-                for entry, value in stored.items()
+                entry: value.to(parameter.device, copy=True) for entry, value in stored.items()
             }
 
 
