@@ -51,13 +51,14 @@ FIRST = (
     "ditto",
 )
 FEW = ("fedavg", "fedpia, server only", "ours")
+RANDOM, ALONE = "4 layers, fd", "4 layers, lntk alone"
 LAYERS = (
     "f3ocus, exact",
     "f3ocus, nsga2",
     "f3ocus, exact, outputs",
-    "4 layers, lntk alone",
+    ALONE,
     "4 layers, lntk of the outputs",
-    "4 layers, fd",
+    RANDOM,
     "4 layers, last_k",
     "4 layers, fishmask",
     "4 layers, snip",
@@ -122,12 +123,26 @@ def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> 
 
 
 def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[ResultTable]:
-    """Accuracy, and the paired difference to the baseline, for each world and number of rounds."""
+    """Accuracy and the paired difference to the baseline, by world and number of rounds; then those of few layers."""
     heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
-    for (dialects, rounds), methods in _figures(results).items():
-        chosen = [name for name in (*METHODS, *LAYERS) if name in methods]
-        rows = [(name, *_cells(methods, name, baseline), str(len(methods[name]))) for name in chosen]
-        yield ResultTable(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
+    figures = _figures(results)
+    for (dialects, rounds), methods in figures.items():
+        rows = [
+            (name, *_cells(methods, name, baseline), str(len(methods[name]))) for name in METHODS if name in methods
+        ]
+        if rows:
+            yield ResultTable(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
+    if rows := list(_layers(figures.get((WORLDS[0], SHORT), {}), baseline)):
+        heads = ("method", "accuracy %", *(f"minus {name}, 95 %" for name in (baseline, RANDOM, ALONE)), "seeds")
+        yield ResultTable(f"4 of 12 layers, no pair swapped, {SHORT} rounds of one epoch", heads, rows)
+
+
+def _layers(methods: Mapping[str, Mapping[int, float]], baseline: str) -> Iterator[tuple[str, ...]]:
+    """The rows of sites that train 4 layers, each against what trains all, random layers and the score alone."""
+    for name in (name for name in LAYERS if name in methods):
+        accuracy, difference = _cells(methods, name, baseline)
+        others = (_cells(methods, name, other)[1] for other in (RANDOM, ALONE))
+        yield name, accuracy, difference, *others, str(len(methods[name]))
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[str, dict[int, float]]]:

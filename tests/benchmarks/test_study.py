@@ -72,3 +72,16 @@ def test_the_picture_has_a_panel_for_each_world(benchmark):
         f"{world} of 7 pairs of words swapped, 2 seeds" for world in (0, 7)
     ]
     assert [label.get_text() for label in below.axes[0].get_yticklabels()] == ["0 swapped", "7 swapped"]
+
+
+def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(study):
+    results = [
+        *runs("fedavg", [80, 82], dialects=0, rounds=12),
+        *runs("f3ocus, exact", [75, 76], dialects=0, rounds=12),
+        *runs(study.RANDOM, [70, 73], dialects=0, rounds=12),
+    ]
+    methods, layers = study.groups(results)
+    assert [row[0] for row in methods.rows] == ["fedavg"]
+    assert layers.title.startswith("4 of 12 layers")
+    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "2")
+    assert layers.rows[1][3] == ""
