@@ -286,3 +286,12 @@ def test_barycenter_of_tuples_is_a_bottleneck():
     without_bias = barycenter([Bottleneck(a["down.weight"], None, a["up.weight"], None) for a in (first, second)])
     assert without_bias.down_bias is None
     assert without_bias.down.shape == first["down.weight"].shape
+
+
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_a_site_whose_squares_are_no_float32_leaves_numbers(reference):
+    states = sites("houlsby")
+    states[0] = {key: tensor * 1e25 for key, tensor in states[0].items()}
+    merged, report = integrate(states, COUNTS, PIASettings(reference=reference))
+    assert all(tensor.isfinite().all() for tensor in merged.values())
+    assert all(math.isfinite(figures["distance"]) for figures in report["sites"].values())

@@ -204,5 +204,6 @@ def _figures(
 
 
 def _distance(tensors: Tensors, reference: Tensors, names: Iterable[str]) -> float:
-    """Return D_k = || W~_k - W_G ||_F over the named tensors."""
-    return math.hypot(*(float(torch.linalg.vector_norm(tensors[name] - reference[name])) for name in names))
+    """Return D_k = || W~_k - W_G ||_F over the named tensors, in float64: float32 cannot square what is above 1e19."""
+    gaps = (tensors[name] - reference[name] for name in names)
+    return math.hypot(*(float(torch.linalg.vector_norm(gap, dtype=torch.float64)) for gap in gaps))

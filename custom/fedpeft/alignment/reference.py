@@ -57,7 +57,7 @@ def align_round(
         guide = _guide(center, leading, settings)
     rest = {owner: tensors for owner, tensors in clients.items() if owner not in together}
     supports = [neurons.hidden_support(tensors) for tensors in rest.values()]
-    costs = cost_matrices(supports, neurons.hidden_support(guide)) if rest else ()
+    costs = cost_matrices(supports, neurons.hidden_support(guide)) if rest else []
     alone = {
         owner: align_adapter(tensors, guide, neurons, settings, margin=settings.margin, cost=cost)
         for (owner, tensors), cost in zip(rest.items(), costs, strict=True)

@@ -8,7 +8,6 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import ModuleType
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -102,70 +101,45 @@ def transport_plan(
             f"the supports have shapes {shapes[0]} and {shapes[1]}, they must be (n, f) and (m, f): one row for each "
             f"neuron, with the same features."
         )
-    matching, _ = compare(client, reference, client_mass, reference_mass, solver=solver, regularization=regularization)
+    if client_mass is None and reference_mass is None:
+        matching, _ = compare(client, reference, solver=solver, regularization=regularization)
+    else:
+        cost = cost_matrix(client, reference)
+        matching = match(cost, client_mass, reference_mass, solver=solver, regularization=regularization)
     return matching.plan
 
 
-class Centered(NamedTuple):
-    """Supports that several others are compared with; `centered` makes it.
-
-    Args:
-        center: their mean (f), float64.
-        rows: y less their mean (m, f), float64.
-        lengths: of these rows, squared (m).
-    """
-
-    center: Tensor
-    rows: Tensor
-    lengths: Tensor
-
-
-def centered(support: Tensor) -> Centered:
-    """Return supports with what `cost_matrix` needs of them, so that it is computed once for several sites."""
-    y = support.double()
-    center = y.mean(dim=0)
-    rows = y - center
-    return Centered(center, rows, rows.square().sum(dim=1))
-
-
-def cost_matrix(client: Tensor, reference: Tensor | Centered) -> Tensor:
+def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
     """Return distances C[i,j] = || x_i - y_j ||_2 between supports (n, f) and (m, f): (n, m), float64.
 
     One matrix product, ||x||^2 - 2 x y + ||y||^2. It cancels where x and y are close and both are far from 0; float64,
     and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
     """
-    reference = reference if isinstance(reference, Centered) else centered(reference)
-    x = client - reference.center  # float64, as the center is
-    squared = torch.addmm(reference.lengths, x, reference.rows.T, alpha=-2)
+    y = reference.double()
+    center = y.mean(dim=0)
+    x, y = client - center, y - center  # float64, as the center is
+    squared = torch.addmm(y.square().sum(dim=1), x, y.T, alpha=-2)
     squared += torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
     return squared.clamp_(min=0).sqrt_()
 
 
 def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tensor]:
     """Yield `cost_matrix` of each client (n_k, f) and one reference (m, f); several share a matrix product."""
-    compared = centered(reference)
-    most = max(1, TOGETHER // max(client.numel() for client in clients))
+    most = max(1, TOGETHER // max((client.numel() for client in clients), default=1))
     for first in range(0, len(clients), most):
         group = clients[first : first + most]
-        yield from cost_matrix(torch.cat(list(group)), compared).split([len(client) for client in group])
+        yield from cost_matrix(torch.cat(list(group)), reference).split([len(client) for client in group])
 
 
 def compare(
-    client: Tensor,
-    reference: Tensor,
-    client_mass: Tensor | None = None,
-    reference_mass: Tensor | None = None,
-    *,
-    solver: str = "exact",
-    regularization: float = 0.05,
+    client: Tensor, reference: Tensor, *, solver: str = "exact", regularization: float = 0.05
 ) -> tuple[Matching, Tensor]:
-    """Return which neurons match and their distances (n, m); arguments and errors as in `transport_plan`."""
+    """Return which neurons match, of uniform masses, and their distances (n, m); the rest as in `transport_plan`."""
     cost = cost_matrix(client, reference)
-    uniform = client_mass is None and reference_mass is None
-    if uniform and solver == "exact" and client.shape == reference.shape and client.shape[1] == 1:
+    if solver == "exact" and client.shape == reference.shape and client.shape[1] == 1:
         _check_finite(cost)
         return _sorted(client[:, 0], reference[:, 0]), cost
-    return match(cost, client_mass, reference_mass, solver=solver, regularization=regularization), cost
+    return match(cost, solver=solver, regularization=regularization), cost
 
 
 def match(
