@@ -66,7 +66,7 @@ def test_settings_come_from_json():
     assert settings.exclude == ("synpic1",)
 
 
-@pytest.mark.parametrize("name", ["train_size", "validation_size", "test_size", "dialects"])
+@pytest.mark.parametrize("name", ["train_size", "validation_size", "test_size", "dialects", "label_skew"])
 @pytest.mark.parametrize("dataset", data.names())
 def test_a_data_set_takes_the_settings_that_it_declares(dataset, name):
     if name in DATASETS.get(dataset).takes:

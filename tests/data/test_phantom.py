@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import hashlib
+from collections import Counter
 
 import numpy as np
 import pytest
 
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.phantom import SITES, SIZES, site_profile, swapped_pairs
+from fedpeft.data.phantom import SITES, SIZES, site_profile, skewed, swapped_pairs
 from fedpeft.data.phantom_questions import NOTHING, PLACES, ask
 from fedpeft.data.phantom_scene import KINDS, MODALITIES, SIZE, Finding, Look, Scene, draw_look, draw_scene, render
 from fedpeft.data.phantom_words import CLINICAL, CLOSED_TYPES, PAIRS, PLAIN, QUESTION_TYPES, TEMPLATES
@@ -169,8 +170,20 @@ def test_one_scanner_stays_in_the_middle_of_its_modality(modality):
     assert np.std(narrow) < 0.7 * np.std(wide)
 
 
-def test_without_dialects_every_byte_is_as_before():
-    assert digest(small("vqa-rad")) == digest(small("vqa-rad", dialects=0))
+BEFORE_THE_DIALS = {  # computed by the code of the commit before 902cb62, which knew neither of them
+    "slake": "16a78b965e6b0a29b2c63d2aed24a180bf5018d14bfae7ac9d3787487c55fb81",
+    "vqa-rad": "6a0908cdf159659a93ff0b775a9bee20a7645c3cf871507ebbd349b6e29bef9b",
+    "vqa-med-2019": "62986d52974f3d8a5d0a14f4fff9825d593d595c69cc0b0fc00e96e45349972d",
+    "vqa-med-2020": "4c63749e7828e82dae6ccd292f4b3918cf16050ca1c37dd1048dff04792b2b25",
+    "vqa-med-2021": "d0bcc656268c6bd15df868f593c3d656f3575e6a33ad450187e2fa74f734265c",
+    "clinic-7": "08363851f3da4bdc17d486a698d189b97c0a128dece390655533ed67f287a640",
+}
+
+
+@pytest.mark.parametrize("site", BEFORE_THE_DIALS)
+def test_without_dialects_and_with_a_label_skew_of_1_every_byte_is_as_before_there_were_such_settings(site):
+    assert digest(small(site, dialects=0, label_skew=1)) == BEFORE_THE_DIALS[site]
+    assert digest(small(site)) == BEFORE_THE_DIALS[site]
 
 
 @pytest.mark.parametrize("dialects", [1, 3, 7])
@@ -202,3 +215,63 @@ def test_other_numbers_of_dialects_are_refused(dialects):
 def test_dialects_are_phantoms_alone():
     with pytest.raises(DataError, match="dialects=2 is not a setting of dataset='slake'"):
         DataSettings(dataset="slake", dialects=2)
+
+
+def shares(examples):
+    """How often each type of question stands there, in all; sums to 1."""
+    return np.array([np.mean([e.question_type == name for e in examples]) for name in QUESTION_TYPES])
+
+
+def test_a_label_skew_of_0_asks_all_types_equally_often_at_every_site():
+    for site in ("vqa-rad", "clinic-7"):  # the first never asks for the modality by itself
+        assert skewed(site_profile(site).type_weights, 0) == pytest.approx([1 / len(QUESTION_TYPES)] * 9)
+        assert shares(small(site, label_skew=0, train_size=600).train) == pytest.approx([1 / 9] * 9, abs=0.04)
+
+
+@pytest.mark.parametrize("site", [*SITES, "clinic-7"])
+@pytest.mark.parametrize("label_skew", [1.5, 2, 3.5, 10])
+def test_a_label_skew_above_1_is_the_power_of_the_weights(site, label_skew):
+    before = np.array(site_profile(site).type_weights)
+    after = np.array(skewed(tuple(before), label_skew))
+    assert after.sum() == pytest.approx(1)
+    assert np.array_equal(after > 0, before > 0)
+    asked = before > 0
+    odds = np.log(after[asked] / after.max())
+    assert odds == pytest.approx(label_skew * np.log(before[asked] / before.max()), abs=1e-9)
+
+
+@pytest.mark.parametrize("site", [*SITES, "clinic-7"])
+def test_a_label_skew_below_1_is_a_share_of_the_weights_and_has_no_jump_at_its_ends(site):
+    before = site_profile(site).type_weights
+    assert skewed(before, 0.25) == pytest.approx(np.array(before) / 4 + 0.75 / len(before))
+    for end in (0, 1):
+        assert skewed(before, abs(end - 1e-9)) == pytest.approx(skewed(before, end), abs=1e-8)
+    assert skewed(before, 1 + 1e-9) == pytest.approx(before, abs=1e-8)
+
+
+def test_the_heaviest_types_are_asked_more_often_with_more_label_skew_and_each_once_an_image():
+    for site in SITES:
+        heaviest = np.argsort(site_profile(site).type_weights)[-3:]
+        asked = []
+        for label_skew in (0, 1, 10):
+            data = small(site, label_skew=label_skew, train_size=150)
+            asked.append(shares(data.train)[heaviest].sum())
+            by_image = Counter((e.image_id, e.question_type) for e in data.train)
+            assert set(by_image.values()) == {1}
+        assert asked == sorted(asked)
+        assert asked[-1] > 0.6 > 0.45 > asked[0]
+
+
+@pytest.mark.parametrize(
+    "label_skew", [-0.1, 10.5, float("nan"), float("inf"), -float("inf"), True, "1", None, 10**400]
+)
+def test_other_label_skews_are_refused(label_skew):
+    with pytest.raises(DataError, match=r"label_skew=.* must be a number from 0 .* to 10; 1 is each site's own mix"):
+        DataSettings(label_skew=label_skew)
+
+
+@pytest.mark.parametrize("dataset", ["slake", "phantom_modalities"])
+def test_label_skew_is_phantoms_alone(dataset):
+    with pytest.raises(DataError, match=f"label_skew=2 is not a setting of dataset='{dataset}'"):
+        DataSettings(dataset=dataset, label_skew=2)
+    assert DataSettings(dataset=dataset, label_skew=1).label_skew == 1

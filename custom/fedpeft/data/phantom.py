@@ -8,7 +8,7 @@ the clinical words of `phantom_words`, whose meaning the tiny backbone has to le
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -64,11 +64,13 @@ def load(settings: DataSettings) -> SiteData:
     """Make one site's questions; the same seed, site and sizes give the same bytes.
 
     Args:
-        settings: `site` (None: slake), `seed`, `dialects`, and `train_size`, `validation_size`, `test_size` (None: 300,
-            60, 150).
+        settings: `site` (None: slake), `seed`, `dialects`, `label_skew`, and `train_size`, `validation_size`,
+            `test_size` (None: 300, 60, 150).
     """
     site = settings.site or SITES[0]
-    return site_questions(site, site_profile(site), settings)
+    profile = site_profile(site)
+    weights = skewed(profile.type_weights, settings.label_skew)
+    return site_questions(site, replace(profile, type_weights=weights), settings)
 
 
 def site_questions(site: str, profile: Profile, settings: DataSettings) -> SiteData:
@@ -113,6 +115,23 @@ def site_profile(site: str) -> Profile:
         wordings=(style % 3, (style + 1) % 3),
         answers=answer_words(style),
     )
+
+
+def skewed(weights: tuple[float, ...], label_skew: float) -> tuple[float, ...]:
+    """Type weights with another skew s: s w_k + (1 - s) / K up to 1, and w_k^s / sum_j w_j^s above.
+
+    A power below 1 would leave out what a site never asks for any s but 0, and so keep most of the sites' distance.
+
+    Args:
+        weights: one per question type (K of them), with sum 1.
+        label_skew: s, 0 or more; 0: all types alike; 1: the weights as they are, to the bit.
+    """
+    if label_skew == 1:
+        return weights
+    if label_skew < 1:
+        return tuple(label_skew * weight + (1 - label_skew) / len(weights) for weight in weights)
+    powers = [weight**label_skew for weight in weights]
+    return tuple(power / sum(powers) for power in powers)
 
 
 def all_answers() -> set[str]:
@@ -209,5 +228,5 @@ def _examples(
     return tuple(examples)
 
 
-TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects"})
+TAKES = frozenset({"train_size", "validation_size", "test_size", "dialects", "label_skew"})
 DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)

@@ -46,7 +46,7 @@ _WEIGHTS = {
 
 
 def load(settings: DataSettings) -> SiteData:
-    """Make the questions of one modality; the settings are those of `phantom`.
+    """Make the questions of one modality; the settings are those of `phantom`, without `label_skew`.
 
     Raises:
         DataError: the site is none of SITES.
@@ -82,4 +82,5 @@ def all_answers() -> set[str]:
     return {word for site in SITES for word in site_profile(site).answers.values()}
 
 
-DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=TAKES)
+_TAKES = TAKES - {"label_skew"}  # all sites ask the same mix of types
+DATASET = DataSet(load=load, procedural=True, answers=all_answers, takes=_TAKES)

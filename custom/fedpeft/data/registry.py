@@ -43,8 +43,8 @@ class DataSet:
         procedural: the data are computed, not measured; every table and picture of them says so.
         answers: returns all answers that any site with this data set can have, as its publisher lists them, for a head
             that is federated; None: there is no such list.
-        takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `partition`, `columns`, `window` and
-            `uncertain` that it reads; others are refused.
+        takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `label_skew`, `partition`, `columns`,
+            `window` and `uncertain` that it reads; others are refused.
         metric: by which its sites are measured (`fedpeft.metrics`); empty: what lies at a site decides.
         origin: where it is had, and under which terms; None: it is a site's own, or computed.
         recognized: whether a folder is in its layout (`fedpeft.data.glance`); None: it has none of its own.

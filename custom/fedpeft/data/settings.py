@@ -16,6 +16,8 @@ from fedpeft.settings import one_of
 
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
+OWN_MIX = 1.0  # a label skew that changes nothing
+MOST_LABEL_SKEW = 10
 NATURAL, IID, DIRICHLET = PARTITIONS = ("natural", "iid", "dirichlet")
 IGNORED, AS_POSITIVE, AS_NEGATIVE = UNCERTAIN = ("ignore", "positive", "negative")
 MOST_PARTS = 10_000
@@ -45,6 +47,9 @@ class DataSettings:
             sizes. Images of which several belong to a patient, or that sites share, are split by these shares.
         dialects: phantom and phantom_modalities only: how many of seven pairs of words (left and right, disc and ring,
             ...) mean the opposite at about half of the sites, each pair at other ones; 0: all sites mean the same.
+        label_skew: phantom only: how much the sites differ in the types of question that they ask. 0: all ask the nine
+            types equally often; 1: each has its own mix; between, a share of it; above 1, at most 10: its weights of
+            the types to this power, which makes the mix sharper.
         partition: how sites share one data set: "natural", as the data set itself has sites, or none; "iid", at random;
             "dirichlet", each label in other proportions. The number at the end of a site's name (client-3) is that of
             its part. No patient or image is at two sites.
@@ -78,6 +83,7 @@ class DataSettings:
     validation_size: int | None = None
     test_size: int | None = None
     dialects: int = 0
+    label_skew: float = OWN_MIX
     partition: str = NATURAL
     parts: int = 1
     alpha: float = 0.5
@@ -109,6 +115,7 @@ class DataSettings:
         self._check_fractions()
         self._check_sizes()
         self._check_dialects()
+        self._check_label_skew()
         self._check_partition()
         self._check_columns()
         self._check_window()
@@ -172,6 +179,17 @@ class DataSettings:
             )
         if self.dialects:
             self._check_taken("dialects")
+
+    def _check_label_skew(self) -> None:
+        number = isinstance(self.label_skew, int | float) and not isinstance(self.label_skew, bool)
+        if not number or not 0 <= self.label_skew <= MOST_LABEL_SKEW:  # NaN is in no range
+            raise DataError(
+                f"label_skew={self.label_skew!r:.80} must be a number from 0 (all sites ask alike) to "
+                f"{MOST_LABEL_SKEW}; 1 is each site's own mix.",
+                setting="label_skew",
+            )
+        if self.label_skew != OWN_MIX:
+            self._check_taken("label_skew")
 
     def _check_partition(self) -> None:
         one_of("partition", self.partition, PARTITIONS)
