@@ -6,6 +6,7 @@
     python benchmarks/learning.py --methods all       # every method of the registry, 20 rounds (every_method.py)
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
     python benchmarks/learning.py --study             # the study of study.py: hours of two cores, resumable
+    python benchmarks/learning.py --study --methods ours --seeds 0 1    # some of its rows and seeds
     python benchmarks/learning.py --layers            # every site trains 4 of the 12 layers: F3OCUS and its peers
 
 Every method trains the same number of epochs on the same examples; the learning rates are those of `RATES`, with `all`
@@ -80,22 +81,23 @@ METHODS: dict[str, list[str]] = {
 }
 FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
 OUTPUTS = "schedule.score_settings.target=logits"
-BY_LNTK = "4 layers, lntk alone"
 LAYERS: dict[str, list[str]] = {
     **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names_with_front()},
     "f3ocus, exact, outputs": [*FEW, "schedule.solver=exact", OUTPUTS],
-    "4 layers, lntk of the outputs": [*FEW, "schedule.solver=own", OUTPUTS],
+    study.OUTPUTS: [*FEW, "schedule.solver=own", OUTPUTS],
     "f3ocus, exact, with reply": [*FEW, "schedule.solver=exact", "schedule.scoring=with_reply"],
-    BY_LNTK: [*FEW, "schedule.solver=own"],
+    study.ALONE: [*FEW, "schedule.solver=own"],
+    study.RANDOM: [*FEW, "schedule.solver=own", "schedule.score=fd"],
     **{
         f"4 layers, {score}": [*FEW, "schedule.solver=own", f"schedule.score={score}"]
         for score in importance.names()
-        if score != "lntk"
+        if score not in ("lntk", "fd")
     },
 }
 KNOWN = METHODS | LAYERS
 ALL = "all"
-BASELINES = ("classifier", "local", "fedavg", BY_LNTK)
+NAMES = "; ".join([*KNOWN, ALL]).replace("%", "%%")  # argparse fills in what follows a %
+BASELINES = ("classifier", "local", "fedavg", study.ALONE)
 OWN_START = ["method.initialization=own"]
 OWN = ("local", "fedavg", "fedpia", "fedpia, server only", "fedpia, largest site as reference")
 RATES = {  # the best of a small grid for each kind of training, on seeds 100 to 102 (docs/embedded_benchmark.md)
@@ -215,8 +217,8 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--methods", nargs="+", choices=[*KNOWN, ALL], metavar="METHOD", help="; ".join([*KNOWN, ALL]))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
+    parser.add_argument("--methods", nargs="+", choices=[*KNOWN, ALL], metavar="METHOD", help=NAMES)
+    parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {SEEDS}, of the study {study.SEEDS}")
     parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
     parser.add_argument("--study", action="store_true", help="all runs of study.py that are not in its results yet")
@@ -225,8 +227,15 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="a JSON line for each run; what is there is kept")
     chosen = parser.parse_args()
     if chosen.study:
-        run_study(chosen.seeds if chosen.seeds != list(SEEDS) else study.SEEDS, chosen.out or study.RESULTS, chosen)
+        for name in ("own", "layers"):
+            if getattr(chosen, name):
+                parser.error(f"--{name} is another comparison than --study: leave out one of them")
+        file, methods = chosen.out or study.RESULTS, chosen.methods or ()
+        if problem := study.refusal(methods, chosen.set, file):
+            parser.error(problem)
+        run_study(file, chosen.seeds or study.SEEDS, methods=methods, overrides=chosen.set, processes=chosen.processes)
         return
+    seeds = chosen.seeds or SEEDS
     everything = chosen.methods == [ALL]
     if not everything and ALL in (chosen.methods or ()):
         parser.error(f"{ALL!r} stands for every method: give it alone")
@@ -239,7 +248,7 @@ def main() -> None:
     out = chosen.out or (every_method.RESULTS if everything else None)
     results = _earlier(out, overrides)
     known = {(result["method"], result["seed"]) for result in results}
-    wanted = [(method, seed) for seed in chosen.seeds for method in methods]
+    wanted = [(method, seed) for seed in seeds for method in methods]
     runner = run_from_registry if everything else run
     with ProcessPoolExecutor(chosen.processes) as pool:
         futures = {pool.submit(runner, *one, overrides): one for one in wanted if one not in known}
@@ -257,23 +266,36 @@ def main() -> None:
     results = sorted((r for r in results if (r["method"], r["seed"]) in wanted), key=lambda r: order.index(r["method"]))
     console.print(report(results, every_method.BASELINES if everything else BASELINES).table())
     console.print(
-        f"procedural data, tiny backbone; {len(chosen.seeds)} seeds; {platform.processor() or platform.machine()}, "
+        f"procedural data, tiny backbone; {len(seeds)} seeds; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",
         highlight=False,
     )
 
 
-def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> None:
-    """Run what is missing, a line at a time, and print the tables of all that is there."""
+def run_study(
+    file: Path, seeds: Sequence[int], *, methods: Sequence[str] = (), overrides: Sequence[str] = (), processes: int
+) -> None:
+    """Run what is missing, a line at a time, and print the tables of all that is there.
+
+    Args:
+        file: of the results; its runs with the same overrides are not run again. Runs of the study as it is
+            published have no overrides, and their lines no such field.
+        seeds: of the runs.
+        methods: rows of the study to run; none: all.
+        overrides: settings that every run gets beside its own.
+        processes: runs at the same time.
+    """
     console = Console(width=150)
-    results = json_lines.read(file)
+    results = _earlier(file, overrides)
     known = {(r["dialects"], r["method"], r["seed"], len(r["rounds"])) for r in results}
-    missing = [r for r in study.runs(seeds) if (r.dialects, r.method, r.seed, r.rounds) not in known]
-    with ProcessPoolExecutor(chosen.processes) as pool:
-        futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *chosen.set]): one for one in missing}
+    wanted = [one for one in study.runs(seeds) if not methods or one.method in methods]
+    missing = [one for one in wanted if (one.dialects, one.method, one.seed, one.rounds) not in known]
+    marked = {"overrides": list(overrides)} if overrides else {}
+    with ProcessPoolExecutor(processes) as pool:
+        futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *overrides]): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()
-            results.append({**study.compact(last), "dialects": one.dialects})
+            results.append({**study.compact(last), "dialects": one.dialects, **marked})
             json_lines.append(file, results[-1])
             figure = f"{study.figure(last):.1f} % ({last['seconds']:.0f} s)"
             console.print(
@@ -283,9 +305,10 @@ def run_study(seeds: Sequence[int], file: Path, chosen: argparse.Namespace) -> N
         console.print(group.table())
 
 
-def _earlier(file: Path | None, overrides: list[str]) -> list[dict[str, Any]]:
-    """What an earlier run with the same settings wrote."""
-    return [result for result in json_lines.read(file) if result["overrides"] == overrides] if file else []
+def _earlier(file: Path | None, overrides: Sequence[str]) -> list[dict[str, Any]]:
+    """What an earlier run with the same settings wrote; a line without overrides had none."""
+    lines = json_lines.read(file) if file else []
+    return [line for line in lines if line.get("overrides", []) == list(overrides)]
 
 
 if __name__ == "__main__":

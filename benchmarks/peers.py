@@ -18,6 +18,7 @@ import torch
 
 from fedpeft.client import client_round
 from fedpeft.client.learner import Learner, Update
+from fedpeft.client.optimizer import moments, restore_moments
 from fedpeft.seeds import derive
 from fedpeft.states import State
 
@@ -57,25 +58,25 @@ class Ditto(Learner):
     """The global model is trained as FedAvg's; what is measured is the site's own, held near it."""
 
     strength = 0.1  # lambda
-    _personal: tuple[State, dict[str, torch.Tensor], dict] | None = None
+    _personal: tuple[State, dict[str, torch.Tensor], State] | None = None
 
     def train_round(
         self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
     ) -> Update:
         update = super().train_round(round, received, layers, part=part)
         trained = self.trainable.state(), {key: value.clone() for key, value in self.head.state_dict().items()}
-        adapter, head, moments = self._personal or (received or self._initial, self._initial_head, None)
+        adapter, head, kept = self._personal or (received or self._initial, self._initial_head, {})
         self.trainable.load(adapter)
         self.head.load_state_dict(head)
         optimizer = self._optimizer()
-        if moments:
-            optimizer.load_state_dict(moments)
+        if self.training.optimizer_state == "keep":
+            restore_moments(optimizer, kept)  # its rates are those of a new one: the schedule starts from the peak
         anchor = {key: tensor.clone() for key, tensor in (received or self._initial).items()}
         with held_near(self, optimizer, anchor, self.strength):
             losses = self._fit(optimizer, round)
         metrics = {**losses, **self.evaluate()}
         head = {key: value.clone() for key, value in self.head.state_dict().items()}
-        self._personal = self.trainable.state(), head, optimizer.state_dict()
+        self._personal = self.trainable.state(), head, moments(optimizer)
         self.trainable.load(trained[0])
         self.head.load_state_dict(trained[1])
         return Update(state=update.state, samples=update.samples, metrics=metrics)

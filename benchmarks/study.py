@@ -22,10 +22,11 @@ from fedpeft.compare.intervals import interval, paired, signed
 RESULTS = Path(__file__).parent / "results" / "study.jsonl"
 SEEDS = (0, 1, 2, 3, 4)
 WORLDS = (0, 7)
-BETWEEN = 3  # a world in the middle, for the methods of FEW
+MIDDLE_WORLD = 3
 SHORT, LONG = 12, 30
-ENOUGH = 3  # seeds, of a method in README's table
+HEADLINE_SEEDS = 3  # seeds that a method of README's table has at least
 LAST = 3  # rounds whose mean is a run's figure
+OURS = "ours"
 METHODS = (
     "classifier",
     "local",
@@ -35,14 +36,14 @@ METHODS = (
     "fedpia, frozen global",
     "fedpia, frozen global, no server",
     "fedpia, server only",
-    "ours",
+    OURS,
     "fedprox",
     "ditto",
     "fedala",
 )
-FIRST = (
+RUN_FIRST = (  # whether FedPIA or keeping one's own beats averaging shows before all of METHODS have run
     "fedavg",
-    "ours",
+    OURS,
     "fedpia, frozen global",
     "fedpia, server only",
     "fedala",
@@ -50,19 +51,29 @@ FIRST = (
     "local",
     "ditto",
 )
-FEW = ("fedavg", "fedpia, server only", "ours")
-RANDOM, ALONE = "4 layers, fd", "4 layers, lntk alone"
+METHODS_OF_LONG_RUNS = ("fedavg", "fedavg, keeping by agreement", "fedpia, server only", OURS)
+METHODS_OF_MIDDLE_WORLD = (
+    "fedavg",
+    "fedavg, keeping 20 % of the own",
+    "fedavg, keeping by agreement",
+    "fedpia, server only",
+    OURS,
+)
+RANDOM, ALONE, OUTPUTS = "4 layers, random", "4 layers, lntk alone", "4 layers, lntk of the outputs"
 LAYERS = (
     "f3ocus, exact",
     "f3ocus, nsga2",
     "f3ocus, exact, outputs",
     ALONE,
-    "4 layers, lntk of the outputs",
+    OUTPUTS,
     RANDOM,
     "4 layers, last_k",
     "4 layers, fishmask",
     "4 layers, snip",
+    "4 layers, lntk_squared",
+    "4 layers, fedselect",
 )
+ROWS = (*METHODS, *LAYERS)
 
 
 @dataclass(frozen=True)
@@ -81,16 +92,37 @@ class Run:
 
 
 def runs(seeds: Sequence[int]) -> Iterator[Run]:
-    """All runs, those that answer the first question first."""
-    others = [method for method in METHODS if method not in FIRST]
+    """All runs: those of `RUN_FIRST`, those of four layers and of the world in the middle, then the others."""
+    others = [method for method in METHODS if method not in RUN_FIRST]
     for seed in seeds:
-        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in FIRST)
+        yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in RUN_FIRST)
     for seed in seeds:
         yield from (Run(0, method, seed) for method in LAYERS)
-        yield from (Run(BETWEEN, method, seed) for method in FEW)
+        yield from (Run(MIDDLE_WORLD, method, seed) for method in METHODS_OF_MIDDLE_WORLD)
     for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
-        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in FEW)
+        yield from (Run(world, method, seed, LONG) for world in WORLDS for method in METHODS_OF_LONG_RUNS)
+
+
+def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str | None:
+    """Why the study does not run like this, and what to do instead; None: it does.
+
+    Args:
+        methods: the rows to run; none: all.
+        overrides: settings that every run gets, `SECTION.NAME=VALUE`.
+        file: of the results.
+    """
+    names = "; ".join(ROWS)
+    for method in methods:
+        if method not in ROWS:
+            return f"{method!r} of --methods is no row of the study: leave out --study, or name some of {names}"
+    fixed = [setting.partition("=")[0] for setting in (*Run(0, OURS, 0).overrides, "training.seed", "data.seed")]
+    for setting in overrides:
+        if setting.partition("=")[0] in fixed:
+            return f"--set {setting} changes what makes a run of the study ({', '.join(fixed)}): leave it out"
+    if overrides and file.resolve() == RESULTS.resolve():
+        return f"--set {overrides[0]} with --study is not for the published results: name another file with --out"
+    return None
 
 
 def compact(result: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,39 +142,48 @@ def figure(result: dict[str, Any]) -> float:
 
 
 def headline(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> ResultTable:
-    """The worlds of the first question side by side, with the methods that ran with `ENOUGH` seeds in both."""
-    worlds = [_figures(results)[dialects, SHORT] for dialects in WORLDS]
-    chosen = [method for method in METHODS if all(len(world.get(method, ())) >= ENOUGH for world in worlds)]
+    """Both `WORLDS` side by side, with the methods that ran with `HEADLINE_SEEDS` in both; without any, no row."""
+    figures = _figures(results)
+    worlds = [figures.get((dialects, SHORT), {}) for dialects in WORLDS]
+    chosen = [method for method in METHODS if all(len(world.get(method, ())) >= HEADLINE_SEEDS for world in worlds)]
     names = [f"{name}, {dialects} swapped" for dialects in WORLDS for name in ("accuracy %", f"minus {baseline}")]
     rows = []
     for method in chosen:
         counts = dict.fromkeys(str(len(world[method])) for world in worlds)
-        cells = [cell for world in worlds for cell in _cells(world, method, baseline)]
+        cells = [c for world in worlds for c in (_accuracy(world, method), _difference(world, method, baseline))]
         rows.append((method, *cells, " and ".join(counts)))
     return ResultTable(f"{SHORT} rounds of one epoch", ("method", *names, "seeds"), rows)
 
 
 def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> Iterator[ResultTable]:
-    """Accuracy and the paired difference to the baseline, by world and number of rounds; then those of few layers."""
-    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", "seeds")
+    """Accuracy and the paired differences to the baseline and of `OURS`, by world and number of rounds; then the rows
+    of few layers, against what trains all, random layers and each site's own best layers by the two LNTK scores."""
     figures = _figures(results)
+    heads = ("method", "accuracy %", f"minus {baseline}, 95 %", f"{OURS} minus it, 95 %", "seeds")
     for (dialects, rounds), methods in figures.items():
         rows = [
-            (name, *_cells(methods, name, baseline), str(len(methods[name]))) for name in METHODS if name in methods
+            (
+                name,
+                _accuracy(methods, name),
+                _difference(methods, name, baseline),
+                _difference(methods, OURS, name),
+                str(len(methods[name])),
+            )
+            for name in METHODS
+            if name in methods
         ]
         if rows:
             yield ResultTable(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
-    if rows := list(_layers(figures.get((WORLDS[0], SHORT), {}), baseline)):
-        heads = ("method", "accuracy %", *(f"minus {name}, 95 %" for name in (baseline, RANDOM, ALONE)), "seeds")
+    methods = figures.get((WORLDS[0], SHORT), {})
+    compared = (baseline, RANDOM, ALONE, OUTPUTS)
+    rows = [
+        (name, _accuracy(methods, name), *(_difference(methods, name, o) for o in compared), str(len(methods[name])))
+        for name in LAYERS
+        if name in methods
+    ]
+    if rows:
+        heads = ("method", "accuracy %", *(f"minus {name}, 95 %" for name in compared), "seeds")
         yield ResultTable(f"4 of 12 layers, no pair swapped, {SHORT} rounds of one epoch", heads, rows)
-
-
-def _layers(methods: Mapping[str, Mapping[int, float]], baseline: str) -> Iterator[tuple[str, ...]]:
-    """The rows of sites that train 4 layers, each against what trains all, random layers and the score alone."""
-    for name in (name for name in LAYERS if name in methods):
-        accuracy, difference = _cells(methods, name, baseline)
-        others = (_cells(methods, name, other)[1] for other in (RANDOM, ALONE))
-        yield name, accuracy, difference, *others, str(len(methods[name]))
 
 
 def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[str, dict[int, float]]]:
@@ -154,8 +195,12 @@ def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[st
     return dict(sorted(figures.items()))
 
 
-def _cells(methods: Mapping[str, Mapping[int, float]], method: str, baseline: str) -> tuple[str, str]:
-    """Mean accuracy of a method, and its paired difference to the baseline with the interval."""
-    mine, theirs = methods[method], methods.get(baseline, {})
-    pairs = paired(mine, theirs) if method != baseline else []
-    return f"{statistics.fmean(mine.values()):.1f}", signed(*interval(pairs)) if pairs else ""
+def _accuracy(methods: Mapping[str, Mapping[int, float]], method: str) -> str:
+    """Mean accuracy of a method."""
+    return f"{statistics.fmean(methods[method].values()):.1f}"
+
+
+def _difference(methods: Mapping[str, Mapping[int, float]], mine: str, theirs: str) -> str:
+    """Paired difference of two methods with its interval; empty for a method and itself, or without a common seed."""
+    pairs = paired(methods.get(mine, {}), methods.get(theirs, {})) if mine != theirs else []
+    return signed(*interval(pairs)) if pairs else ""

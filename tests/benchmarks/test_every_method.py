@@ -73,13 +73,12 @@ SMALL = ("federation.sites=[slake,vqa-rad]", "data.train_size=8", "data.validati
 
 
 @pytest.mark.slow
-def test_a_row_runs_and_is_printed_with_its_cost(every, learning, monkeypatch, tmp_path, capsys):
+def test_a_row_runs_and_is_printed_with_its_cost(every, learning, in_this_process, monkeypatch, tmp_path, capsys):
     rows = ("classifier", "houlsby", "sba")
     monkeypatch.setattr(every, "EVERY", {row: every.EVERY[row] for row in rows})
     monkeypatch.setattr(every, "RATES", tmp_path / "rates.jsonl")
     for row in rows:
         every.json_lines.append(every.RATES, {"method": row, "rate": 1e-3, "accuracy": 1.0})
-    monkeypatch.setattr(learning, "ProcessPoolExecutor", InThisProcess)
     out = tmp_path / "runs.jsonl"
     small = [part for setting in (*SMALL, "training.rounds=1") for part in ("--set", setting)]
     monkeypatch.setattr(
@@ -97,23 +96,3 @@ def test_a_row_runs_and_is_printed_with_its_cost(every, learning, monkeypatch, t
     )
     assert "minus houlsby" in printed
     assert "Mbit a round" in printed
-
-
-class InThisProcess:
-    """A pool that runs each call when it is submitted."""
-
-    def __init__(self, processes):
-        del processes
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return False
-
-    def submit(self, call, *values):
-        from concurrent.futures import Future
-
-        future = Future()
-        future.set_result(call(*values))
-        return future

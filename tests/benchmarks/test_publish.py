@@ -31,6 +31,14 @@ def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
     assert set(publish.tables().values()) == {publish.NONE}
 
 
+def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_path):
+    monkeypatch.setattr(publish.study, "RESULTS", tmp_path / "study.jsonl")
+    line = {"dialects": 7, "method": "fedavg", "seed": 0, "rounds": [{"slake": {"overall": 0.5}}] * 12}
+    publish.json_lines.append(publish.study.RESULTS, line)
+    assert publish.tables()["headline"] == publish.study.headline([]).markdown()
+    assert "| fedavg | 50.0 |" in publish.tables()["study"]
+
+
 def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
     page = publish.PAGES[0]
     (tmp_path / page).write_text("before\n<!-- results: study -->\nold\n<!-- end -->\nafter\n")

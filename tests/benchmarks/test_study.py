@@ -24,13 +24,18 @@ def runs(method, by_seed, *, dialects=7, rounds=4):
 
 def test_differences_are_paired_by_seed(study):
     (group,) = study.groups(runs("fedavg", [60, 70, 80]) + runs("ours", [62, 73, 81]))
-    assert group.rows[0][:2] == ("fedavg", "70.0")
-    assert group.rows[1] == ("ours", "72.0", "+2.0 ± 2.5", "3")  # t(0.975, 2) = 4.303, standard error 0.577
+    assert group.rows[0] == ("fedavg", "70.0", "", "+2.0 ± 2.5", "3")  # t(0.975, 2) = 4.303, standard error 0.577
+    assert group.rows[1] == ("ours", "72.0", "+2.0 ± 2.5", "", "3")
 
 
 def test_a_seed_without_its_baseline_counts_in_the_mean_alone(study):
     (group,) = study.groups(runs("fedavg", [60, 70]) + runs("ours", [62, 72, 90]))
-    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0", "3")
+    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0", "", "3")
+
+
+def test_without_runs_of_ours_its_column_is_empty(study):
+    (group,) = study.groups(runs("fedavg", [60, 70]) + runs("local", [50, 61]))
+    assert [row[3] for row in group.rows] == ["", ""]
 
 
 def test_what_is_kept_of_a_run_has_the_same_figure(study):
@@ -42,7 +47,14 @@ def test_what_is_kept_of_a_run_has_the_same_figure(study):
 
 def test_markdown_has_one_line_a_method(study):
     (group,) = study.groups(runs("fedavg", [60]))
-    assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  | 1 |"
+    assert group.markdown().splitlines()[2] == "| fedavg | 60.0 |  |  | 1 |"
+
+
+@pytest.mark.parametrize("results", [[], runs("fedavg", [60, 70, 80], rounds=12), runs("fedavg", [60], rounds=30)])
+def test_the_headline_of_a_study_that_has_just_begun_has_no_rows(study, results):
+    lines = study.headline(results).markdown().splitlines()
+    assert lines[0].startswith("| method | accuracy %, 0 swapped |")
+    assert [set(line) for line in lines[1:]] == [set("| -:")]
 
 
 def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, monkeypatch):
@@ -54,7 +66,7 @@ def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, mo
     group = study.headline(results + runs("local", [40, 50], rounds=12))
     assert [row[0] for row in group.rows] == ["fedavg", "ours"]
     assert group.rows[1][1:] == ("70.7", "+0.7 ± 1.4", "63.7", "+3.7 ± 1.4", "3")
-    monkeypatch.setattr(study, "ENOUGH", 2)
+    monkeypatch.setattr(study, "HEADLINE_SEEDS", 2)
     short = [run for run in results if (run["method"], run["dialects"], run["seed"]) != ("ours", 0, 2)]
     assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4", "63.7", "+3.7 ± 1.4", "2 and 3")
 
@@ -79,9 +91,29 @@ def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(stu
         *runs("fedavg", [80, 82], dialects=0, rounds=12),
         *runs("f3ocus, exact", [75, 76], dialects=0, rounds=12),
         *runs(study.RANDOM, [70, 73], dialects=0, rounds=12),
+        *runs(study.OUTPUTS, [76, 76], dialects=0, rounds=12),
     ]
     methods, layers = study.groups(results)
     assert [row[0] for row in methods.rows] == ["fedavg"]
     assert layers.title.startswith("4 of 12 layers")
-    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "2")
-    assert layers.rows[1][3] == ""
+    assert layers.heads[3:6] == tuple(f"minus {row}, 95 %" for row in (study.RANDOM, study.ALONE, study.OUTPUTS))
+    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "-0.5 ± 6.4", "2")
+    assert [(row[0], row[3], row[5]) for row in layers.rows[1:]] == [
+        (study.OUTPUTS, "+4.5 ± 19.1", ""),
+        (study.RANDOM, "", "-4.5 ± 19.1"),
+    ]
+
+
+def test_every_row_of_the_study_is_a_method_that_can_run(study, benchmark):
+    assert set(study.ROWS) <= set(benchmark("learning").KNOWN)
+    every = list(study.runs(study.SEEDS))
+    assert len(every) == len(set(every))
+    assert {run.method for run in every} == set(study.ROWS)
+
+
+def test_the_published_results_are_runs_of_the_study_without_other_settings(study, benchmark):
+    lines = benchmark("json_lines").read(study.RESULTS)
+    assert not [line for line in lines if "overrides" in line]
+    known = [study.Run(line["dialects"], line["method"], line["seed"], len(line["rounds"])) for line in lines]
+    assert len(known) == len(set(known))
+    assert set(known) <= set(study.runs(study.SEEDS))
