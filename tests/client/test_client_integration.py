@@ -41,11 +41,10 @@ def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_pat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("integration", ["merge", "frozen_global"])
-@pytest.mark.parametrize("share", ["0.5", "[0.5, 0.5]"])
-def test_half_and_every_plan_is_the_paper_to_the_bit(sections, tmp_path, share, integration):
+def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integration):
     chosen = [*LIVELY, f"method.pia.integration={integration}"]
-    stated = [f"method.pia.share={share}", "method.pia.accept=false"]
-    assert equal(last(sections(*chosen), tmp_path / "a"), last(sections(*chosen, *stated), tmp_path / "b"))
+    ramp = [*chosen, "method.pia.share=[0.5, 0.5]"]
+    assert equal(last(sections(*chosen), tmp_path / "a"), last(sections(*ramp), tmp_path / "b"))
 
 
 @pytest.mark.slow
@@ -75,6 +74,25 @@ def two(sections, tmp_path_factory):
     learner = made["slake"]
     probe = learner._probe(2)
     return learner, own, other, probe
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
+    """The aligned global adapter and the site's own, added and halved: before training, or after it."""
+    learner, own, other, _ = two
+    settings = PIASettings(integration=integration, support="weights", share=0.5, accept=False)
+    aligned, _ = align_global(other, own, settings=settings)
+    assert not equal(aligned, other)
+    samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
+    finish = client_round.start(
+        learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples
+    )
+    started = learner.trainable.state()
+    learner.trainable.set_companion(None)
+    half = {key: (own[key] + aligned[key]) / 2 for key in own}
+    assert equal(started, half if integration == "merge" else own)
+    upload, kept = finish(started)
+    assert equal(upload, half) and equal(kept, half)
 
 
 @pytest.mark.parametrize("each_place", [False, True])
@@ -108,11 +126,32 @@ def test_a_plan_that_raises_the_loss_is_not_taken(two):
 def test_the_share_with_the_lowest_loss_is_chosen_and_the_larger_of_equals(two, best):
     _, own, other, _ = two
     wanted = start_merged(own, other, best)
-    share, state = chosen_share(
-        own, lambda share: other, lambda merged: sum(float((merged[k] - wanted[k]).abs().sum()) for k in merged)
-    )
+
+    def loss(share, taken):
+        merged = start_merged(own, taken, share)
+        return sum(float((merged[k] - wanted[k]).abs().sum()) for k in merged)
+
+    share, state = chosen_share(lambda share: other, loss)
     assert (share, state is other) == (best, True)
-    assert chosen_share(own, lambda share: other, lambda merged: 0.0)[0] == 1
+    assert chosen_share(lambda share: other, lambda share, taken: 0.0)[0] == 1
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integration):
+    learner, own, other, _ = two
+    losses = []
+
+    def loss(batches, state):
+        losses.append(learner._loss(batches, state))
+        return losses[-1]
+
+    samples = client_round.Samples(probe=list, validation=learner._validation, loss=loss)
+    settings = PIASettings(integration=integration, share="validation", support="weights", accept=False)
+    client_round.start(learner.trainable, own=own, received=other, settings=settings, share=None, samples=samples)
+    chosen = learner._loss(learner._validation(), learner.trainable.state())
+    learner.trainable.set_companion(None)
+    assert len(losses) == len(SHARES)
+    assert chosen == min(losses)
 
 
 def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatch):

@@ -32,22 +32,28 @@ def accepted_global(
         moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
         return aligned if moved < kept else received
     chosen, lowest = dict(received), loss(start_merged(own, received, share))
-    for names in by_place(received).values():
-        candidate = chosen | {key: aligned[key] for key in names.values()}
-        if all(torch.equal(candidate[key], chosen[key]) for key in names.values()):
-            continue
+    places = by_place(received)
+    for place in moved_places(received, aligned):
+        candidate = chosen | {key: aligned[key] for key in places[place].values()}
         if (value := loss(start_merged(own, candidate, share))) < lowest:
             chosen, lowest = candidate, value
     return chosen
 
 
-def chosen_share(own: State, accepted: Callable[[float], State], loss: Loss) -> tuple[float, State]:
-    """The share of `SHARES` with the lowest loss of the merged adapter (the larger of equals), and the global adapter.
+def moved_places(received: State, aligned: State) -> list[str]:
+    """The places of the global adapter whose neurons are in another order in `aligned`."""
+    places = by_place(received)
+    return [
+        place for place in places if any(not torch.equal(received[key], aligned[key]) for key in places[place].values())
+    ]
+
+
+def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, State], float]) -> tuple[float, State]:
+    """The share of `SHARES` with the lowest loss (the larger of equals), and the global adapter it goes with.
 
     Args:
-        own: the site's adapter.
-        accepted: from a share to the global adapter that is merged with it.
-        loss: of an adapter, on the validation questions.
+        accepted: from a share to the global adapter that the site takes at that share.
+        loss: of the model that training would start from, from a share and that adapter, on the validation questions.
     """
     candidates = [(share, accepted(share)) for share in reversed(SHARES)]
-    return min(candidates, key=lambda candidate: loss(start_merged(own, candidate[1], candidate[0])))
+    return min(candidates, key=lambda candidate: loss(*candidate))
