@@ -51,7 +51,7 @@ def pictures() -> dict[Path, Figure]:
     """File under the project -> picture, of what there are results for."""
     found: dict[Path, Figure] = {}
     if runs := json_lines.read(study.RESULTS):
-        found[Path("docs/study.png")] = study_picture.draw(runs, study.SHORT)
+        found[Path("docs/study.png")] = study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
         found[Path("docs/barriers.png")] = cases_picture.draw(cases.read())
     return found

@@ -71,19 +71,30 @@ def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, mo
     assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4", "63.7", "+3.7 ± 1.4", "2 and 3")
 
 
-def test_the_picture_has_a_panel_for_each_world(benchmark):
+def test_the_picture_has_a_panel_for_each_world_and_length(benchmark):
     results = [
         run
-        for world in (0, 7)
+        for world, rounds in ((0, 12), (7, 12), (0, 30))
         for method in ("fedavg", "ours")
-        for run in runs(method, [60, 70], dialects=world, rounds=12)
+        for run in runs(method, [60, 70], dialects=world, rounds=rounds)
     ]
-    figure = benchmark("study_picture").draw(results, 12)
+    figure = benchmark("study_picture").draw(results)
     above, below = figure.subfigs
-    assert [panel.get_title(loc="left") for panel in above.axes] == [
-        f"{world} of 7 pairs of words swapped, 2 seeds" for world in (0, 7)
+    titles = [[panel.get_title(loc="left") for panel in row.axes] for row in above.subfigs]
+    assert titles == [
+        ["0 of 7 pairs swapped, 2 seeds", "7 of 7 pairs swapped, 2 seeds"],
+        ["0 of 7 pairs swapped, 2 seeds"],
     ]
-    assert [label.get_text() for label in below.axes[0].get_yticklabels()] == ["0 swapped", "7 swapped"]
+    names = [[label.get_text() for label in axes.get_yticklabels()] for axes in below.axes]
+    assert names == [["0 swapped", "7 swapped"], ["0 swapped"]]
+
+
+def test_the_best_method_leads_clearly_where_the_interval_says_so(benchmark):
+    best = benchmark("study_picture").best
+    fedavg, other = {0: 70.0, 1: 72.0, 2: 71.0}, {0: 60.0, 1: 90.0, 2: 60.0}
+    assert best({"fedavg": fedavg, "other": other}) == ("fedavg", 1.0, False)
+    ours = {seed: value + 2 + seed / 10 for seed, value in fedavg.items()}
+    assert best({"fedavg": fedavg, "ours": ours, "other": other}) == ("ours", pytest.approx(2.1), True)
 
 
 def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(study):
