@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The study's picture, from the results of `learning.py --study` (`publish.py`).
 
-Curves: mean accuracy of the sites by round, one panel for each world and length of a run, the band from the lowest to the
-highest seed. Below: which method of all that ran in a world is best in which round, and by how many points over the
+Curves: mean accuracy of the sites by round, one panel for each world and length of a run, the band from the lowest to
+the highest seed. Below: which method of all that ran in a world is best in which round, and by how many points over the
 second; faint where the 95 % interval of that difference over the seeds includes 0.
 """
 

@@ -92,7 +92,8 @@ def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
     half = {key: (own[key] + aligned[key]) / 2 for key in own}
     assert equal(started, half if integration == "merge" else own)
     upload, kept = finish(started)
-    assert equal(upload, half) and equal(kept, half)
+    assert equal(upload, half)
+    assert equal(kept, half)
 
 
 @pytest.mark.parametrize("each_place", [False, True])
