@@ -3,8 +3,8 @@
 
 Sites that learn one task move it together; where their answers contradict each other, what one site learned the others
 undo. A site sees this without any message about them: of the change of the global adapter over a round it takes off its
-own part, and what is left is the others'. It is exactly that while all sites start from the global adapter; where they keep
-different shares of their own, what they kept is left as well (docs/fedpia.md says how much that changes).
+own part, and what is left is the others'. It is exactly that while all sites start from the global adapter; where they
+keep different shares of their own, what they kept is left as well (docs/fedpia.md says how much that changes).
 """
 
 from __future__ import annotations
