@@ -303,6 +303,7 @@ def run_study(
             )
     for group in study.groups(results):
         console.print(group.table())
+    console.print(study.aims(results).table())
 
 
 def _earlier(file: Path | None, overrides: Sequence[str]) -> list[dict[str, Any]]:

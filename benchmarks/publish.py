@@ -40,6 +40,7 @@ def tables() -> dict[str, str]:
     tried = json_lines.read(every_method.RATES)
     return {
         "headline": study.headline(runs).markdown() if runs else NONE,
+        "aims": study.aims(runs).markdown() if runs else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES).markdown() if compared else NONE,

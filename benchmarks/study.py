@@ -74,6 +74,19 @@ LAYERS = (
     "4 layers, fedselect",
 )
 ROWS = (*METHODS, *LAYERS)
+MIDWAY = 20  # a round of the long runs
+AIMS = (  # in words, in which world, and the two rows whose difference it is
+    ("ours 3 points or more above FedAvg", 7, OURS, "fedavg"),
+    ("ours not below FedAvg", 0, OURS, "fedavg"),
+    *(("ours above local", d, OURS, "local") for d in WORLDS),
+    *(("ours not below Ditto", d, OURS, "ditto") for d in WORLDS),
+    *(("ours not below FedALA", d, OURS, "fedala") for d in WORLDS),
+    ("server PIA above FedAvg at 20 rounds", 0, "fedpia, server only", "fedavg"),
+    ("F3OCUS above LNTK, kernel of the outputs", 0, "f3ocus, exact, outputs", OUTPUTS),
+    ("LNTK of the outputs above random layers", 0, OUTPUTS, RANDOM),
+    ("F3OCUS above LNTK, kernel of the loss", 0, "f3ocus, exact", ALONE),
+    ("LNTK of the loss above random layers", 0, ALONE, RANDOM),
+)
 
 
 @dataclass(frozen=True)
@@ -135,9 +148,14 @@ def overall(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[dict[st
     return [{name: {"overall": round(site["overall"], 4)} for name, site in sites.items()} for sites in rounds]
 
 
-def figure(result: dict[str, Any]) -> float:
-    """Mean accuracy of the sites over the last rounds, in percent."""
-    last = result["rounds"][-LAST:]
+def figure(result: dict[str, Any], until: int | None = None) -> float:
+    """Mean accuracy of the sites over the last rounds, in percent.
+
+    Args:
+        result: of a run.
+        until: the last round that counts; None: of the run.
+    """
+    last = result["rounds"][:until][-LAST:]
     return 100 * statistics.fmean(site["overall"] for sites in last for site in sites.values())
 
 
@@ -186,12 +204,29 @@ def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> It
         yield ResultTable(f"4 of 12 layers, no pair swapped, {SHORT} rounds of one epoch", heads, rows)
 
 
-def _figures(results: Sequence[dict[str, Any]]) -> dict[tuple[int, int], dict[str, dict[int, float]]]:
+def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
+    """What was aimed at, and the paired differences that came out; empty where a method has not run."""
+    runs = {
+        "12 rounds": (SHORT, None),
+        "30 rounds": (LONG, None),
+        f"rounds {MIDWAY - LAST + 1} to {MIDWAY} of 30": (LONG, MIDWAY),
+    }
+    figures = {name: _figures(results, until) for name, (_, until) in runs.items()}
+    rows = []
+    for aim, dialects, mine, theirs in AIMS:
+        worlds = [figures[name].get((dialects, rounds), {}) for name, (rounds, _) in runs.items()]
+        rows.append((aim, str(dialects), *(_difference(world, mine, theirs) for world in worlds)))
+    return ResultTable("Aims", ("aim", "swapped", *runs), rows)
+
+
+def _figures(
+    results: Sequence[dict[str, Any]], until: int | None = None
+) -> dict[tuple[int, int], dict[str, dict[int, float]]]:
     """Swapped pairs and number of rounds -> method -> seed -> figure."""
     figures: dict[tuple[int, int], dict[str, dict[int, float]]] = {}
     for result in results:
         group = figures.setdefault((result["dialects"], len(result["rounds"])), {})
-        group.setdefault(result["method"], {})[result["seed"]] = figure(result)
+        group.setdefault(result["method"], {})[result["seed"]] = figure(result, until)
     return dict(sorted(figures.items()))
 
 

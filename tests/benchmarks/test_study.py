@@ -128,3 +128,15 @@ def test_the_published_results_are_runs_of_the_study_without_other_settings(stud
     known = [study.Run(line["dialects"], line["method"], line["seed"], len(line["rounds"])) for line in lines]
     assert len(known) == len(set(known))
     assert set(known) <= set(study.runs(study.SEEDS))
+
+
+def test_aims_are_the_paired_differences_of_their_rows(study):
+    results = [
+        *runs("fedavg", [80, 82], dialects=7, rounds=12),
+        *runs("ours", [83, 85], dialects=7, rounds=12),
+        *runs("ours", [90, 91], dialects=7, rounds=30),
+    ]
+    rows = study.aims(results).rows
+    assert rows[0] == ("ours 3 points or more above FedAvg", "7", "+3.0 ± 0.0", "", "")
+    assert all(not any(cells) for _, _, *cells in rows[1:])
+    assert len(rows) == len(study.AIMS)
