@@ -22,6 +22,8 @@ SETTINGS = ["training.rounds=20", "training.local_epochs=1"]
 BASELINES = ("houlsby", "classifier")
 OURS = ["method.aggregation=pia", "method.pia.share=agreement", "method.pia.accept=true"]
 PAPER = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]
+SITES = "[slake, vqa-rad, vqa-med-2019, vqa-med-2020, vqa-med-2021]"
+CENTRALIZED = ["federation.sites=[center]", f"data.pool={SITES}", "method.aggregation=none"]  # nothing travels
 
 
 def _averaged(name: str) -> list[str]:
@@ -33,8 +35,14 @@ EVERY: dict[str, list[str]] = {
     **{name: _averaged(name) for name in methods.names()},
     "houlsby, every site alone": ["method.name=houlsby", "method.aggregation=none"],
     "houlsby, FedPIA as printed": ["method.name=houlsby", *PAPER, "method.pia.integration=frozen_global"],
-    "lora, svd": ["method.name=lora", "method.aggregation=svd"],
+    **{f"promptfl, k = {k}": [*_averaged("promptfl"), f"method.settings.promptfl.tokens={k}"] for k in (5, 10, 20)},
+    "dvpt, concatenated": [*_averaged("dvpt"), "method.settings.dvpt.decomposition=concatenated"],
+    **{
+        f"{name}, svd": [f"method.name={name}", "method.aggregation=svd"]
+        for name in ("lora", "lora_vpt", "lora_dvpt", "dvpt")
+    },
     "lora, stack": ["method.name=lora", "method.aggregation=stack"],
+    **{f"{name}, centralized": [f"method.name={name}", *CENTRALIZED] for name in ("houlsby", "vpt")},
     **{f"{name}, FedPIA by agreement": [f"method.name={name}", *OURS] for name in ("houlsby", "compacter", "lora")},
 }
 
@@ -52,7 +60,7 @@ def best_rates(results: Iterable[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def settings_of(method: str) -> list[str]:
-    """The settings of a row, at the rate that the grid found for its method.
+    """The settings of a row, at the rate that the grid found for its method: what stands before the comma.
 
     Raises:
         SystemExit: the grid has not been run for it.

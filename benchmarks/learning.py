@@ -125,9 +125,19 @@ def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[
 
 
 def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
-    """`run`, of these settings of the job."""
+    """`run`, of these settings of the job.
+
+    Where one site holds the data of all (`data.pool`), the test splits of all sites are one set of questions, and the
+    accuracy is the share of them that are answered correctly. The splits of the embedded sites are equally large, so
+    this is the mean over the same five splits as in the other rows; the one head tells apart the answers of all sites.
+
+    Raises:
+        SystemExit: several sites would hold pooled data each.
+    """
     chosen = [*settings, UNVALIDATED, f"training.seed={seed}", f"data.seed={seed}"]
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
+    if sections["data"].get("pool") and len(sections["federation"]["sites"]) > 1:
+        raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
     began = time.process_time()
     sent = 0
     with tempfile.TemporaryDirectory() as folder:

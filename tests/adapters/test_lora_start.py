@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What LoRA starts from: PEFT's values, or A from N(0, start_std^2), as the federated tuning of ViTs has it."""
+"""What LoRA starts from, and how often its product counts: PEFT's values, or those of the federated tuning of ViTs."""
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -9,10 +10,15 @@ import torch
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.errors import FedpeftError
+from fedpeft.jobs import compose, recipes
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.setting_limits import refused_settings
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.settings import build as build_settings
 
 START = {"start_std": 0.1}
+CONFIGS = Path(__file__).parents[2] / "app_configs"
+VISION_JOBS = [job for job in recipes(CONFIGS) if "vit_" in job or "isic" in job]
 
 
 def prepared(name="lora", settings=None, seed=0):
@@ -75,3 +81,18 @@ def test_a_site_has_limits_for_it_and_pefts_own_configuration_does_not_know_it()
     assert all(list(refused_settings({"start_std": value}, limits)) for value in (0, 1.5, "0.1", True))
     with pytest.raises(FedpeftError, match="has no setting 'start_std'"):
         adapters.config("lora", **START)
+
+
+@pytest.mark.parametrize("name", ["lora", "lora_vpt", "lora_dvpt"])
+@pytest.mark.parametrize("job", VISION_JOBS)
+def test_the_products_of_the_vision_jobs_count_twice_as_in_the_paper(job, name):
+    section = compose(CONFIGS, job, [f"method.name={name}"])["method"]
+    settings = build_settings(MethodSettings, section, section="method").settings_of("")
+    products = prepared(name, settings).products()
+    assert {product.scale for product in products.values()} == {2}
+
+
+@pytest.mark.parametrize("job", [job for job in VISION_JOBS if job.startswith("paper/")])
+def test_the_papers_jobs_have_its_rank_and_start(job):
+    settings = compose(CONFIGS, job)["method"]["settings"]["lora"]
+    assert (settings["r"], settings["start_std"]) == (4, 0.1)

@@ -1,11 +1,15 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""LoRA's products are averaged, and their factors are the best of their rank."""
+"""Products of LoRA's and of prompts' factors are averaged, and their factors are the best of their rank."""
 
 import pytest
 import torch
 
 from fedpeft.alignment.low_rank import integrate_products
+from fedpeft.alignment.stacking import stack_products
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import layer_of, layers_of
+from fedpeft.methods.prompts import tokens_of
+from fedpeft.methods.settings import MethodSettings
 
 A, B = "layer.0.query.A", "layer.0.query.B"
 
@@ -80,3 +84,75 @@ def test_a_site_with_nan_is_named():
     some[1][B][0, 0] = float("nan")
     with pytest.raises(FedpeftError, match="site b"):
         integrate_products(some, [1, 1], sites=["a", "b"])
+
+
+LAYERS, TOKENS, WIDTH, RANK = 3, 7, 10, 4
+
+
+def prompt_states(count, *, together, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    places = [f"layer.{layer}.prompt" for layer in range(LAYERS)]
+    bases = ["shared.basis"] if together else [f"{place}.basis" for place in places]
+    return [
+        {
+            **{f"{place}.coefficients": torch.randn(TOKENS, RANK, generator=draw) for place in places},
+            **{basis: torch.randn(RANK, WIDTH, generator=draw) for basis in bases},
+        }
+        for _ in range(count)
+    ]
+
+
+def prompts_of(state):
+    """The prompts of all layers that a state has, by layer, in float64."""
+    doubled = {key: tensor.double() for key, tensor in state.items()}
+    return {layer: tokens_of(doubled, layer) for layer in layers_of(state)}
+
+
+def best(matrix):
+    left, singular, right = torch.linalg.svd(matrix, full_matrices=False)
+    return left[:, :RANK] * singular[:RANK] @ right[:RANK]
+
+
+@pytest.mark.parametrize("together", [False, True], ids=["per block", "concatenated"])
+@pytest.mark.parametrize("count", [1, 2, 5])
+def test_prompts_are_the_best_approximation_of_their_mean(count, together):
+    some, counts = prompt_states(count, together=together), [3, 1, 2, 5, 4][:count]
+    merged, _ = integrate_products(some, counts)
+    assert {key: tensor.shape for key, tensor in merged.items()} == {key: t.shape for key, t in some[0].items()}
+    every = [prompts_of(state) for state in some]
+    mean = [sum(n * own[k] for n, own in zip(counts, every, strict=True)) / sum(counts) for k in range(LAYERS)]
+    expected = best(torch.cat(mean)).split(TOKENS) if together else [best(tokens) for tokens in mean]
+    for layer, tokens in prompts_of(merged).items():
+        assert torch.allclose(tokens, expected[layer], atol=1e-5)
+
+
+def test_layers_that_some_or_no_sites_sent_keep_their_own_mean():
+    before, *some = prompt_states(4, together=True)
+    sent = [{0, 1}, {0}, {1}]  # nobody sends the prompts of layer 2
+    parts = [
+        {key: t for key, t in s.items() if layer_of(key) in {None, *own}} for s, own in zip(some, sent, strict=True)
+    ]
+    merged, _ = integrate_products(parts, [1, 2, 3], previous=before)
+    first, second, third = (prompts_of(state) for state in parts)
+    mean = [(first[0] + 2 * second[0]) / 3, (first[1] + 3 * third[1]) / 4, prompts_of(before)[2]]
+    assert torch.allclose(torch.cat(list(prompts_of(merged).values())), best(torch.cat(mean)), atol=1e-5)
+
+
+def test_of_lora_beside_prompts_the_stack_takes_lora_alone():
+    some = [{**lora, **prompts} for lora, prompts in zip(states(2), prompt_states(2, together=True), strict=True)]
+    merged, _ = stack_products(some, [1, 1])
+    assert merged[A].shape[0] == 8
+    assert torch.allclose(merged["shared.basis"], (some[0]["shared.basis"] + some[1]["shared.basis"]) / 2)
+    refactored, _ = integrate_products(some, [1, 1])
+    alone, _ = integrate_products([{A: state[A], B: state[B]} for state in some], [1, 1])
+    assert torch.equal(refactored[A], alone[A])
+    assert torch.equal(refactored[B], alone[B])
+
+
+def test_decomposed_prompts_are_averaged_as_factors_unless_a_job_says_otherwise():
+    assert MethodSettings(name="dvpt").aggregation == "fedavg"
+    assert MethodSettings(name="dvpt", aggregation="svd").rule.label == "SVD"
+    with pytest.raises(FedpeftError, match="puts factors side by side, and name='dvpt' declares none"):
+        MethodSettings(name="dvpt", aggregation="stack")
+    with pytest.raises(FedpeftError, match="unequal widths are not supported for name='dvpt'"):
+        MethodSettings(name="dvpt", aggregation="svd", site_settings={"slake": {"rank": 2}})

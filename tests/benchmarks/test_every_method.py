@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from fedpeft import methods
+from fedpeft.federate import federate
 from fedpeft.jobs import compose
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
@@ -36,6 +37,57 @@ def test_every_method_of_the_registry_is_a_row_and_its_settings_fit(every, learn
         assert build(MethodSettings, sections["method"], section="method").name == row.partition(",")[0]
         assert sections["training"]["learning_rate"] == 1e-3
         assert sections["training"]["head_learning_rate"] == every.HEAD
+
+
+def test_a_row_with_a_comma_has_the_rate_of_its_method(every, monkeypatch):
+    lines = [{"method": name, "rate": rate, "accuracy": 1.0} for name, rate in (("houlsby", 1e-3), ("vpt", 5e-2))]
+    monkeypatch.setattr(every.json_lines, "read", lambda _: lines)
+    assert "training.learning_rate=0.001" in every.settings_of("houlsby, centralized")
+    assert "training.learning_rate=0.05" in every.settings_of("vpt, centralized")
+
+
+@pytest.mark.parametrize(
+    ("row", "aggregation", "settings"),
+    [
+        *((f"promptfl, k = {k}", "fedavg", {"tokens": k}) for k in (5, 10, 20)),
+        ("dvpt, concatenated", "fedavg", {"decomposition": "concatenated"}),
+        *((f"{name}, svd", "svd", {}) for name in ("lora", "lora_vpt", "lora_dvpt", "dvpt")),
+        ("vpt, centralized", "none", {}),
+    ],
+)
+def test_the_papers_variants_are_rows(every, learning, row, aggregation, settings):
+    sections = compose(learning.ROOT / "app_configs", learning.JOB, every.with_rate(row, 1e-3))
+    method = build(MethodSettings, sections["method"], section="method")
+    assert (method.aggregation, method.settings_of("")) == (aggregation, settings)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["houlsby", "vpt"])
+def test_a_centralized_row_has_the_data_of_the_same_five_sites_and_sends_nothing(every, learning, monkeypatch, method):
+    small = ["training.rounds=1", "data.train_size=6", "data.validation_size=2", "data.test_size=4"]
+    learners, results = [], []
+
+    def noted(some):
+        learners.append(some)
+        return federate(some)
+
+    monkeypatch.setattr(learning, "federate", noted)
+    for row in (method, f"{method}, centralized"):
+        results.append(learning.run_with(every.with_rate(row, 1e-3), row, 0, [*small, "training.local_epochs=1"]))
+    sites, (center,) = (list(some.values()) for some in learners)
+    usual = compose(learning.ROOT / "app_configs", learning.JOB)
+    assert [learner.site for learner in sites] == usual["federation"]["sites"]
+    for split, examples in center.data.splits().items():
+        assert list(examples) == [example for learner in sites for example in learner.data.splits()[split]]
+    assert {len(learner.data.test) for learner in sites} == {4}  # so that the share of all is the mean of the shares
+    assert [len(result["rounds"][0]) for result in results] == [5, 1]
+    assert results[0]["trained"] == results[0]["sent"] == results[1]["trained"]
+    assert results[1]["sent"] == 0
+
+
+def test_pooled_data_at_several_sites_are_refused(every, learning):
+    with pytest.raises(SystemExit, match="'vpt, centralized' pools the data of all sites at one"):
+        learning.run_with(every.with_rate("vpt, centralized", 1e-3), "vpt, centralized", 0, SMALL)
 
 
 def test_of_two_rates_alike_the_smaller_is_taken(every):

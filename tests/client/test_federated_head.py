@@ -46,6 +46,8 @@ def equal(a, b):
         ["method.name=sba_vpt", "method.settings={sba_vpt: {vpt: {tokens: 3}}}"],
         ["method.name=lora", "method.aggregation=svd"],
         ["method.name=lora", "method.aggregation=stack"],
+        ["method.name=dvpt", "method.aggregation=svd", "schedule.solver=own", "schedule.budget=1"],
+        ["method.name=lora_dvpt", "method.aggregation=svd"],
         ["method.name=houlsby", "method.aggregation=pia"],
         ["method.name=houlsby", "method.pia.aligned_at=site", "method.secure_sum=true"],
         ["method.name=pfeiffer", "schedule.solver=own", "schedule.budget=1", "schedule.site_budgets={slake: 0}"],

@@ -51,6 +51,7 @@ def equal(a, b):
         ["method.name=lora", "method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],
         ["method.name=lora", "method.aggregation=stack", "method.site_settings={slake: {r: 2}}"],
         ["method.name=lora_vpt", "method.aggregation=stack"],
+        ["method.name=dvpt", "method.aggregation=svd", "method.settings.dvpt.decomposition=concatenated"],
         ["method.initialization=own"],
         ["method.site_settings={slake: {reduction_factor: 4}}"],
         ["training.optimizer_state=reset", "training.head=mlp", "training.local_epochs=2"],

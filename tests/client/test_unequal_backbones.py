@@ -2,6 +2,7 @@
 """A federation of backbones of one family and different depth."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -57,6 +58,13 @@ ABLE = [
     for name in methods.names()
     if methods.get(name).unequal_backbones and methods.get(name).exchanges and methods.get(name).layers
 ]
+
+
+def test_the_page_names_every_method_that_cannot():
+    page = (Path(__file__).parents[2] / "docs" / "backbones.md").read_text()
+    (sentence,) = re.findall(r"unequal widths and ranks\. (Not .*?\(`promptfl`\))\.", page, re.DOTALL)
+    unable = {name for name in methods.names() if methods.get(name).exchanges} - {*ABLE}
+    assert set(re.findall(r"`(\w+)`", sentence)) == unable
 
 
 @pytest.mark.parametrize("name", ABLE)

@@ -21,22 +21,26 @@ from fedpeft.flare.policy import default_scope
 from fedpeft.flare.provisioning import PolicyBuilder
 from fedpeft.flare.returning_sites import ReturningSites
 from fedpeft.flare.stale_jobs import StaleJobs
+from fedpeft.jobs import compose
 from fedpeft.privacy.settings import PrivacySettings
+from fedpeft.privacy.site_check import refusals
 from fedpeft.privacy.site_policy import SitePolicy, read_policy
+from fedpeft.site_job import SiteJob
 from fedpeft.workspace import resources
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "provisioning" / "project.yml"
+VISION = PROJECT.with_name("project_vision.yml")
 PAGE = ROOT / "docs" / "consortium.md"
 SITES = ["slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021"]
 
 
-def provision(folder, **settings):
-    described = yaml.safe_load(PROJECT.read_text())
+def provision(folder, project=PROJECT, **settings):
+    described = yaml.safe_load(project.read_text())
     ours = next(b for b in described["builders"] if b["path"].startswith("fedpeft."))
     ours["args"] |= settings
     Provisioner(str(folder), prepare_builders(described)).provision(prepare_project(described))
-    return folder / "fedpeft" / "prod_00"
+    return folder / described["name"] / "prod_00"
 
 
 @pytest.fixture(scope="module")
@@ -147,8 +151,33 @@ def test_a_setting_that_cannot_be_is_told(settings, told):
         PolicyBuilder(**settings)
 
 
-def test_the_page_names_every_line_that_must_be_changed():
-    lines = [line.partition("# CHANGE")[0].strip() for line in PROJECT.read_text().splitlines() if "CHANGE" in line]
+def test_the_sites_of_the_vision_project_admit_the_vision_jobs(tmp_path):
+    kits = provision(tmp_path, VISION)
+    for job in ("vit_fed_isic2019", "paper/vit_fed_isic2019"):
+        sections = compose(ROOT / "app_configs", job)
+        for site in sections["federation"]["sites"]:
+            policy = read_policy(kits / site / "local" / "fedpeft.json")
+            assert list(refusals(policy, SiteJob.from_sections(sections, site=site))) == []
+    own = ["data.partition=natural", "data.parts=1"]  # of hospitals with images of their own
+    for job in ("vit_ham10000", "paper/vit_ham10000", "vit_caltech101", "vit_flowers102"):
+        sections = compose(ROOT / "app_configs", job, own)
+        assert list(refusals(policy, SiteJob.from_sections(sections, site="client-1"))) == []
+
+
+def test_the_vision_project_differs_in_its_sites_and_what_they_allow():
+    usual, vision = (yaml.safe_load(file.read_text()) for file in (PROJECT, VISION))
+    for described in (usual, vision):
+        described["participants"] = [p for p in described["participants"] if p.get("role") != "org_admin"]
+        described["participants"] = [p for p in described["participants"] if p["type"] != "client"]
+        del described["name"], described["description"]
+    (ours,) = (builder["args"] for builder in vision["builders"] if builder["path"].startswith("fedpeft."))
+    assert ours.pop("site_policy") == {"head": True, "validation_fraction": 0}
+    assert vision == usual
+
+
+@pytest.mark.parametrize("project", [PROJECT, VISION], ids=lambda path: path.name)
+def test_the_page_names_every_line_that_must_be_changed(project):
+    lines = [line.partition("# CHANGE")[0].strip() for line in project.read_text().splitlines() if "CHANGE" in line]
     keys = {line.partition(":")[0] for line in lines if ":" in line and not line.startswith("#")}
     assert keys == {"name", "org", "default_host", "host_names", "fed_learn_port", "storage"}
     table = PAGE.read_text().partition("change its marked lines")[2].partition("Leave the builders")[0]

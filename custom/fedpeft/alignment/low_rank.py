@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Average what LoRA's factors multiply to, and factor the average again.
+"""Average what two factors multiply to, LoRA's or those of prompts, and factor the average again.
 
 A site's update of a matrix is the product B A. The mean of the factors is in general another matrix than the mean of
 the products; this file computes the latter, and returns the nearest product of the same rank.
@@ -7,7 +7,7 @@ the products; this file computes the latter, and returns the nearest product of 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,7 @@ from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place
-from fedpeft.methods.factors import FACTORS
+from fedpeft.methods.factors import FACTORS, Pair, lora_pairs, product_pairs
 from fedpeft.states import State
 
 
@@ -40,12 +40,14 @@ def integrate_products(
 
         dW = sum_k n_k B_k A_k / sum_k n_k = U S V^T,     B = U_r sqrt(S_r),  A = sqrt(S_r) V_r^T
 
-    This is the best approximation of dW of rank r in the Frobenius norm (Eckart and Young). Tensors that are not
-    LoRA's factors are averaged as FedAvg does, and a place that no site sent keeps its values in `previous`. Sites may
-    differ in rank: r is the largest of theirs.
+    This is the best approximation of dW of rank r in the Frobenius norm (Eckart and Young). Tensors that are no factors
+    are averaged as FedAvg does, and a place that no site sent keeps its values in `previous`. Sites may differ in rank:
+    r is the largest of theirs. Prompts that share one factor are averaged one layer after the other and factored
+    together; those of a layer that no site sent enter as they were.
 
     Args:
-        states: one adapter state for each site, `layer.<l>.<slot>.A` (r, n) and `.B` (m, r).
+        states: one adapter state for each site, with LoRA's `layer.<l>.<slot>.A` (r, n) and `.B` (m, r), or with the
+            factors of prompts, `layer.<l>.prompt.basis` or `shared.basis` (r, n) and `.coefficients` (m, r).
         counts: training samples n_k of each site, above 0.
         settings: `weighting` is used.
         sites: names for errors; default `states[0]`, ...
@@ -60,14 +62,17 @@ def integrate_products(
 
     Source: the federated parameter-efficient tuning of vision transformers, LoRA with server-side refactoring.
     """
-    return products_of_round(states, counts, settings, _refactored, sites=sites, previous=previous, robust=robust)
+    return products_of_round(
+        states, counts, settings, _refactored, product_pairs, sites=sites, previous=previous, robust=robust
+    )
 
 
 def products_of_round(
     states: Sequence[State],
     counts: Sequence[float],
     settings: PIASettings | None,
-    combined: Callable[[Sequence[State], Sequence[float], Mapping[str, str], State], dict[str, Tensor]],
+    combined: Callable[[Sequence[State], Sequence[float], Pair, State], dict[str, Tensor]],
+    pairs_of: Callable[[Iterable[str]], Sequence[Pair]] = lora_pairs,
     *,
     sites: Sequence[str] | None,
     previous: State | None,
@@ -77,8 +82,9 @@ def products_of_round(
 
     Args:
         states, counts, settings, sites, previous, robust: as in `integrate_products`.
-        combined: from the states that have a place, their weights, the place's tensors by name, and the global adapter
-            so far, to its new factors.
+        combined: from the states that have a pair, their weights, the pair, and the global adapter so far, to its new
+            factors.
+        pairs_of: from the keys of a state to the pairs that are combined.
     """
     if robust and not robust.weighs:
         raise FedpeftError(f"products are averaged by their mean, not by average={robust.average!r}: leave it out.")
@@ -86,22 +92,23 @@ def products_of_round(
     names = [f"states[{k}]" for k in range(len(states))] if sites is None else list(sites)
     owners = names if sites is None else [f"site {site}" for site in names]
     model = check_round(states, counts, owners, previous)
-    places = {place: names for place, names in by_place(model).items() if set(FACTORS) <= names.keys()}
-    factors = {names[name] for names in places.values() for name in FACTORS}
+    pairs = pairs_of(model)
+    factors = {key for pair in pairs for key in (pair.down, *pair.ups)}
     merged: dict[str, Tensor] = {}
     if others := [key for key in model if key not in factors]:
         rest = [{key: state[key] for key in others if key in state} for state in states]
         before = {key: previous[key] for key in others if key in previous} if previous else None
         merged, _ = integrate_owned(rest, counts, settings, owners, before)
     figures = {}
-    for place, tensors in places.items():
-        members = [k for k, state in enumerate(states) if tensors["A"] in state]
+    for pair in pairs:
+        members = [k for k, state in enumerate(states) if pair.down in state]
         if not members:
-            merged |= {tensors[name]: previous[tensors[name]].detach().clone() for name in FACTORS}
+            merged |= {key: previous[key].detach().clone() for key in (pair.down, *pair.ups)}
             continue
         weights = fedavg_weights([counts[k] for k in members], settings)
-        merged |= combined([states[k] for k in members], weights, tensors, previous or {})
-        figures[place] = {names[k]: Figures(weight=weight) for k, weight in zip(members, weights, strict=True)}
+        merged |= combined([states[k] for k in members], weights, pair, previous or {})
+        if pair.place:
+            figures[pair.place] = {names[k]: Figures(weight=weight) for k, weight in zip(members, weights, strict=True)}
     return {key: merged[key] for key in model}, report_of(figures)
 
 
@@ -159,24 +166,44 @@ def fitted(state: State, like: State) -> State:
     return fitting
 
 
-def _refactored(
-    states: Sequence[State], weights: Sequence[float], names: Mapping[str, str], previous: State
-) -> dict[str, Tensor]:
-    """Return the two factors of a place, of the largest rank of the sites and of the global adapter so far.
+def _refactored(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
+    """Return the factors of a pair, of the largest rank of the sites and of the global adapter so far.
 
     Where the mean of the products has a lower rank than the factors (no site has trained yet, B is zero), a neuron
     without a product would never train again: A then keeps the mean of the sites' and B stays zero.
     """
-    downs, ups = ([state[names[name]] for state in states] for name in FACTORS)
-    before = previous.get(names["A"])
+    downs, before = [state[pair.down] for state in states], previous.get(pair.down)
     rank = max(down.shape[0] for down in (*downs, *([] if before is None else [before])))
-    down, up = truncated(*mean_product(downs, ups, weights), rank)
+    terms, shares = list(states), list(weights)
+    if unsent := [key for key in pair.ups if not any(key in state for state in states)]:
+        terms.append({key: previous[key] for key in (pair.down, *unsent)})
+        shares.append(1.0)
+    ups, rows = _one_below_the_other(terms, shares, pair)
+    down, up = truncated(*mean_product([term[pair.down] for term in terms], ups, shares), rank)
     missing = rank - down.shape[0]
     down, up = functional.pad(down, (0, 0, 0, missing)), functional.pad(up, (0, missing))
     dead = up.norm(dim=0) <= torch.finfo(torch.float32).eps * max(float(up.norm()), torch.finfo(torch.float32).tiny)
     down[dead] = _mean_rows(downs, weights, rank, before).double()[dead]
     up[:, dead] = 0
-    return {names["A"]: down.to(downs[0].dtype), names["B"]: up.to(ups[0].dtype)}
+    parts = zip(pair.ups, up.to(ups[0].dtype).split(rows), strict=True)
+    return {pair.down: down.to(downs[0].dtype), **{key: part.clone() for key, part in parts}}
+
+
+def _one_below_the_other(terms: Sequence[State], shares: Sequence[float], pair: Pair) -> tuple[list[Tensor], list[int]]:
+    """Return each term's factors B of all places as one, and the rows of each place.
+
+    Where a term lacks a place there are zeros, and the others' factors are larger: their shares then sum to 1.
+    """
+    examples = [next(term[key] for term in terms if key in term) for key in pair.ups]
+    ups = []
+    for term in terms:
+        parts = []
+        for key, example in zip(pair.ups, examples, strict=True):
+            having = [share for share, other in zip(shares, terms, strict=True) if key in other]
+            share = sum(having) if len(having) < len(terms) else 1
+            parts.append(term[key] / share if key in term else example.new_zeros(len(example), len(term[pair.down])))
+        ups.append(torch.cat(parts))
+    return ups, [len(example) for example in examples]
 
 
 def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, before: Tensor | None) -> Tensor:

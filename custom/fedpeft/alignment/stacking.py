@@ -13,7 +13,7 @@ Source: Wang et al. 2024, FLoRA: Federated Fine-Tuning Large Language Models wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 from fedpeft.alignment.low_rank import products_of_round, truncated
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.methods.factors import MOST_RANKS, factor_places
+from fedpeft.methods.factors import MOST_RANKS, Pair, factor_places
 from fedpeft.states import State, computable
 
 
@@ -61,16 +61,15 @@ def product_length(state: State) -> tuple[float, int]:
     return max(total, 0.0), count
 
 
-def _stacked(
-    states: Sequence[State], weights: Sequence[float], names: Mapping[str, str], previous: State
-) -> dict[str, Tensor]:
-    downs = [state[names["A"]] for state in states]
+def _stacked(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
+    (up_key,) = pair.ups
+    downs = [state[pair.down] for state in states]
     dtype = downs[0].dtype
-    ups = [(computable(state[names["B"]]) * weight).to(dtype) for state, weight in zip(states, weights, strict=True)]
-    if names["A"] in previous:
-        downs, ups = [previous[names["A"]], *downs], [previous[names["B"]], *ups]
+    ups = [(computable(state[up_key]) * weight).to(dtype) for state, weight in zip(states, weights, strict=True)]
+    if pair.down in previous:
+        downs, ups = [previous[pair.down], *downs], [previous[up_key], *ups]
     down, up = torch.cat(downs), torch.cat(ups, dim=1)
     largest = min(up.shape[0], down.shape[1])
     if down.shape[0] > MOST_RANKS * largest:
         down, up = (factor.to(dtype).contiguous() for factor in truncated(down.double(), up.double(), largest))
-    return {names["A"]: down, names["B"]: up}
+    return {pair.down: down, up_key: up}

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """LLaVA-1.5 (Liu et al. 2024, arXiv:2310.03744): CLIP's image tower and a Llama that reads its patches as tokens.
 
-Adapters stand in the language model's layers, 32 of the 7B model, as FedPIA and F3OCUS have them.
+Adapters stand in the language model's layers, 32 of the 7B model, the number that F3OCUS gives.
 """
 
 from __future__ import annotations

@@ -60,7 +60,7 @@ AGGREGATIONS: dict[str, Aggregation] = {
         home="fedpeft.alignment.low_rank:integrate_products",
         averages=False,
         unequal_ranks=True,
-        needs="factors",
+        needs="products",
         reason="averages products of two factors",
     ),
     "stack": Aggregation(

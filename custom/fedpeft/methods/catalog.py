@@ -42,7 +42,8 @@ class MethodEntry:
             "frozen global": method.companion,
             "unequal widths": method.unequal_widths,
             "unequal backbones": method.unequal_backbones and method.exchanges,
-            "SVD or stack of products": bool(method.factors),
+            "SVD of products": method.products and not method.factors,
+            "SVD or stack of products": method.products and bool(method.factors),
             "layer schedule": method.exchanges and method.layers and not method.schedule,
         }
         return [ability for ability, able in can.items() if able]

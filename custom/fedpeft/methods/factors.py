@@ -1,17 +1,51 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""States with LoRA's factors: where they are, and how they stand side by side."""
+"""States with factors: which multiply to a product, where those of LoRA are, and how they stand side by side."""
 
 from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
 
 import torch
 
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place
+from fedpeft.keys import SHARED, by_place
 from fedpeft.states import State
 
 FACTORS = ("A", "B")
 RANK_AXIS = {"A": 0, "B": 1}
 MOST_RANKS = 2  # times the largest rank that a product can have
+PAIRS = (FACTORS, ("basis", "coefficients"))  # of a place; LoRA's, and those of prompts (`fedpeft.methods.prompts`)
+
+
+class Pair(NamedTuple):
+    """Keys of two factors that are averaged by their product.
+
+    Args:
+        place: that has them; empty where one factor belongs to several places.
+        down: of the factor (r, n).
+        ups: of the factors (m, r) that are multiplied by it, one for each place.
+    """
+
+    place: str
+    down: str
+    ups: tuple[str, ...]
+
+
+def lora_pairs(keys: Iterable[str]) -> list[Pair]:
+    """Return the pairs A and B."""
+    return [pair for pair in product_pairs(keys) if pair.down.endswith(".A")]
+
+
+def product_pairs(keys: Iterable[str]) -> list[Pair]:
+    """Return the pairs of all kinds, in which places may share their first factor, `shared.basis`."""
+    places, pairs = by_place(keys), []
+    for down, up in PAIRS:
+        pairs += [Pair(place, names[down], (names[up],)) for place, names in places.items() if {down, up} <= {*names}]
+        ups = tuple(names[up] for names in places.values() if up in names and down not in names)
+        if ups and f"{SHARED}{down}" in places:
+            pairs.append(Pair("", f"{SHARED}{down}", ups))
+    return pairs
 
 
 def is_factor(key: str) -> bool:

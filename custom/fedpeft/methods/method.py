@@ -36,8 +36,11 @@ class TuningMethod:
         unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a backbone
             and hold none of that one's own values.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
-        factors: if its tensors are LoRA's A and B, whose products can be averaged (`aggregation: svd`, `stack`): the
-            function from its settings to the factor by which a product counts, "package.module:object".
+        products: whether its tensors are pairs of factors (`fedpeft.methods.factors`) whose products can be averaged
+            and factored again (`aggregation: svd`).
+        factors: if these are LoRA's A and B, beside frozen matrices to which products can be added (`aggregation:
+            stack`; sites may differ in rank): the function from its settings to the factor by which a product counts,
+            "package.module:object".
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         peft_tuner: whether its code registers a tuner with PEFT.
@@ -58,6 +61,7 @@ class TuningMethod:
     companion: bool = False
     unequal_widths: bool = False
     unequal_backbones: bool = False
+    products: bool = False
     factors: str = ""
     layers: bool = True
     schedule: Mapping[str, Any] = field(default_factory=dict)

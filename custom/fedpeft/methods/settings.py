@@ -28,10 +28,11 @@ class MethodSettings:
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`. Those of
             `houlsby` apply to `feddat_houlsby` as well.
         site_settings: by site, settings of the job's method that replace those (sites of unequal width or rank).
-        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA: the weighted mean of the
-            products of its factors, factored again), `stack` (for LoRA: the factors side by side, without error; every
-            site adds their product to its frozen weights and starts with fresh factors), or `none` (every site alone).
-            By default `pia` where the method has neurons to align, `none` where it exchanges nothing, else `fedavg`.
+        aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
+            mean of the products of the factors, factored again), `stack` (for LoRA: the factors side by side, without
+            error; every site adds their product to its frozen weights and starts with fresh factors), or `none` (every
+            site alone). By default `pia` where the method has neurons to align, `none` where it exchanges nothing, else
+            `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
