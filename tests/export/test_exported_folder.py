@@ -3,20 +3,27 @@
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import load_file
 from trained_sites import table, trained
 from transformers import ViltModel
 
+from fedpeft.backbones import BackboneSettings, build
+from fedpeft.client.learner import Learner
+from fedpeft.client.site_state import load_before
 from fedpeft.errors import FedpeftError
 from fedpeft.export.folder import export
+from fedpeft.jobs import compose
 from fedpeft.predict.examples import of_split
 from fedpeft.predict.kept_model import find
 from fedpeft.predict.model import Predictor
 
+CONFIGS = Path(__file__).parents[2] / "app_configs"
 FROZEN = "method.pia.integration=frozen_global"
 CODE = re.compile(r"```python\n(.*?)```", re.DOTALL)
 
@@ -141,6 +148,25 @@ def test_merged_weights_are_a_backbone(sections, tmp_path, overrides, exact):
     assert overall == metrics["overall"]
     for one, other in zip(predictions, figures(kept, of_split("test", kept).examples)[0], strict=True):
         assert one.answers[0].probability == pytest.approx(other.answers[0].probability, abs=1e-4)
+
+
+@pytest.mark.slow
+def test_the_backbone_of_one_center_without_its_head_is_that_of_the_others(tmp_path):
+    small = ["training.rounds=1", "data.train_size=12", "data.validation_size=4", "data.test_size=6"]
+    alone = ["federation.sites=[mskcc]", "method.name=full", "method.aggregation=none", "method.head=private"]
+    first, rest = (compose(CONFIGS, "vit_fed_isic2019", [*small, *chosen]) for chosen in (alone, []))
+    folder, _ = trained(first, tmp_path / "first", ["mskcc"])["mskcc"]
+    export(find(folder, site=None), tmp_path / "out", merged=True)
+    rest["backbone"]["source"] = str(tmp_path / "out" / "model")
+    learner = Learner.from_sections(rest, site="bcn", folder=tmp_path / "bcn")
+    received = {name: tensor for name, tensor in learner.backbone.model.state_dict().items() if "lora" not in name}
+    tuned = {key.replace("backbone.", ""): tensor for key, tensor in load_before(folder, 2).adapter.items()}
+    usual = build(BackboneSettings(name="tiny-vit")).model.state_dict()
+    assert {name.replace("base_layer.", "") for name in received} == tuned.keys() == usual.keys()
+    for name, tensor in received.items():
+        assert torch.equal(tensor, tuned[name.replace("base_layer.", "")])
+    assert not all(torch.equal(tensor, usual[name]) for name, tensor in tuned.items())
+    assert not any("head" in key for key in load_file(tmp_path / "out" / "model" / "model.safetensors"))
 
 
 @pytest.mark.parametrize(
