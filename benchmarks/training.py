@@ -16,7 +16,7 @@ import multiprocessing
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 from measured import machine, ratio, show
 
 MIB = 2**20
+Measured = tuple[float, float, float, float]  # of one step: wall seconds, CPU seconds, MiB at the peak and before it
 
 
 class Row(NamedTuple):
@@ -125,8 +126,8 @@ def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
     return inputs, torch.randint(0, options.classes, (samples,), generator=rng)
 
 
-def measure(name: str, options: argparse.Namespace) -> tuple[float, float, float, float]:
-    """Wall seconds and CPU seconds of one step, and MiB at the peak and before it; in a process of its own."""
+def measure(name: str, options: argparse.Namespace) -> Measured:
+    """Measure one step of a row; in a process of its own."""
     import torch
     import training_peers
     from transformers import ViltConfig
@@ -166,6 +167,24 @@ def _memory(device: Any, *, peak: bool) -> float:
     return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
+def table_rows(taken: Mapping[str, Sequence[Measured]], samples: int) -> list[tuple[str, ...]]:
+    """Row by row: samples per second, how many times faster than others (wall, CPU), MiB at the peak, growth.
+
+    Args:
+        taken: by row, what `measure` returned for each run; a row whose others are not among them is its own other.
+        samples: of a batch.
+    """
+    rows = []
+    for name, steps in taken.items():
+        theirs = taken.get(ROWS[name].theirs, steps)
+        wall, cpu = ([a[k] / b[k] for a, b in zip(theirs, steps, strict=True)] for k in range(2))
+        growth = [(b[2] - b[3]) / (a[2] - a[3]) for a, b in zip(theirs, steps, strict=True)]
+        speed = samples / statistics.median(step[1] for step in steps)
+        peak = statistics.median(step[2] for step in steps)
+        rows.append((name, f"{speed:.2f}", ratio(wall), ratio(cpu), f"{peak:.0f}", f"{statistics.median(growth):.2f}"))
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="the tiny ViLT's shape instead of ViLT-B's")
@@ -179,20 +198,13 @@ def main() -> None:
     options = parser.parse_args()
     os.environ.setdefault("OMP_NUM_THREADS", str(options.threads))
     where = machine()
-    taken: dict[str, list[tuple[float, float, float, float]]] = {name: [] for name in options.rows}
+    taken: dict[str, list[Measured]] = {name: [] for name in options.rows}
     new_process = partial(multiprocessing.get_context("spawn").Pool, 1, maxtasksperchild=1)
     for _ in range(options.runs):
         for name, steps in taken.items():
             with new_process() as pool:
                 steps.append(pool.apply(measure, (name, options)))
-    rows = []
-    for name, steps in taken.items():
-        theirs = taken.get(ROWS[name].theirs, steps)
-        wall, cpu = ([a[k] / b[k] for a, b in zip(theirs, steps, strict=True)] for k in range(2))
-        growth = [(b[2] - b[3]) / (a[2] - a[3]) for a, b in zip(theirs, steps, strict=True)]
-        speed = options.samples / statistics.median(step[1] for step in steps)
-        peak = statistics.median(step[2] for step in steps)
-        rows.append((name, f"{speed:.2f}", ratio(wall), ratio(cpu), f"{peak:.0f}", f"{statistics.median(growth):.2f}"))
+    rows = table_rows(taken, options.samples)
     shape = "the tiny ViLT's shape" if options.tiny else "ViLT-B"
     print(where)
     show(

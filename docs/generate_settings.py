@@ -208,7 +208,7 @@ def _vit() -> str:
 def _albef() -> str:
     encoder, decoder = (entries(backbones.skeleton(name)) for name in ("albef", "albef-decoder"))
     rows = [
-        (f"`{entry.name}`", f"{entry.exchanged:,}", f"{other.exchanged:,}")
+        (f"`{entry.name}`", *("refused" if one.misfit else f"{one.exchanged:,}" for one in (entry, other)))
         for entry, other in zip(encoder, decoder, strict=True)
         if entry.trained is not None and not METHODS.is_plugin(entry.name)
     ]

@@ -121,15 +121,18 @@ assert compose(configs, "own")["training"]["local_epochs"] == 7
     ),
     "fedpeft.answering": (
         """
+from fedpeft.client.answering import WayToAnswer
 from fedpeft.client.answering.classification import Classification, build
 
 class Careful(Classification):
     def loss(self, logits, target, *, reduction="mean"):
         return 2 * super().loss(logits, target, reduction=reduction)
 
-def MINE(*arguments):
+def careful(*arguments):
     classification = build(*arguments)
     return Careful(classification.backbone, classification.head, classification.vocabulary)
+
+MINE = WayToAnswer(home=careful)
 """,
         """
 own, usual = (federation(f"training.answering={name}")[0].updates["a"].metrics for name in ("mine", "classification"))

@@ -150,6 +150,7 @@ def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
     from fedpeft.admission.strict_json import check_texts
     from fedpeft.backbones import BackboneSettings
+    from fedpeft.client import answering
     from fedpeft.data import DataSettings
     from fedpeft.data.answer_space import shared_answers
     from fedpeft.federation import FederationSettings, check_joins, several_backbones, site_backbone, site_data
@@ -171,6 +172,8 @@ def check(sections: Mapping[str, Any]) -> None:
     schedule = schedule_of(sections.get("schedule"), method.method)
     check_secure_sum(method, schedule, federation)
     method.check_schedule(active=schedule.active, joins=schedule.joins)
+    way = training.answering
+    method.method.check_answering(way, one_distribution=answering.get(way).one_distribution)
     for site in federation.sites:
         build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
     if several_backbones(sections["backbone"]):

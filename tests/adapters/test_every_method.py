@@ -5,13 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from one_client import aggregations, check_identity
 from peft import PeftModel
 from torch import nn
 from transformers import ViltModel
 
 from fedpeft import adapters, methods
-from fedpeft.alignment import integrate
-from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import is_key, layers_of
 from fedpeft.methods.settings import MethodSettings
@@ -106,9 +105,24 @@ def test_one_layer_trains_alone(name, prepared, batch):
 
 
 def test_aggregating_one_site_changes_nothing(name, prepared):
-    state = prepared[1].state()
-    merged, _ = integrate([state], [7], PIASettings(server=False), sites=["a"])
-    assert all(torch.equal(tensor, state[key]) for key, tensor in merged.items())
+    generator = torch.Generator().manual_seed(6)
+    first = prepared[1].state()
+    state = {key: tensor + 0.1 * torch.randn(tensor.shape, generator=generator) for key, tensor in first.items()}
+    for way in aggregations(name):
+        check_identity(name, way, SETTINGS.get(name, {}), state)
+
+
+PIA = [{"normalize": False}, {"reference": "largest"}, {"reference": "fixed_point"}, {"aligned_at": "site"}]
+
+
+@pytest.mark.parametrize("pia", PIA, ids=str)
+@pytest.mark.parametrize("name", [name for name in TRAINING if methods.get(name).neurons])
+def test_aligning_one_site_changes_nothing_with_other_settings(name, pia, vilt, draw):
+    backbone = nn.Module()
+    backbone.model = vilt()
+    first = methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0).state()
+    state = draw({key: tuple(tensor.shape) for key, tensor in first.items()})
+    check_identity(name, "pia", SETTINGS.get(name, {}), state, pia)
 
 
 def test_its_aggregation_is_what_it_declares(name):

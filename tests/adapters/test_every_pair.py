@@ -1,34 +1,63 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Every method in a small model of every other kind of backbone than ViLT, which test_every_method.py has."""
+"""Every method in a small model of every other kind of backbone than ViLT, which test_every_method.py has.
+
+Backbones that classify fit features, the others answers: with a decoder that ranks them, or written token by token.
+"""
 
 import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
+from one_client import aggregations, check_identity
 from small_albef import albef_folder
 from small_models import IMAGE, MODELS, SIZE, blip2
 from transformers import ViTConfig, ViTModel
 
 from fedpeft import adapters, methods
-from fedpeft.alignment import integrate
-from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings, build
+from fedpeft.client import answering
+from fedpeft.client.loop import parts_of
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import by_place, is_key
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part, parameter_count
 from fedpeft.server.export import export_adapter
+from fedpeft.training_settings import TrainingSettings
 
 pytestmark = pytest.mark.slow
 
 QUESTIONS = ["where is the nodule ?", "is there an effusion ?", "why ?"]
-BACKBONES = {  # name in the settings -> what makes a folder of its small model
-    "vit": lambda folder: save(ViTModel(ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False), folder),
-    "albef": albef_folder,
-    "llava": MODELS["llava"],
-    "blip2": blip2,
-    "transformers": MODELS["clip"],
+ANSWERS = ["in the image", "why", "nodule"]
+
+
+class Small(NamedTuple):
+    """A small model.
+
+    Args:
+        name: of its backbone in the settings.
+        save: makes its folder.
+        answering: how it answers; empty: its features are fitted.
+    """
+
+    name: str
+    save: Callable[[Path], Path]
+    answering: str = ""
+
+
+BACKBONES = {
+    "vit": Small("vit", lambda folder: save(ViTModel(ViTConfig(**SIZE, **IMAGE), add_pooling_layer=False), folder)),
+    "albef": Small("albef", albef_folder),
+    "llava": Small("llava", MODELS["llava"]),
+    "blip2": Small("blip2", blip2),
+    "transformers": Small("transformers", MODELS["clip"]),
+    "albef, ranking": Small("albef-decoder", albef_folder, "ranking"),
+    "llava, writing": Small("llava", MODELS["llava"], "generation"),
 }
 SETTINGS = {
     "houlsby": {"reduction_factor": 8},
@@ -47,6 +76,7 @@ SETTINGS = {
 }
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
 NO_PROMPTS = "prompts need one stack of layers|prompts would move the positions"
+ONE_EACH = "needs one distribution over answers for each sample"
 NO_PARALLEL = "an adapter beside it cannot read the residual stream"
 
 
@@ -59,6 +89,8 @@ def refusal(method, backbone):
     """The reason for which these two do not go together; None: they do."""
     if ("vpt" in method or method == "promptfl") and backbone != "vit":
         return NO_PROMPTS
+    if method.startswith("feddat") and BACKBONES[backbone].answering:
+        return ONE_EACH
     return NO_PARALLEL if "parallel" in method and backbone == "blip2" else None
 
 
@@ -79,42 +111,48 @@ def load(tmp_path_factory):
     def loaded(name):
         if name not in built:
             torch.manual_seed(0)
-            folder = BACKBONES[name](tmp_path_factory.mktemp("models") / name)
-            built[name] = build(BackboneSettings(name=name, source=str(folder), text_length=16))
+            small = BACKBONES[name]
+            folder = small.save(tmp_path_factory.mktemp("models") / small.name)
+            built[name] = build(BackboneSettings(name=small.name, source=str(folder), text_length=16))
         return copy.deepcopy(built[name])
 
     return loaded
 
 
-def prepared(name, backbone):
+def prepared(name, backbone, way):
+    if way:
+        methods.get(name).check_answering(way, one_distribution=answering.get(way).one_distribution)
     return methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0)
 
 
-def batch_of(backbone):
+def parts(backbone, way):
+    """A batch: with a way of answering its answers, without one the features, whose targets are random."""
     rng = np.random.default_rng(0)
     pictures = [rng.integers(0, 256, size=(20, 24, 3), dtype=np.uint8) for _ in QUESTIONS]
-    return backbone.collate(pictures, QUESTIONS)
-
-
-def fit(backbone, trainable, steps):
-    """Losses of a fit of one batch: the features to random targets, with the method's own step."""
-    batch = batch_of(backbone)
+    backbone.eval()  # without dropout, so that the loss falls in every step
+    if way:
+        settings = TrainingSettings(rounds=1, answering=way)
+        model = answering.build(backbone, AnswerVocabulary(ANSWERS), settings, torch.Generator()).eval()
+        rows = zip(pictures, QUESTIONS, ANSWERS, strict=True)
+        return parts_of(model.collate(pictures, [Example(*row, closed=False, image_id="") for row in rows]), model)
+    batch = backbone.collate(pictures, QUESTIONS)
     goal = torch.randn(3, backbone.hidden_size, generator=torch.Generator().manual_seed(5))
+    return [Part(lambda: backbone(**batch), lambda features: (features - goal).square().mean())]
+
+
+def fit(backbone, trainable, steps, way):
+    """Losses of a fit of one batch with the method's own step."""
+    batch = parts(backbone, way)
     optimizer = torch.optim.Adam([p for p in trainable.parameters().values() if p.requires_grad], lr=1e-2)
     torch.manual_seed(0)
-    backbone.eval()  # without dropout, so that the loss falls in every step
-
-    def loss(outputs):
-        return (outputs - goal).square().mean()
-
-    return [trainable.step([Part(lambda: backbone(**batch), loss)], optimizer).item() for _ in range(steps)]
+    return [trainable.step(batch, optimizer).item() for _ in range(steps)]
 
 
 @pytest.mark.parametrize(("name", "backbone_name"), pairs())
 def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load):
-    backbone = load(backbone_name)
+    backbone, way = load(backbone_name), BACKBONES[backbone_name].answering
     count = parameter_count(backbone, methods.get(name).tuning(), SETTINGS.get(name, {}))
-    trainable = prepared(name, backbone)
+    trainable = prepared(name, backbone, way)
     first, private = trainable.state(), trainable.private_state()
     assert all(map(is_key, first))
     assert sum(map(torch.numel, first.values())) == count.exchanged
@@ -123,14 +161,14 @@ def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load):
     frozen = {key: p for key, p in backbone.named_parameters() if id(p) not in trained}
     before = {key: p.detach().clone() for key, p in frozen.items()}
 
-    losses = fit(backbone, trainable, steps=6)
+    losses = fit(backbone, trainable, 6, way)
     assert losses[-1] < losses[0]
     assert all(torch.equal(p, before[key]) for key, p in frozen.items())
     learned = trainable.state()
     assert any(not torch.equal(tensor, first[key]) for key, tensor in learned.items())
 
-    merged, _ = integrate([learned], [7], PIASettings(server=False), sites=["a"])
-    assert all(torch.equal(tensor, learned[key]) for key, tensor in merged.items())
+    for aggregation in aggregations(name):
+        check_identity(name, aggregation, SETTINGS.get(name, {}), learned)
     trainable.load(first)
     trainable.load_private(private)
     assert all(torch.equal(t, (first | private)[k]) for k, t in (trainable.state() | trainable.private_state()).items())
@@ -139,15 +177,15 @@ def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load):
 @pytest.mark.parametrize(("name", "backbone_name"), [pair for pair in PAIRS if refusal(*pair)])
 def test_what_does_not_go_together_is_refused_with_the_reason(name, backbone_name, load):
     with pytest.raises(FedpeftError, match=refusal(name, backbone_name)) as caught:
-        prepared(name, load(backbone_name))
+        prepared(name, load(backbone_name), BACKBONES[backbone_name].answering)
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.exports))
 def test_peft_reads_what_the_server_writes_of_it(name, backbone_name, load, tmp_path):
-    backbone = load(backbone_name)
-    trainable = prepared(name, backbone)
-    fit(backbone, trainable, steps=2)
+    backbone, way = load(backbone_name), BACKBONES[backbone_name].answering
+    trainable = prepared(name, backbone, way)
+    fit(backbone, trainable, 2, way)
     learned, settings = trainable.state(), SETTINGS.get(name, {})
     chosen = MethodSettings(name=name, settings={name: settings})
     export_adapter(tmp_path, learned, chosen, family=backbone.family, slots=trainable.slots())
@@ -158,9 +196,9 @@ def test_peft_reads_what_the_server_writes_of_it(name, backbone_name, load, tmp_
 
 @pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.neurons))
 def test_its_neurons_can_change_places_without_a_trace(name, backbone_name, load):
-    backbone = load(backbone_name)
-    trainable = prepared(name, backbone)
-    fit(backbone, trainable, steps=2)
+    backbone, way = load(backbone_name), BACKBONES[backbone_name].answering
+    trainable = prepared(name, backbone, way)
+    fit(backbone, trainable, 2, way)
     learned = trainable.state()
     layout = methods.get(name).neuron_layout()
     shared = {key: tensor for key, tensor in learned.items() if key.startswith("shared.")}
@@ -170,10 +208,10 @@ def test_its_neurons_can_change_places_without_a_trace(name, backbone_name, load
             tensors = {part: learned[key] for part, key in keys.items()}
             moved |= {f"{place}.{part}": tensor for part, tensor in in_another_order(layout, tensors).items()}
     assert moved.keys() == learned.keys()
-    expected = features(backbone)
+    expected = outputs(backbone, way)
     trainable.load(moved)
     assert any(not torch.equal(tensor, learned[key]) for key, tensor in moved.items())
-    torch.testing.assert_close(features(backbone), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(outputs(backbone, way), expected, atol=1e-5, rtol=1e-4)
 
 
 def in_another_order(layout, tensors):
@@ -189,6 +227,7 @@ def in_another_order(layout, tensors):
     }
 
 
-def features(backbone):
+def outputs(backbone, way):
+    (batch,) = parts(backbone, way)
     with torch.no_grad():
-        return backbone.eval()(**batch_of(backbone))
+        return batch.forward()

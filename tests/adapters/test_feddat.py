@@ -5,21 +5,22 @@ import copy
 
 import pytest
 import torch
+from feddat_by_hand import KINDS, ByHand
 from peft import PeftModel
 from torch import nn
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.adapter_state import adapter_parameters
 from fedpeft.methods.adapterfusion import Fusion
+from fedpeft.methods.feddat import divergence
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter
 
 RATE, CLASSES = 0.5, 7
-NAMES = ["feddat_adapterfusion", "feddat_compacter", "feddat_houlsby", "feddat_parallel"]
-ONE_ADAPTER = {"feddat_houlsby": "houlsby", "feddat_parallel": "parallel"}
+NAMES = sorted(KINDS)
+SETTINGS = {"reduction_factor": 4}
 
 
 def with_head(vilt):
@@ -46,50 +47,51 @@ def cross_entropy(logits, target):
     return -logits.log_softmax(-1)[range(len(target)), target].mean()
 
 
-@pytest.mark.parametrize("name", ONE_ADAPTER)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_two_steps_are_the_papers(name, vilt, batch):
-    """Against PEFT's switching between adapters, gradients by hand and plain gradient descent."""
+    """Against adapters as equations in hooks, gradients by hand and plain gradient descent."""
     backbone, head = with_head(vilt)
-    trainable = methods.get(name).tuning().prepare(backbone, {}, seed=0)
-    a1, a0 = drawn(trainable.state(), 1), drawn(trainable.private_state(), 2)
+    trainable = methods.get(name).tuning().prepare(backbone, SETTINGS, seed=0)
+    a1, private = drawn(trainable.state(), 1), drawn(trainable.private_state(), 2)
     trainable.start(a1, None)
-    trainable.load_private(a0)
-    plain = {key.removeprefix("private."): tensor for key, tensor in a0.items()}
-
-    model, own_head = vilt(), copy.deepcopy(head)
-    for adapter, state in (("a1", a1), ("a0", plain), ("a2", a1)):
-        model = adapters.attach(model, adapters.config(ONE_ADAPTER[name]), adapter)
-        adapters.load_adapter_state(model, state, adapter)
-
-    def logits(*active):
-        model.base_model.set_adapter(list(active))
-        return own_head(model(**batch()).pooler_output)
-
-    def descend(loss, adapter):
-        loss.backward()
-        with torch.no_grad():
-            for parameter in (*adapter_parameters(model, adapter).values(), *own_head.parameters()):
-                parameter -= RATE * parameter.grad
-        model.zero_grad()
-        own_head.zero_grad()
+    trainable.load_private(private)
+    a0 = {key.removeprefix("private."): tensor for key, tensor in private.items()}
+    assert a0.keys() >= a1.keys()
+    assert any("fusion" in key for key in a0) == KINDS[name].fused
+    reference = ByHand(KINDS[name], vilt(), copy.deepcopy(head), {"a0": a0, "a1": a1, "a2": a1})
 
     target = torch.tensor([0, 3, 6])
-    teacher = logits("a0", "a2").detach()
-    shared = logits("a1")
-    descend((cross_entropy(shared, target) + kl(teacher, shared)) / 2, "a1")
-    dual = logits("a0", "a2")
+    teacher = reference.logits(batch(), "a0", "a2").detach()
+    shared = reference.logits(batch(), "a1")
+    reference.descend((cross_entropy(shared, target) + kl(teacher, shared)) / 2, "a1", RATE)
+    dual = reference.logits(batch(), "a0", "a2")
     loss = cross_entropy(dual, target)
-    descend((loss + kl(shared.detach(), dual)) / 2, "a0")
+    reference.descend((loss + kl(shared.detach(), dual)) / 2, "a0", RATE)
+
+    def stepped(now, before):
+        assert now.keys() == before.keys()
+        assert [key for key, tensor in now.items() if torch.equal(tensor, before[key])] == []
 
     parameters = [*trainable.parameters().values(), *head.parameters()]
     part = Part(lambda: head(backbone.model(**batch()).pooler_output), lambda outputs: F.cross_entropy(outputs, target))
     value = trainable.step([part], torch.optim.SGD(parameters, lr=RATE))
     torch.testing.assert_close(value, loss.detach())
-    torch.testing.assert_close(trainable.state(), adapters.adapter_state(model, "a1"))
-    assert any(not torch.allclose(tensor, a1[key]) for key, tensor in trainable.state().items())
-    private = {key.removeprefix("private."): tensor for key, tensor in trainable.private_state().items()}
-    torch.testing.assert_close(private, adapters.adapter_state(model, "a0"))
-    torch.testing.assert_close(dict(head.state_dict()), dict(own_head.state_dict()))
+    stepped(trainable.state(), a1)
+    torch.testing.assert_close(trainable.state(), detached(reference.states["a1"]))
+    stepped(trainable.private_state(), private)
+    now = {key.removeprefix("private."): tensor for key, tensor in trainable.private_state().items()}
+    torch.testing.assert_close(now, detached(reference.states["a0"]))
+    torch.testing.assert_close(dict(head.state_dict()), dict(reference.head.state_dict()))
+    assert all(torch.equal(tensor, a1[key]) for key, tensor in trainable.beside().state.items())
+
+
+def detached(state):
+    return {key: tensor.detach() for key, tensor in state.items()}
+
+
+def test_what_is_distilled_is_one_distribution_for_each_sample():
+    with pytest.raises(FedpeftError, match=r"of shape \(2, 4, 9\): set training.answering to 'classification'"):
+        divergence(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -46,11 +46,11 @@ def data(**changes):
     )
 
 
-def learner(folder, site_data=None, **training):
+def learner(folder, site_data=None, name="houlsby", **training):
     return Learner(
         site="chest",
         backbone=BackboneSettings(),
-        method=MethodSettings(aggregation="fedavg"),
+        method=MethodSettings(name=name, aggregation="fedavg"),
         training=TrainingSettings(rounds=2, learning_rate=5e-3, **training),
         site_data=site_data or data(),
         dataset="manifest",
@@ -70,6 +70,12 @@ def test_a_site_learns_its_labels(tmp_path):
     assert 0 <= second.metrics["overall"] <= 1
     assert len(site.measured(site.data.test).by_label()) == len(LABELS)
     assert len(site.vocabulary) == len(LABELS)
+
+
+def test_what_is_said_of_questions_does_not_refuse_a_method_here(tmp_path):
+    few = data(train=examples(4), test=examples(2))
+    site = learner(tmp_path, few, name="feddat_houlsby", answering="generation")
+    assert np.isfinite(site.train_round(1, {}).metrics["loss"])
 
 
 def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):

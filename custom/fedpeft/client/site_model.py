@@ -62,6 +62,9 @@ class SiteModel:
     ) -> None:
         torch.set_num_threads(training.threads)
         self.training, self.vocabulary = training, vocabulary
+        if not labelled:
+            way = training.answering
+            method.method.check_answering(way, one_distribution=ways.get(way).one_distribution)
         self.device = computing.device_of(training)
         with about("backbone"):
             self.backbone = backbones.build(backbone)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
@@ -55,8 +56,11 @@ def entries(backbone: Backbone) -> Iterator[MethodEntry]:
     Args:
         backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
     """
+    only = getattr(backbone, "answering", None)
     for name, method in METHODS.usable():
         try:
+            if only:
+                method.check_answering(only, one_distribution=answering.get(only).one_distribution)
             counts = parameter_counts(backbone, method.tuning(), {})
         except FedpeftError as error:
             yield MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))

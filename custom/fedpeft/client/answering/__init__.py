@@ -10,10 +10,11 @@ is private to the site, the targets of a batch, the loss, and which answers are 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpeft.errors import FedpeftError
-from fedpeft.registry import Registry
+from fedpeft.registry import Registry, imported
 
 if TYPE_CHECKING:
     import torch
@@ -25,12 +26,39 @@ if TYPE_CHECKING:
 
     Build = Callable[[Backbone, AnswerVocabulary, TrainingSettings, torch.Generator], Answering]
 
-ANSWERING: Registry[Build] = Registry("answering", "fedpeft.answering")
-ANSWERING.register("classification", "fedpeft.client.answering.classification:build")
-ANSWERING.register("generation", "fedpeft.client.answering.generation:build")
-ANSWERING.register("ranking", "fedpeft.client.answering.ranking:build")
 
-register, names = ANSWERING.register, ANSWERING.names
+@dataclass(frozen=True, kw_only=True)
+class WayToAnswer:
+    """A way to answer as it is registered. Registering imports no torch.
+
+    Args:
+        home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
+            import path "package.module:object".
+        one_distribution: whether its logits are one distribution over answers for each sample, (B, C); not so where
+            every token of an answer has one, (B, T, V).
+    """
+
+    home: Build | str
+    one_distribution: bool = True
+
+    def build(
+        self,
+        backbone: Backbone,
+        vocabulary: AnswerVocabulary,
+        settings: TrainingSettings,
+        generator: torch.Generator,
+    ) -> Answering:
+        """Call `home`; see `build` below."""
+        make = imported(self.home) if isinstance(self.home, str) else self.home
+        return make(backbone, vocabulary, settings, generator)
+
+
+ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
+ANSWERING.register("classification", WayToAnswer(home="fedpeft.client.answering.classification:build"))
+ANSWERING.register("generation", WayToAnswer(home="fedpeft.client.answering.generation:build", one_distribution=False))
+ANSWERING.register("ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", one_distribution=False))
+
+register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
 
 
 def build(
@@ -69,4 +97,4 @@ def build(
             f"to {only!r}.",
             setting="training.answering",
         )
-    return ANSWERING.get(settings.answering)(backbone, vocabulary, settings, generator)
+    return get(settings.answering).build(backbone, vocabulary, settings, generator)

@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Every method by its name alone, as `--set method.name=X` composes it: a round of two sites, and its figures."""
+
+import math
+
+import pytest
+import torch
+
+from fedpeft import methods
+from fedpeft.client.learner import Learner
+from fedpeft.federate import federate
+from fedpeft.keys import is_key
+
+SITES = ("slake", "vqa-rad")
+SMALL = (
+    f"federation.sites=[{', '.join(SITES)}]",
+    "training.rounds=1",
+    "training.local_epochs=1",
+    "data.train_size=4",
+    "data.validation_size=2",
+    "data.test_size=2",
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", methods.names())
+def test_a_federation_of_any_method_ends_with_its_figures(name, sections, tmp_path):
+    chosen = sections(*SMALL, f"method.name={name}")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    first = learners[SITES[0]].first_state()
+    (result,) = federate(learners)
+    assert result.updates.keys() == set(SITES)
+    assert not result.refused
+    for update in result.updates.values():
+        assert math.isfinite(update.metrics["loss"])
+        assert 0 <= update.metrics["overall"] <= 1
+    assert bool(result.state) == methods.get(name).exchanges
+    assert all(map(is_key, result.state))
+    assert result.state.keys() <= first.keys()
+    assert not result.state or any(not torch.equal(tensor, first[key]) for key, tensor in result.state.items())

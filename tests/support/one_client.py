@@ -1,0 +1,54 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Aggregate what one client sent, and compare what must be equal to it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from fedpeft import methods
+from fedpeft.keys import by_place
+from fedpeft.methods.aggregations import AGGREGATIONS
+from fedpeft.methods.factors import FACTORS
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.aggregation import aggregate
+from fedpeft.states import State
+
+
+def aggregations(name: str) -> list[str]:
+    """Return the ways in which a method, by its declaration, can be aggregated; its own default is among them."""
+    method = methods.get(name)
+    able = [way for way, rule in AGGREGATIONS.items() if rule.exchanges and rule.fits(method)]
+    assert MethodSettings(name=name).aggregation in able
+    return able
+
+
+def check_identity(
+    name: str, way: str, settings: Mapping[str, Any], state: State, pia: Mapping[str, Any] | None = None
+) -> None:
+    """Aggregate the tensors of one client as a job would: nothing changes.
+
+    Where the products of factors are averaged these are compared, up to rounding, and all else to the bit.
+
+    Args:
+        name: of the method.
+        way: of `method.aggregation`.
+        settings: of the method.
+        state: what the client sent.
+        pia: settings of `method.pia`.
+    """
+    method = MethodSettings(name=name, aggregation=way, settings={name: settings}, pia=pia or {})
+    merged, _ = aggregate({"a": (state, 7)}, method, previous=None)
+    assert merged.keys() == state.keys()
+    of_products = set()
+    if method.rule.needs == "factors":
+        places = [names for names in by_place(state).values() if set(FACTORS) <= names.keys()]
+        assert places
+        for names in places:
+            of_products |= {names[factor] for factor in FACTORS}
+            now, sent = (tensors[names["B"]] @ tensors[names["A"]] for tensors in (merged, state))
+            torch.testing.assert_close(now, sent, rtol=1e-5, atol=1e-6)
+            assert bool(sent.any())
+    assert all(torch.equal(merged[key], state[key]) for key in state.keys() - of_products)
