@@ -9,12 +9,13 @@ from typing import Any
 import torch
 
 from fedpeft import methods
-from fedpeft.keys import by_place
 from fedpeft.methods.aggregations import AGGREGATIONS
-from fedpeft.methods.factors import FACTORS
+from fedpeft.methods.factors import lora_pairs, product_pairs
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
 from fedpeft.states import State
+
+PAIRS = {"products": product_pairs, "factors": lora_pairs}  # which an aggregation multiplies, by what it needs
 
 
 def aggregations(name: str) -> list[str]:
@@ -43,12 +44,13 @@ def check_identity(
     merged, _ = aggregate({"a": (state, 7)}, method, previous=None)
     assert merged.keys() == state.keys()
     of_products = set()
-    if method.rule.needs == "factors":
-        places = [names for names in by_place(state).values() if set(FACTORS) <= names.keys()]
-        assert places
-        for names in places:
-            of_products |= {names[factor] for factor in FACTORS}
-            now, sent = (tensors[names["B"]] @ tensors[names["A"]] for tensors in (merged, state))
-            torch.testing.assert_close(now, sent, rtol=1e-5, atol=1e-6)
-            assert bool(sent.any())
+    if pairs_of := PAIRS.get(method.rule.needs):
+        pairs = pairs_of(state)
+        assert pairs
+        for pair in pairs:
+            of_products |= {pair.down, *pair.ups}
+            for up in pair.ups:
+                now, sent = (tensors[up] @ tensors[pair.down] for tensors in (merged, state))
+                torch.testing.assert_close(now, sent, rtol=1e-5, atol=1e-6)
+                assert bool(sent.any())
     assert all(torch.equal(merged[key], state[key]) for key in state.keys() - of_products)
