@@ -73,6 +73,7 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     from transformers import ViltModel
 
     from fedpeft import methods
+    from fedpeft.backbones.matrices import matrices
     from fedpeft.backbones.vilt import Vilt
     from fedpeft.client import computing
     from fedpeft.client.answering.classification import Classification
@@ -81,17 +82,19 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     from fedpeft.client.loop import parts_of
     from fedpeft.client.optimizer import build_optimizer
     from fedpeft.data.answers import AnswerVocabulary
+    from fedpeft.methods.settings import MethodSettings
     from fedpeft.training_settings import TrainingSettings
 
     settings = TrainingSettings(rounds=1, **row.training)
     backbone = Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
-    weights = computing.matrices(backbone)
+    weights = matrices(backbone.model)
     trainable = methods.get(row.method).tuning().prepare(backbone, {}, seed=0)
     trainable.start(trainable.state(), None)
     head = build_head("mlp", config.hidden_size, config.num_labels, torch.Generator().manual_seed(0))
     vocabulary = AnswerVocabulary([f"answer {number}" for number in range(config.num_labels)])
+    computing.keep_frozen(backbone, settings, weights, device, MethodSettings(name=row.method))
     answering = Classification(backbone, head, vocabulary).to(device).train()
-    computing.set_up(backbone, settings, weights)
+    computing.set_up(backbone, settings)
     if settings.reuse_passes:
         trainable.reuse_passes()
     optimizer = build_optimizer(

@@ -11,7 +11,7 @@ from fedpeft.metrics import VALIDATION
 from fedpeft.settings import at_least, one_of
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
-FLOAT32, BFLOAT16 = "float32", "bfloat16"
+FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
 IMAGES_MIB = 64
 FUSED, FIRST_TOKEN = "fused", "first_token"
@@ -42,7 +42,8 @@ class TrainingSettings:
         evaluation_batch_size: samples per step of evaluation.
         precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,
             head and loss stay in float32.
-        frozen_precision: in which the backbone's frozen matrices are kept, `float32` or `bfloat16`.
+        frozen_precision: in which the backbone's frozen matrices are kept: `float32`, `bfloat16`, or `nf4`: the linear
+            layers of its stacks in four bits as in QLoRA, by bitsandbytes, all others as `precision` says.
         attention: `usual`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
             transformers has none (ViLT).
         last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
@@ -132,10 +133,10 @@ class TrainingSettings:
         one_of("answering", self.answering, ANSWERING.names())
         one_of("head", self.head, ("linear", "mlp"))
         one_of("precision", self.precision, (FLOAT32, BFLOAT16))
-        one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16))
+        one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16, NF4))
         one_of("attention", self.attention, ("usual", FUSED))
         one_of("last_layer", self.last_layer, ("whole", FIRST_TOKEN))
-        if self.frozen_precision != FLOAT32 and self.precision == FLOAT32:
+        if self.frozen_precision == BFLOAT16 and self.precision == FLOAT32:
             raise FedpeftError(
                 "frozen_precision is 'bfloat16', which products in float32 cannot use: set precision to 'bfloat16'.",
                 setting="frozen_precision",

@@ -13,9 +13,9 @@ def loaded_once(tiny_source):
     """A learner gets a copy of the tiny backbone; how it is read from its folder is tested in tests/backbones."""
     build, loaded = backbones.build, {}
 
-    def copied(settings):
+    def copied(settings, **options):
         if settings.source != tiny_source:
-            return build(settings)
+            return build(settings, **options)
         if (kind := repr(settings)) not in loaded:
             loaded[kind] = build(settings)
         tokenizer = getattr(loaded[kind], "tokenizer", None)  # not copied: it cannot be changed

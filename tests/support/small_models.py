@@ -104,11 +104,12 @@ def qwen_vl(folder: Path) -> Path:
     return saved(hf.Qwen2_5_VLForConditionalGeneration(config), folder)
 
 
-def llava(folder: Path) -> Path:
+def llava(folder: Path, width: int = 32) -> Path:
     """LLaVA: CLIP's image tower and Llama."""
+    size = {**SIZE, "hidden_size": width, "intermediate_size": 2 * width}
     config = hf.LlavaConfig(
-        text_config={"model_type": "llama", **SIZE, **IDS, "num_key_value_heads": 2},
-        vision_config={"model_type": "clip_vision_model", **SIZE, **IMAGE},
+        text_config={"model_type": "llama", **size, **IDS, "num_key_value_heads": 2},
+        vision_config={"model_type": "clip_vision_model", **size, **IMAGE},
         image_token_index=WORDS.index("<image>"),
         vision_feature_layer=-1,
     )
@@ -123,12 +124,13 @@ def llava(folder: Path) -> Path:
     return saved(hf.LlavaForConditionalGeneration(config), folder)
 
 
-def blip2(folder: Path) -> Path:
+def blip2(folder: Path, width: int = 32) -> Path:
     """BLIP-2: an image tower, a Q-Former and OPT."""
+    size = {**SIZE, "hidden_size": width, "intermediate_size": 2 * width}
     config = hf.Blip2Config(
-        text_config={"model_type": "opt", **SIZE, **IDS, "ffn_dim": 64, "word_embed_proj_dim": 32},
-        vision_config={**SIZE, **IMAGE},
-        qformer_config={**SIZE, "vocab_size": 8, "encoder_hidden_size": 32},
+        text_config={"model_type": "opt", **size, **IDS, "ffn_dim": 2 * width, "word_embed_proj_dim": width},
+        vision_config={**size, **IMAGE},
+        qformer_config={**size, "vocab_size": 8, "encoder_hidden_size": width},
         num_query_tokens=3,
         image_token_index=WORDS.index("<image>"),
     )

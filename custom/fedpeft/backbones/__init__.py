@@ -52,10 +52,14 @@ def is_tiny(name: str) -> bool:
     return BACKBONES.get(name).tiny
 
 
-def build(settings: BackboneSettings) -> Backbone:
+def build(settings: BackboneSettings, *, half: bool = False) -> Backbone:
     """Load a backbone with its pre-trained weights in float32.
+
+    Args:
+        settings: of the job.
+        half: read the matrices of a large backbone in bfloat16; one that cannot do that has them in float32.
 
     Raises:
         FedpeftError: the weights are missing, unreachable, damaged or of another architecture.
     """
-    return BACKBONES.get(settings.name).loaded(settings)
+    return BACKBONES.get(settings.name).loaded(settings, half=half)

@@ -72,6 +72,7 @@ class Pretrained:
 
     Args:
         build: from `BackboneSettings` to a `Backbone` with its weights in float32, or an import path.
+        half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
         skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         license: of the usual weights; empty: a job has to name a source, whose own page says it.
@@ -88,15 +89,22 @@ class Pretrained:
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
     license: str = ""
+    half: bool = False
     tokenizer: bool = True
     sized: bool = False
     pickle: str = ""
     prompts: bool = False
     tiny: bool = False
 
-    def loaded(self, settings: BackboneSettings) -> Backbone:
-        """Call `build`."""
-        return (imported(self.build) if isinstance(self.build, str) else self.build)(settings)
+    def loaded(self, settings: BackboneSettings, *, half: bool = False) -> Backbone:
+        """Call `build`.
+
+        Args:
+            settings: of the job.
+            half: read matrices in bfloat16, where `build` can.
+        """
+        build: Any = imported(self.build) if isinstance(self.build, str) else self.build
+        return build(settings, half=True) if half and self.half else build(settings)
 
     def without_weights(self, source: str | None = None) -> Backbone:
         """Call `skeleton`."""

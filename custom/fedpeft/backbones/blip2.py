@@ -56,8 +56,12 @@ class Blip2(TransformersModel):
         return reads(inputs_embeds=tokens, attention_mask=batch["attention_mask"], use_cache=False).last_hidden_state
 
 
-def build(settings: BackboneSettings) -> Blip2:
+def build(settings: BackboneSettings, *, half: bool = False) -> Blip2:
     """Load a BLIP-2 from a folder or the hub.
+
+    Args:
+        settings: of the job.
+        half: read matrices in bfloat16.
 
     Raises:
         FedpeftError: the source is missing, unreachable, damaged, no BLIP-2, or one with an encoder-decoder.
@@ -73,7 +77,9 @@ def build(settings: BackboneSettings) -> Blip2:
         )
     with reading(source, NAME):
         config = _config(source)
-        model, _ = load_model(Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config))
+        model, _ = load_model(
+            Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config), half=half
+        )
         backbone = Blip2(model, ModelInputs.from_settings(model, settings), source)
         check_features(backbone)
     return backbone

@@ -7,7 +7,7 @@ What goes wrong is one sentence with the source and the remedy.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import nn
 
 from fedpeft.backbones import weights
 from fedpeft.backbones.config_file import check_config
+from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.errors import FedpeftError, LocalError
 
 UNUSABLE = "backbone-unusable"
@@ -81,6 +82,7 @@ def load_model(
     skeleton: Callable[[], nn.Module],
     may_lack: str = "",
     options: Mapping[str, Any] | None = None,
+    half: bool = False,
 ) -> tuple[nn.Module, list[str]]:
     """Return a model with its weights in float32, and the names of those that it lacks; call it within `reading`.
 
@@ -91,21 +93,23 @@ def load_model(
         skeleton: makes the model on the meta device.
         may_lack: prefix of the tensors that may be missing; empty: none.
         options: of the model's class.
+        half: read matrices in bfloat16.
 
     Raises:
         FedpeftError: tensors are missing or of another shape.
     """
     if Path(source).is_dir():
         weights.check_size(skeleton(), weights.stored(Path(source)))
-    model, report = model_class.from_pretrained(
-        source,
-        dtype=torch.float32,
-        use_safetensors=True,
-        trust_remote_code=False,
-        output_loading_info=True,
-        ignore_mismatched_sizes=True,
-        **(options or {}),
-    )
+    with made_in_bfloat16() if half else nullcontext():
+        model, report = model_class.from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **(options or {}),
+        )
     lacking = sorted(report["missing_keys"]) + sorted(key for key, *_ in report["mismatched_keys"])
     check_complete([key for key in lacking if not may_lack or not key.startswith(may_lack)], source, what)
     return model, lacking

@@ -22,14 +22,18 @@ if TYPE_CHECKING:
 PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"  # of its training
 
 
-def build(settings: BackboneSettings) -> TransformersModel:
+def build(settings: BackboneSettings, *, half: bool = False) -> TransformersModel:
     """Load a LLaVA from a folder or the hub.
+
+    Args:
+        settings: of the job.
+        half: read matrices in bfloat16.
 
     Raises:
         FedpeftError: the source is missing, unreachable, damaged or no LLaVA.
     """
     source, prompt = settings.source or BACKBONES.get("llava").usual, settings.prompt or PROMPT
-    return transformers_model.build(replace(settings, source=source, prompt=prompt), kinds=("llava",))
+    return transformers_model.build(replace(settings, source=source, prompt=prompt), kinds=("llava",), half=half)
 
 
 def skeleton(source: str | None = None) -> TransformersModel:

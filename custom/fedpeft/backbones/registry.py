@@ -97,6 +97,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.llava:build",
         skeleton="fedpeft.backbones.llava:skeleton",
+        half=True,
         usual="llava-hf/llava-1.5-7b-hf",
         license="Llama 2 Community License",
         prompts=True,
@@ -107,6 +108,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.blip2:build",
         skeleton="fedpeft.backbones.blip2:skeleton",
+        half=True,
         usual="Salesforce/blip2-opt-2.7b",
         license="MIT; that of OPT is for research only",
         prompts=True,
@@ -117,6 +119,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.transformers_model:build",
         skeleton="fedpeft.backbones.transformers_model:skeleton",
+        half=True,
         prompts=True,
         tokenizer=False,  # a model of images has none; building it says what is missing
     ),

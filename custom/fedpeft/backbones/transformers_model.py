@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
 from fedpeft.backbones.features import LAST, pooled, token_of
 from fedpeft.backbones.images import Images
+from fedpeft.backbones.matrices import products
 from fedpeft.backbones.model_inputs import ModelInputs
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.writing import Writer, writer
@@ -99,12 +100,13 @@ class TransformersModel(nn.Module):
             return writer(self, self.source)
 
 
-def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = ()) -> TransformersModel:
+def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False) -> TransformersModel:
     """Load a model of transformers from a folder or the hub.
 
     Args:
         settings: of the job.
         kinds: transformers' `model_type`, one of these; empty: any.
+        half: read matrices in bfloat16.
 
     Raises:
         FedpeftError: the source is missing, unreachable or damaged, is of a kind that transformers does not have, or
@@ -115,7 +117,9 @@ def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = ()) -> Transfo
     source = settings.source
     with reading(source, NAME):
         config = _config(source, kinds)
-        model, lacking = load_model(AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER)
+        model, lacking = load_model(
+            AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER, half=half
+        )
         if lacking:  # its values would be random, and others at each site
             model.pooler = None
         backbone = TransformersModel(model, ModelInputs.from_settings(model, settings), source)
@@ -183,7 +187,7 @@ def check_features(backbone: TransformersModel) -> None:
     """
     size = backbone.image_size or 16
     training = backbone.training
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), torch.random.fork_rng(devices=[]), products(backbone.model):
         longest = "word " * backbone.inputs.text_length  # whose positions the model must have
         batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)] * 2, ["a question", longest])
         features = backbone.eval()(**batch)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -14,18 +14,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client import compiled
+from fedpeft.client import compiled, quantized
 from fedpeft.client.kept_features import KeptFeatures
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.method import TuningMethod
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
-from fedpeft.training_settings import BFLOAT16, FIRST_TOKEN, FUSED, TrainingSettings
-
-_MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
-
-
-def matrices(backbone: Backbone) -> list[Tensor]:
-    """Return the weights of a backbone's linear layers, convolutions and embeddings; call it before a method is in."""
-    return [module.weight for module in backbone.model.modules() if isinstance(module, _MATRICES)]
+from fedpeft.training_settings import BFLOAT16, FIRST_TOKEN, FLOAT32, FUSED, NF4, TrainingSettings
 
 
 def device_of(settings: TrainingSettings) -> torch.device:
@@ -46,14 +41,62 @@ def device_of(settings: TrainingSettings) -> torch.device:
         ) from error
 
 
-def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Tensor], *, stacks: bool = False) -> None:
+def reads_half(settings: TrainingSettings, method: TuningMethod, own: Mapping[str, Any]) -> bool:
+    """Return whether a backbone's matrices can be read in bfloat16, with the same results as rounding them later.
+
+    Args:
+        settings: the section `training`.
+        method: of the job.
+        own: the site's settings of it.
+    """
+    return settings.frozen_precision != FLOAT32 and settings.precision == BFLOAT16 and method.reads_half(own)
+
+
+def keep_frozen(
+    backbone: Backbone,
+    settings: TrainingSettings,
+    weights: Sequence[Tensor],
+    device: torch.device,
+    method: MethodSettings,
+) -> None:
+    """Keep the frozen matrices of a backbone in the precision that `training` says.
+
+    Args:
+        backbone: with the method in it and everything that a method trains set to train; it may not be on its device.
+        settings: the section `training`.
+        weights: `matrices` of the backbone.
+        device: on which it will be.
+        method: of the job.
+
+    Raises:
+        FedpeftError: the backbone, the method or the device cannot do what is set, or it would change nothing.
+    """
+    if settings.frozen_precision == FLOAT32:
+        return
+    if method.rule.stacks:
+        raise FedpeftError(
+            f"frozen_precision is {settings.frozen_precision!r}, and method.aggregation adds every round's products to "
+            f"the frozen matrices, which so loses them bit by bit: leave it out.",
+            setting="training.frozen_precision",
+        )
+    if settings.frozen_precision == NF4:
+        if not method.method.four_bits:
+            raise FedpeftError(
+                f"frozen_precision is {NF4!r}, and method {method.name!r} trains parameters of the backbone's linear "
+                f"layers or computes with their values itself: use 'bfloat16', or a method that stands beside them.",
+                setting="training.frozen_precision",
+            )
+        quantized.quantize(backbone, weights, device, getattr(torch, settings.precision))
+    if settings.precision == BFLOAT16:
+        _round_frozen(weights)
+
+
+def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
     """Change a backbone to compute as `training` says.
 
     Args:
         backbone: on its device, with the method in it and everything that a method trains set to train.
         settings: the section `training`.
-        weights: `matrices` of the backbone.
-        stacks: whether the products of stacked factors are added to these.
 
     Raises:
         FedpeftError: the backbone or the device cannot do what is set, or it would change nothing.
@@ -67,14 +110,6 @@ def set_up(backbone: Backbone, settings: TrainingSettings, weights: Sequence[Ten
         _checkpoint_layers(backbone)
     if settings.precision == BFLOAT16:
         _autocast(backbone)
-    if settings.frozen_precision == BFLOAT16:
-        if stacks:
-            raise FedpeftError(
-                f"frozen_precision is {BFLOAT16!r}, and method.aggregation adds every round's products to the frozen "
-                f"matrices, which so loses them bit by bit: leave it out.",
-                setting="training.frozen_precision",
-            )
-        _round_frozen(weights)
     if settings.compile:
         compiled.check(backbone)
 

@@ -11,6 +11,7 @@ import warnings
 import torch
 
 from fedpeft import backbones
+from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
 from fedpeft.client.metrics import check_metric
@@ -67,23 +68,26 @@ class SiteModel:
             method.method.check_answering(way, one_distribution=ways.get(way).one_distribution)
         self.device = computing.device_of(training)
         with about("backbone"):
-            self.backbone = backbones.build(backbone)
+            own = method.settings_of(site)
+            self.backbone = backbones.build(backbone, half=computing.reads_half(training, method.method, own))
         own_start = method.initialization == "own" or site in schedule.joins
         self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
-        tuning, own = method.method.tuning(), method.settings_of(site)
+        tuning = method.method.tuning()
         with about("method.settings"):
             if policy:
                 check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
-            weights = computing.matrices(self.backbone)
+            weights = matrices(self.backbone.model)
             seed = derive(training.seed, "adapter", self.init_site)
-            with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
+            # PEFT's use of transformers
+            with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(weights):
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
         generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
         with about("training"):
             self.answering = ways.build(self.backbone, vocabulary, training, generator, labelled=labelled)
+            computing.keep_frozen(self.backbone, training, weights, self.device, method)
             self.answering.to(self.device)
             check_metric(metric, self.answering)
-            computing.set_up(self.backbone, training, weights, stacks=method.rule.stacks)
+            computing.set_up(self.backbone, training)
             if training.reuse_passes:
                 self.trainable.reuse_passes()
             self.features = computing.kept_features(

@@ -20,6 +20,7 @@ import torch
 from fedpeft import backbones
 from fedpeft.alignment.settings import FROZEN
 from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
 from fedpeft.client.optimizer import KEPT_TENSORS
@@ -92,14 +93,17 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     settings, training, method = job.backbone, job.training, job.method
     tuning, own = method.method.tuning(), method.settings_of(site)
     device = computing.device_of(training)
-    backbone = backbones.build(settings)
+    backbone = backbones.build(settings, half=computing.reads_half(training, method.method, own))
     with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
         if policy:
             check_parameters(policy, method, parameter_count(backbone, tuning, own).trained)
-        weights = computing.matrices(backbone)
-        body = tuning.prepare(backbone, own, seed=0)
-    answering = ways.build(backbone, ANSWERS, training, torch.Generator().manual_seed(0)).to(device).train()
-    computing.set_up(backbone, training, weights, stacks=method.rule.stacks)
+        weights = matrices(backbone.model)
+        with seen_in_float32(weights):
+            body = tuning.prepare(backbone, own, seed=0)
+    answering = ways.build(backbone, ANSWERS, training, torch.Generator().manual_seed(0))
+    computing.keep_frozen(backbone, training, weights, device, method)
+    answering.to(device).train()
+    computing.set_up(backbone, training)
     trained = [*body.parameters().values(), *answering.head.parameters()]
     size = backbone.image_size
 

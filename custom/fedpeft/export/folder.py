@@ -17,6 +17,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from fedpeft.client.model_record import as_json
+from fedpeft.client.quantized import quantized_layers
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_state import RECORD, SiteState
 from fedpeft.data.schema import Example
@@ -29,6 +30,7 @@ from fedpeft.predict.exported import ANSWERS, BESIDE, CARD, HEAD, WEIGHTS
 from fedpeft.predict.kept_model import KeptModel
 from fedpeft.predict.model import model_of
 from fedpeft.seeds import derive
+from fedpeft.training_settings import NF4
 
 TOLERANCE = 1e-2  # of the largest logit; bfloat16 keeps two digits
 
@@ -58,6 +60,11 @@ def export(
     config = model.trainable.peft_config() if model.products is None else None
     if config is None and not merged:
         raise FedpeftError(_no_folder(kept, stacks=model.products is not None))
+    if (merged or onnx) and any(quantized_layers(model.backbone.model)):
+        raise FedpeftError(
+            f"the frozen layers of this model are in four bits (training.frozen_precision {NF4!r}), which neither full "
+            f"weights nor ONNX can hold: leave --merged and --onnx out."
+        )
     done: dict[str, float] = {}
     with replacing(out) as draft:
         draft.mkdir(mode=0o700)

@@ -41,6 +41,10 @@ class TuningMethod:
         factors: if these are LoRA's A and B, beside frozen matrices to which products can be added (`aggregation:
             stack`; sites may differ in rank): the function from its settings to the factor by which a product counts,
             "package.module:object".
+        leaves_matrices: whether it neither trains matrices of the backbone nor makes its first values of theirs, so
+            that a large backbone can be read in bfloat16.
+        four_bits: whether it goes with linear layers in four bits: it neither trains their weights or biases nor
+            computes with their values itself.
         layers: whether its layers can be trained and sent one by one (F3OCUS).
         schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         peft_tuner: whether its code registers a tuner with PEFT.
@@ -64,6 +68,8 @@ class TuningMethod:
     unequal_backbones: bool = False
     products: bool = False
     factors: str = ""
+    leaves_matrices: bool = False
+    four_bits: bool = False
     layers: bool = True
     schedule: Mapping[str, Any] = field(default_factory=dict)
     peft_tuner: bool = False
@@ -112,6 +118,10 @@ class TuningMethod:
                 setting="training.answering",
             )
 
+    def reads_half(self, settings: Mapping[str, Any]) -> bool:
+        """Return whether matrices of the backbone can be read in bfloat16 with these settings of a job."""
+        return self.leaves_matrices and not any(refused_settings(settings, self.limits))
+
     def product_scale(self, settings: Mapping[str, Any]) -> float | None:
         """Return the factor by which the product of its factors counts with these settings; None if they are wrong."""
         return imported(self.factors)(settings)
@@ -149,6 +159,8 @@ def bottleneck_adapter(home: str, *, label: str, source: str, limits: Limits = B
         companion=True,
         unequal_widths=True,
         unequal_backbones=True,
+        leaves_matrices=True,
+        four_bits=True,
         peft_tuner=True,
         exports=True,
         limits=limits,
@@ -170,6 +182,8 @@ def feddat(base: str) -> TuningMethod:
         one_distribution=True,
         uniform=True,
         unequal_backbones=below.unequal_backbones,
+        leaves_matrices=below.leaves_matrices,
+        four_bits=below.four_bits,
         limits=below.limits,
     )
 

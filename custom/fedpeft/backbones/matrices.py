@@ -1,0 +1,67 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A backbone's matrices, which hold nearly all of its parameters, and the precision in which they are read and kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
+
+MATRICES = (nn.Linear, nn.Conv2d, nn.Embedding)
+
+
+def matrices(model: nn.Module) -> list[Tensor]:
+    """Return the weights of a model's linear layers, convolutions and embeddings; call it before a method is in."""
+    return [module.weight for module in model.modules() if isinstance(module, MATRICES)]
+
+
+@contextmanager
+def made_in_bfloat16() -> Iterator[None]:
+    """Let every model that is made in this block have its matrices in bfloat16; all else keeps its precision.
+
+    transformers reads each tensor in the precision that the model has for it, so that no matrix is ever whole in
+    float32. The values are those of a matrix that was read in float32 and rounded.
+    """
+
+    def rounded(module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if name != "weight" or parameter is None or not isinstance(module, MATRICES):
+            return None
+        if parameter.dtype != torch.float32:
+            return None
+        return nn.Parameter(parameter.to(torch.bfloat16), requires_grad=parameter.requires_grad)
+
+    hook = register_module_parameter_registration_hook(rounded)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+@contextmanager
+def seen_in_float32(weights: Sequence[Tensor]) -> Iterator[None]:
+    """Let matrices in bfloat16 look like float32 in this block, without values and without memory.
+
+    PEFT draws an adapter's first values in the precision of the matrix beside it; so they are those of float32.
+
+    Args:
+        weights: of a method's backbone, none of which the method trains or reads.
+    """
+    kept = [(weight, weight.data) for weight in weights if weight.dtype == torch.bfloat16]
+    for weight, data in kept:
+        weight.data = torch.full((), torch.nan, device=data.device).expand(data.shape)
+    try:
+        yield
+    finally:
+        for weight, data in kept:
+            weight.data = data
+
+
+@contextmanager
+def products(model: nn.Module) -> Iterator[bool]:
+    """Compute products in bfloat16 in this block if a model's matrices are; yields whether they are."""
+    half = any(weight.dtype == torch.bfloat16 for weight in matrices(model))
+    with torch.autocast(next(model.parameters()).device.type, dtype=torch.bfloat16, enabled=half):
+        yield half
