@@ -1,11 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What a training step takes on the CPU beside what the memory budget expects, and what it charges for each layer.
+"""What a training step takes beside what the memory budget expects, and what it charges for each layer.
 
     python benchmarks/memory.py                 tiny ViLT, batch 16
     python benchmarks/memory.py --full-size     ViLT-B with random weights, 384 x 384 pixels
+    python benchmarks/memory.py --full-size --device cuda     on a GPU, by CUDA's allocator
 
 The step is forward, backward and AdamW with Houlsby adapters, twice. Printed are the bytes that the budget charges, the
-most that tensors take at once, and by how much the peak of resident memory of a fresh process rises, with one thread.
+most that tensors take at once, and by how much the peak of memory rises: on the CPU the resident memory of a fresh
+process with one thread, on CUDA what torch's allocator has handed out (`torch.cuda.max_memory_allocated`). Without
+--device it is CUDA where there is one.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from scoring import Scored
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from fedpeft.client.computing import device_of
 from fedpeft.importance import MemorySettings, layer_memory
+from fedpeft.training_settings import TrainingSettings
 
 MIB = 2**20
 
@@ -32,6 +37,28 @@ def expected(model: Scored, choice: str) -> tuple[float, torch.Tensor]:
     settings = MemorySettings(choice=choice)
     model.train()
     return layer_memory(model, model.layers, model.batch, model.losses, model=model, settings=settings)
+
+
+def on_device(options: argparse.Namespace, device: torch.device) -> Scored:
+    """The model with its batch on a device."""
+    model = Scored(options, "houlsby").train().to(device)
+    model.batch = {name: tensor.to(device) for name, tensor in model.batch.items()}
+    model.target = model.target.to(device)
+    return model
+
+
+def allocator_growth(model: Scored) -> int:
+    """By how many bytes two steps raise the peak of CUDA's allocator; a step of one sample goes before them."""
+    one = {name: tensor[:1] for name, tensor in model.batch.items()}
+    model.losses(model(one), one).mean().backward()  # what stays: workspaces of products of matrices
+    model.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    for _ in range(2):
+        model.step()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
 
 
 def process_growth(options: argparse.Namespace) -> int:
@@ -87,18 +114,25 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=16)
     parser.add_argument("--classes", type=int, default=20)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="auto", help="auto, cpu or cuda")
     options = parser.parse_args()
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        grown = pool.apply(process_growth, (options,))
+    device = device_of(TrainingSettings(rounds=1, device=options.device))
+    if device.type == "cpu":
+        with multiprocessing.get_context("spawn").Pool(1) as pool:
+            grown, where = pool.apply(process_growth, (options,)), "the process grows by "
     torch.set_num_threads(1)
-    model = Scored(options, "houlsby")
-    print(f"{machine()}\nbatch {options.samples}, Houlsby adapters, MiB\n")
+    model = on_device(options, device)
+    if device.type == "cuda":
+        grown, where = allocator_growth(model), "CUDA's allocator grows by"
+        model = on_device(options, device)  # whose optimizer has no state yet
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+    print(f"{machine()}\n{name}, batch {options.samples}, Houlsby adapters, MiB\n")
     for choice in ("any", "last"):
         fixed, costs = expected(model, choice)
         listed = " ".join(f"{cost / MIB:.2f}" for cost in costs.tolist())
         print(f"charged, choice={choice}: {fixed / MIB:.1f} and {listed}: {(fixed + float(costs.sum())) / MIB:.1f}")
-    print(f"the process grows by  {grown / MIB:.1f}")
-    print(f"tensors at the peak   {live_tensors(model) / MIB:.1f}")
+    print(f"{where:<25} {grown / MIB:.1f}")
+    print(f"{'tensors at the peak':<25} {live_tensors(model) / MIB:.1f}")
 
 
 if __name__ == "__main__":

@@ -5,8 +5,8 @@
     python benchmarks/training.py --tiny --runs 1     the tiny ViLT's shape, to try it out
 
 Every measurement is a new process: it builds the model, computes one step of a single sample, then one of the whole
-batch, which counts; where layers are compiled, one of the whole batch goes before it. Rows take turns. Memory is the
-process's peak of resident memory, or that of CUDA's allocator.
+batch, which counts; where layers are compiled or features kept, one of the whole batch goes before it. Rows take turns.
+Memory is the process's peak of resident memory, or that of CUDA's allocator.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ class Row(NamedTuple):
         theirs: the row that it is compared with.
         method: ours; empty in the rows of others.
         training: settings that are not the usual ones.
+        last_third: whether the last third of the layers alone has adapters.
     """
 
     theirs: str
     method: str = ""
     training: Mapping[str, Any] = MappingProxyType({})
+    last_third: bool = False
 
 
 HALF = {"precision": "bfloat16"}
@@ -53,6 +55,9 @@ ROWS = {
     "houlsby": Row(LORA, "houlsby"),
     "houlsby, less": Row(LORA, "houlsby", LESS),
     "houlsby, less, compiled": Row(LORA, "houlsby", LESS | {"compile": True}),
+    "houlsby, checkpointing": Row(LORA, "houlsby", {"checkpointing": True}),
+    "houlsby, last third": Row(LORA, "houlsby", last_third=True),
+    "houlsby, last third, kept": Row(LORA, "houlsby", {"features_mib": 64}, True),
     LORA_HALF: Row(LORA_HALF, "", HALF),
     "lora, less, autocast": Row(LORA_HALF, "lora", LESS | HALF),
     "lora, less, bf16": Row(LORA_HALF, "lora", LESS | HALF | {"frozen_precision": "bfloat16"}),
@@ -67,8 +72,8 @@ ROWS = {
 TINY = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 96}
 
 
-def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]:
-    """The step of a site with one of our methods, with the head of ViLT for questions."""
+def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], float], Any]:
+    """The step of a site with one of our methods, with the head of ViLT for questions, and what a round is in."""
     import torch
     from transformers import ViltModel
 
@@ -88,7 +93,9 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     settings = TrainingSettings(rounds=1, **row.training)
     backbone = Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
     weights = matrices(backbone.model)
-    trainable = methods.get(row.method).tuning().prepare(backbone, {}, seed=0)
+    first = min(backbone.num_layers * 2 // 3, backbone.num_layers - 1)
+    own = {"layers": list(range(first, backbone.num_layers))} if row.last_third else {}
+    trainable = methods.get(row.method).tuning().prepare(backbone, own, seed=0)
     trainable.start(trainable.state(), None)
     head = build_head("mlp", config.hidden_size, config.num_labels, torch.Generator().manual_seed(0))
     vocabulary = AnswerVocabulary([f"answer {number}" for number in range(config.num_labels)])
@@ -97,6 +104,7 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
     computing.set_up(backbone, settings)
     if settings.reuse_passes:
         trainable.reuse_passes()
+    features = computing.kept_features(backbone, trainable, settings, some_layers=False)
     optimizer = build_optimizer(
         trainable.parameters().items(),
         head.named_parameters(),
@@ -108,10 +116,9 @@ def own_step(row: Row, config: Any, device: Any) -> Callable[[dict, Any], float]
 
     def step(inputs: dict, target: torch.Tensor) -> float:
         batch = Batch(inputs, target, None, torch.zeros(len(target)))
-        with computing.as_trained(backbone, settings):
-            return trainable.step(parts_of(batch, answering, settings.micro_batch), optimizer).item()
+        return trainable.step(parts_of(batch, answering, settings.micro_batch), optimizer).item()
 
-    return step
+    return step, computing.as_trained(backbone, settings, features)
 
 
 def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
@@ -142,14 +149,15 @@ def measure(name: str, options: argparse.Namespace) -> Measured:
     inputs, target = random_batch(config, options)
     inputs, target = {key: tensor.to(device) for key, tensor in inputs.items()}, target.to(device)
     if row.method:
-        step = own_step(row, config, device)
+        step, around = own_step(row, config, device)
     else:
         peer = (training_peers.PeftLora if row.theirs in (LORA, LORA_HALF) else training_peers.FedDat)(config)
         peer.model.to(device)
         step = peer.step
-    with torch.autocast(device.type, dtype=torch.bfloat16, enabled=not row.method and row.training == HALF):
+        around = torch.autocast(device.type, dtype=torch.bfloat16, enabled=row.training == HALF)
+    with around:
         step({key: tensor[:1] for key, tensor in inputs.items()}, target[:1])
-        if row.training.get("compile"):  # for another size of the batch it is compiled again
+        if {"compile", "features_mib"} & row.training.keys():  # for another size of the batch it is compiled again
             step(inputs, target)
         held = _memory(device, peak=False)
         began, cpu = time.perf_counter(), time.process_time()
@@ -217,7 +225,8 @@ def main() -> None:
         f"Medians of {options.runs} processes in turns (least to greatest). Faster, and growth of memory in the step: "
         "against the row of others (PEFT LoRA, FedDAT) above. less: attention=fused, last_layer=first_token; bf16: "
         "theirs in autocast, ours with precision (autocast) and frozen_precision; reuse: reuse_passes; micro: "
-        "micro_batch=4.",
+        "micro_batch=4; last third: adapters in the last four of twelve layers alone; kept: features_mib=64, "
+        "in a step after a sample's first.",
     )
 
 

@@ -8,6 +8,7 @@ import torch
 from torch.autograd.graph import saved_tensors_hooks
 
 from fedpeft import methods
+from fedpeft.backbones import usual_source
 from fedpeft.client import computing
 from fedpeft.client.learner import Learner
 from fedpeft.client.loop import parts_of
@@ -224,6 +225,27 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
     assert once <= 32 + EVALUATED  # three questions of an image have the same features
     assert 0 < made._features.held_mib < 64
     assert kept.metrics == usual.metrics
+    assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
+
+
+@pytest.mark.parametrize(
+    ("layer", "also"),
+    [
+        (1, []),
+        (1, FIRST_TOKEN),
+        (1, FUSED),
+        (1, ["method.name=lora"]),
+        (11, [f"backbone.source={usual_source('tiny-vilt')}"]),
+    ],
+    ids=str,
+)
+def test_kept_features_of_questions_of_one_length_change_no_bit(learner, layer, also):
+    length = 5 if layer == 11 else 16  # to which all questions are cut, so that none is padded: words, or letters
+    job = [*also, f"backbone.text_length={length}"]
+    _, usual, every = epochs(learner, *job, layers=(layer,))
+    made, kept, once = epochs(learner, *job, "training.features_mib=64", layers=(layer,))
+    assert all(bool(batch.inputs["attention_mask"].all()) for batch in made._batches(made.data.train, 16))
+    assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)  # no sample twice: all batches are whole
     assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
 
 
