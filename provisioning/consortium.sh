@@ -12,22 +12,11 @@ lead=$kits/lead@coordinator.org
 admin=$kits/project-admin@coordinator.org
 
 sites=()
-for kit in "$kits"/*; do
-    if [[ -f $kit/startup/fed_client.json ]]; then sites+=("$(basename "$kit")"); fi
-done
+while IFS= read -r site; do sites+=("$site"); done < <(sites_of "$kits")
 for participant in server "${sites[@]}"; do
     run "$kits/$participant/startup/start.sh" >"$kits/$participant/console.txt" 2>&1
 done
-
-# The server needs some seconds before it answers, the sites before they are connected.
-connected() {
-    nvflare --format json system status --startup-kit "$lead" 2>/dev/null |
-        python3 -c 'import json, sys; print(len(json.load(sys.stdin).get("data", {}).get("clients", [])))' 2>/dev/null
-}
-until [[ $(connected) -ge ${#sites[@]} ]]; do
-    if [[ $SECONDS -gt 180 ]]; then fail "not all of ${sites[*]} are connected after three minutes."; fi
-done
-run nvflare system status --startup-kit "$lead"
+wait_for_sites "${#sites[@]}" --startup-kit "$lead"
 
 job=$(submit --startup-kit "$lead")
 follow "$lead" "$job"

@@ -36,6 +36,35 @@ except (ValueError, KeyError, TypeError):
     sys.exit("the job was not accepted: " + text.strip())'
 }
 
+# The sites that have a start-up kit below this folder.
+sites_of() {
+    local kit
+    for kit in "$1"/*; do
+        if [[ -f $kit/startup/fed_client.json ]]; then basename "$kit"; fi
+    done
+}
+
+# Wait until so many sites are connected, asking the server with the arguments given: it needs some seconds before it answers, the
+# sites before they are connected. FLARE 2.9 may wait for ever while it closes a connection, which is waited for a minute.
+wait_for_sites() {
+    local count=$1 began=$SECONDS
+    shift
+    until [[ $(connected "$@") -ge $count ]]; do
+        if [[ $((SECONDS - began)) -gt 180 ]]; then fail "not all of $count sites are connected after three minutes."; fi
+    done
+    run nvflare system status "$@"
+}
+
+connected() {
+    python3 -c 'import json, subprocess, sys
+command = ["nvflare", "--format", "json", "system", "status", *sys.argv[1:]]
+try:
+    answer = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, timeout=60).stdout
+    print(len(json.loads(answer)["data"]["clients"]))
+except (subprocess.TimeoutExpired, ValueError, KeyError, TypeError):
+    print(0)' "$@"
+}
+
 # Show how far the job is until it ends, with this kit's rights, while other commands run.
 follow() {
     fedpeft status "$2" --startup-kit "$1" --follow &

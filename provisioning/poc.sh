@@ -8,12 +8,15 @@ source "$(dirname "$0")/loopback.sh"
 
 export NVFLARE_POC_WORKSPACE=$scratch/poc
 run nvflare poc prepare -i "$scratch/project.yml" --force
-run nvflare poc start --timeout 180
+run nvflare poc start --no-wait
+kits=$(echo "$scratch"/poc/*/prod_00)
+lead=lead@coordinator.org
+wait_for_sites "$(sites_of "$kits" | wc -l)" --kit-id "$lead"
 
-job=$(submit --kit-id lead@coordinator.org)
-follow "$scratch"/poc/*/prod_00/lead@coordinator.org "$job"
-run nvflare job wait "$job" --timeout "$timeout" --kit-id lead@coordinator.org || true # the manifest says how it ended
-run nvflare job download "$job" -o "$results" --kit-id lead@coordinator.org
+job=$(submit --kit-id "$lead")
+follow "$kits/$lead" "$job"
+run nvflare job wait "$job" --timeout "$timeout" --kit-id "$lead" || true # the manifest says how it ended
+run nvflare job download "$job" -o "$results" --kit-id "$lead"
 run nvflare poc stop || true # what is still there is ended in any case
 
 run fedpeft verify "$results/$job"
