@@ -14,6 +14,7 @@ from typing import Any
 import json_lines
 
 from fedpeft import methods
+from fedpeft.data.phantom import SITES
 
 RATES = Path(__file__).parent / "results" / "rates.jsonl"
 RESULTS = RATES.with_name("methods.jsonl")
@@ -22,8 +23,7 @@ SETTINGS = ["training.rounds=20", "training.local_epochs=1"]
 BASELINES = ("houlsby", "classifier")
 OURS = ["method.aggregation=pia", "method.pia.share=agreement", "method.pia.accept=true"]
 PAPER = ["method.aggregation=pia", "method.pia.share=0.5", "method.pia.accept=false"]
-SITES = "[slake, vqa-rad, vqa-med-2019, vqa-med-2020, vqa-med-2021]"
-CENTRALIZED = ["federation.sites=[center]", f"data.pool={SITES}", "method.aggregation=none"]  # nothing travels
+CENTRALIZED = ["federation.sites=[center]", f"data.pool=[{', '.join(SITES)}]", "method.aggregation=none"]
 
 
 def _averaged(name: str) -> list[str]:

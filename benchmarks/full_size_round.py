@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from measured import machine, sections
+from measured import machine, memory_mib, sections
 from torch import nn
 
 from fedpeft import backbones
@@ -230,14 +230,6 @@ def waited(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def peak_mib(device: torch.device) -> float:
-    """The most memory so far: of CUDA's allocator, or of the process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device) / MIB
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--backbone", default="llava-1.5-7b", choices=SHAPES)
@@ -257,7 +249,7 @@ def main() -> None:
         backbones.register(NAME, random_backbone(options, device, Path(folder)))
         began = waited(device)
         site = learner(options, Path(folder))
-        ready, built = waited(device) - began, peak_mib(device)
+        ready, built = waited(device) - began, memory_mib(device, peak=True)
         inner = site.trainable.step
 
         def step(*arguments: Any, **named: Any) -> torch.Tensor:
@@ -287,7 +279,7 @@ def main() -> None:
     print(f"{'seconds of a step':<28}{median:>16.2f}   median of {len(steps[1:]) or 1} after the first")
     print(f"{'samples per second':<28}{options.batch_size / median:>16.2f}")
     print(f"{'seconds of the round':<28}{round_seconds:>16.1f}   {options.samples} samples, evaluation included")
-    print(f"{'MiB at the peak':<28}{peak_mib(device):>16.0f}")
+    print(f"{'MiB at the peak':<28}{memory_mib(device, peak=True):>16.0f}")
     print(f"{'loss of the round':<28}{update.metrics['loss']:>16.3f}")
 
 

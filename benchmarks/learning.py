@@ -313,6 +313,7 @@ def run_study(
             )
     for group in study.groups(results):
         console.print(group.table())
+    console.print(study.by_round(results).table())
     console.print(study.aims(results).table())
 
 

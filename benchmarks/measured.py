@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -40,6 +41,17 @@ def machine() -> str:
         f"{date.today()}: {cpu}, {os.cpu_count()} cores, {platform.system()}, {load}\n"
         f"Python {platform.python_version()}, {packages}; OMP_NUM_THREADS {threads}, sites train with 1 torch thread"
     )
+
+
+def memory_mib(device: Any, *, peak: bool) -> float:
+    """MiB that CUDA's allocator has handed out, or that the process has resident: the most so far, or now."""
+    import torch
+
+    if device.type == "cuda":
+        return (torch.cuda.max_memory_allocated(device) if peak else torch.cuda.memory_allocated(device)) / 2**20
+    field = "VmHWM" if peak else "VmRSS"
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
 
 
 def show(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], note: str) -> None:

@@ -41,6 +41,7 @@ def tables() -> dict[str, str]:
     return {
         "headline": study.headline(runs).markdown() if runs else NONE,
         "aims": study.aims(runs).markdown() if runs else NONE,
+        "rounds": study.by_round(runs).markdown() if runs else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES).markdown() if compared else NONE,

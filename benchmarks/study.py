@@ -75,6 +75,7 @@ LAYERS = (
 )
 ROWS = (*METHODS, *LAYERS)
 MIDWAY = 20  # a round of the long runs
+SHOWN_ROUNDS = (10, 15, MIDWAY, 25, LONG)
 AIMS = (  # in words, in which world, and the two rows whose difference it is
     ("ours 3 points or more above FedAvg", 7, OURS, "fedavg"),
     ("ours not below FedAvg", 0, OURS, "fedavg"),
@@ -217,6 +218,22 @@ def aims(results: Sequence[dict[str, Any]]) -> ResultTable:
         worlds = [figures[name].get((dialects, rounds), {}) for name, (rounds, _) in runs.items()]
         rows.append((aim, str(dialects), *(_difference(world, mine, theirs) for world in worlds)))
     return ResultTable("Aims", ("aim", "swapped", *runs), rows)
+
+
+def by_round(results: Sequence[dict[str, Any]]) -> ResultTable:
+    """Mean accuracy of the long runs after some of their rounds: the last round is not always the best."""
+    rows = []
+    for dialects in WORLDS:
+        long = [r for r in results if (r["dialects"], len(r["rounds"])) == (dialects, LONG) and r["method"] in METHODS]
+        for method in (method for method in METHODS if any(run["method"] == method for run in long)):
+            runs = [run for run in long if run["method"] == method]
+            means = [
+                100 * statistics.fmean(site["overall"] for run in runs for site in run["rounds"][number - 1].values())
+                for number in SHOWN_ROUNDS
+            ]
+            rows.append((method, str(dialects), *(f"{mean:.1f}" for mean in means), str(len(runs))))
+    heads = ("method", "swapped", *(f"round {number}" for number in SHOWN_ROUNDS), "seeds")
+    return ResultTable(f"Accuracy % by round, {LONG} rounds of one epoch", heads, rows)
 
 
 def _figures(

@@ -18,13 +18,11 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from measured import machine, ratio, show
+from measured import machine, memory_mib, ratio, show
 
-MIB = 2**20
 Measured = tuple[float, float, float, float]  # of one step: wall seconds, CPU seconds, MiB at the peak and before it
 
 
@@ -159,23 +157,12 @@ def measure(name: str, options: argparse.Namespace) -> Measured:
         step({key: tensor[:1] for key, tensor in inputs.items()}, target[:1])
         if {"compile", "features_mib"} & row.training.keys():  # for another size of the batch it is compiled again
             step(inputs, target)
-        held = _memory(device, peak=False)
+        held = memory_mib(device, peak=False)
         began, cpu = time.perf_counter(), time.process_time()
         step(inputs, target)
     if device.type == "cuda":
         torch.cuda.synchronize()
-    return time.perf_counter() - began, time.process_time() - cpu, _memory(device, peak=True), held
-
-
-def _memory(device: Any, *, peak: bool) -> float:
-    """MiB of the process, or of CUDA's allocator: the most so far, or now."""
-    import torch
-
-    if device.type == "cuda":
-        return (torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()) / MIB
-    field = "VmHWM" if peak else "VmRSS"
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field))
+    return time.perf_counter() - began, time.process_time() - cpu, memory_mib(device, peak=True), held
 
 
 def table_rows(taken: Mapping[str, Sequence[Measured]], samples: int) -> list[tuple[str, ...]]:

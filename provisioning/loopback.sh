@@ -44,8 +44,8 @@ sites_of() {
     done
 }
 
-# Wait until so many sites are connected, asking the server with the arguments given: it needs some seconds before it answers, the
-# sites before they are connected. FLARE 2.9 may wait for ever while it closes a connection, which is waited for a minute.
+# Wait until so many sites are connected, asking the server with the arguments given. It needs some seconds before it answers,
+# the sites before they are connected. FLARE 2.9 may hang while it closes a connection: each question gets a minute.
 wait_for_sites() {
     local count=$1 began=$SECONDS
     shift

@@ -140,3 +140,10 @@ def test_aims_are_the_paired_differences_of_their_rows(study):
     assert rows[0] == ("ours 3 points or more above FedAvg", "7", "+3.0 ± 0.0", "", "")
     assert all(not any(cells) for _, _, *cells in rows[1:])
     assert len(rows) == len(study.AIMS)
+
+
+def test_long_runs_are_shown_by_round(study):
+    run = {"dialects": 7, "method": "ours", "seed": 0}
+    accuracies = [{"a": {"overall": number / 100}, "b": {"overall": 0}} for number in range(1, 31)]
+    rows = study.by_round([{**run, "rounds": accuracies}, {**run, "rounds": accuracies[:12]}]).rows
+    assert rows == [("ours", "7", "5.0", "7.5", "10.0", "12.5", "15.0", "1")]

@@ -123,6 +123,13 @@ def test_a_model_that_does_not_write_is_refused(folder, message, tmp_path):
         answering.build(backbone, AnswerVocabulary(["a"]), TrainingSettings(rounds=1, answering="generation"), None)
 
 
+@pytest.mark.parametrize(("half", "scale"), [(False, 1.0005), (True, 1.02)])  # of bfloat16's 8 bits 1.0005 changes none
+def test_a_small_change_of_the_logits_is_seen_in_any_precision(tmp_path, half, scale):
+    backbone = build(BackboneSettings(name="transformers", source=str(granite(tmp_path, scale=scale))), half=half)
+    with pytest.raises(FedpeftError, match="changes its logits"):
+        answering.build(backbone, AnswerVocabulary(["a"]), TrainingSettings(rounds=1, answering="generation"), None)
+
+
 BFLOAT16 = ("training.precision=bfloat16", "training.frozen_precision=bfloat16")
 RUNS = [
     ("llava", ("method.aggregation=pia",)),

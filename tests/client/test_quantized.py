@@ -248,6 +248,13 @@ def test_without_bitsandbytes_it_is_refused(learner, monkeypatch):
     assert refused.value.setting == "training.frozen_precision"
 
 
+def test_where_bitsandbytes_would_run_code_from_the_hub_it_is_refused(learner, monkeypatch):
+    monkeypatch.setattr(quantized, "find_spec", lambda name: name == "kernels")
+    with pytest.raises(FedpeftError, match="'kernels' is installed, with which bitsandbytes fetches") as refused:
+        learner("tiny-vilt", HALF, NF4)
+    assert refused.value.setting == "training.frozen_precision"
+
+
 def test_a_device_for_which_bitsandbytes_has_no_code_is_refused(learner, monkeypatch):
     def no_code(*_, **__):
         raise NotImplementedError("bitsandbytes::quantize_4bit: no kernel for cpu")

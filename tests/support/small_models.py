@@ -148,11 +148,11 @@ def gpt2(folder: Path) -> Path:
     )
 
 
-def granite(folder: Path) -> Path:
-    """Granite, which scales its logits."""
+def granite(folder: Path, scale: float = 8) -> Path:
+    """Granite, which divides its logits by a scale."""
     tokenizer().save_pretrained(folder)
     return saved(
-        hf.GraniteForCausalLM(hf.GraniteConfig(**SIZE, **IDS, num_key_value_heads=2, logits_scaling=8)), folder
+        hf.GraniteForCausalLM(hf.GraniteConfig(**SIZE, **IDS, num_key_value_heads=2, logits_scaling=scale)), folder
     )
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -11,11 +10,10 @@ from functools import partial
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import PLACES, PIASettings
 from fedpeft.client.batches import Batch
-from fedpeft.client.merge_choice import accepted_global, chosen_share, moved_places
+from fedpeft.client.merge_choice import accepted_global, chosen_share
 from fedpeft.methods.trainable import Trainable
 from fedpeft.states import State
 
-log = logging.getLogger(__name__)
 Finish = Callable[[State], tuple[State, State]]
 
 
@@ -113,10 +111,7 @@ def _integrated(
             return aligned
         each_place = settings.accept == PLACES
         loss = partial(samples.loss, probe)
-        taken = accepted_global(own, received, aligned, share=share, loss=loss, each_place=each_place)
-        moved = moved_places(received, aligned)
-        log.info("plans that lower the loss and are taken: %d of %d", len(moved_places(received, taken)), len(moved))
-        return taken
+        return accepted_global(own, received, aligned, share=share, loss=loss, each_place=each_place)
 
     if share is not None:
         return share, accepted(share)

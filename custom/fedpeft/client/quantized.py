@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.training_settings import NF4
 
 SETTING = "training.frozen_precision"
+FETCHING = "kernels"  # bitsandbytes imports it on processors with AVX512-BF16
 EXTRA = "pip install 'flare-fedpeft[quantized]'"
 IN_A_STACK = re.compile(r"(^|\.)\d+\.")  # in the path of a module: a member of a list of layers
 BLOCK = 64
@@ -109,8 +111,14 @@ def _check_installed(device: torch.device, precision: torch.dtype) -> Any:
     """Return bitsandbytes' layers; a small one is tried on the device.
 
     Raises:
-        FedpeftError: it is not installed, or cannot do this.
+        FedpeftError: it is not installed, would run code from the hub, or cannot do this.
     """
+    if find_spec(FETCHING):
+        raise FedpeftError(
+            f"frozen_precision is {NF4!r}, and the package {FETCHING!r} is installed, with which bitsandbytes fetches "
+            f"compiled code from the hub and runs it: uninstall {FETCHING!r}, or use 'bfloat16'.",
+            setting=SETTING,
+        )
     try:
         from bitsandbytes import nn as layers
     except ImportError as error:
