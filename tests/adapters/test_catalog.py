@@ -85,7 +85,7 @@ def test_the_slots_of_a_model_are_shown_before_anybody_trains(capsys, tmp_path, 
     assert "SiglipModel, family siglip, 52,994 parameters" in shown
     assert "text_model.encoder.layers.{layer}.self_attn.q_proj" in shown
     assert "1,296" in shown  # houlsby in both towers
-    assert "prompts need one stack of layers" in shown
+    assert "1,600" in shown  # 50 prompts in one of the towers
     assert main(["backbones", "tiny-vit"]) == 0
     assert "family vit, 940,896 parameters" in capsys.readouterr().out
     assert main(["methods", "--backbone", "vit"]) == 0

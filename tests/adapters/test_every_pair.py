@@ -75,7 +75,8 @@ SETTINGS = {
     "feddat_compacter": {"reduction_factor": 4},
 }
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
-NO_PROMPTS = "prompts need one stack of layers|prompts would move the positions"
+NO_PROMPTS = "prompts would move the positions"
+POSITIONED = ("llava", "blip2", "llava, writing")
 ONE_EACH = "needs one distribution over answers for each sample"
 NO_PARALLEL = "an adapter beside it cannot read the residual stream"
 
@@ -87,7 +88,7 @@ def save(model, folder):
 
 def refusal(method, backbone):
     """The reason for which these two do not go together; None: they do."""
-    if ("vpt" in method or method == "promptfl") and backbone != "vit":
+    if ("vpt" in method or method == "promptfl") and backbone in POSITIONED:
         return NO_PROMPTS
     if method.startswith("feddat") and BACKBONES[backbone].answering:
         return ONE_EACH

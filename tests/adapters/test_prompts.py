@@ -1,14 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Prompts before each layer, or before the first."""
 
+import copy
+
 import pytest
 import torch
 import transformers as hf
+from small_albef import albef_folder
 from torch import nn
 
 from fedpeft import methods
+from fedpeft.backbones import BackboneSettings, build
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.prompts import factored, transformer_layers
+from fedpeft.methods.prompts import factored
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 NAMES = ("vpt", "dvpt", "promptfl")
@@ -97,8 +101,52 @@ def test_wrong_settings_are_refused(vilt, settings, sentence):
         prepared("dvpt", vilt(), **{"rank": 2, **settings})
 
 
-def test_two_towers_are_refused():
-    text = {**SIZE, "vocab_size": 50, "max_position_embeddings": 16}
-    clip = hf.CLIPModel(hf.CLIPConfig(text_config=text, vision_config={**SIZE, "image_size": 16, "patch_size": 8}))
-    with pytest.raises(FedpeftError, match="family 'clip' has several"):
-        transformer_layers(clip)
+CLIP = {
+    "text_config": {**SIZE, "vocab_size": 50, "max_position_embeddings": 16, "eos_token_id": 49},
+    "vision_config": {**SIZE, "image_size": 16, "patch_size": 8},
+}
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("name", "moved"), [("vpt", "image_embeds"), ("dvpt", "image_embeds"), ("promptfl", "text_embeds")]
+)
+def test_of_two_towers_one_gets_prompts(name, moved, attention):
+    model = hf.CLIPModel(hf.CLIPConfig(**CLIP, attn_implementation=attention)).eval()
+    words, mask = torch.tensor([[3, 4, 49, 0], [5, 6, 7, 49]]), torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]])
+    inputs = {"input_ids": words, "attention_mask": mask, "pixel_values": torch.ones(2, 3, 16, 16)}
+    with torch.no_grad():
+        before = model(**inputs)
+        prepared(name, model, **({"rank": 2} if name == "dvpt" else {}))
+        after = model(**inputs)
+        short = model(**{name: tensor[:1, :3] if tensor.dim() == 2 else tensor[:1] for name, tensor in inputs.items()})
+    same = ({"image_embeds", "text_embeds"} - {moved}).pop()
+    assert torch.equal(before[same], after[same])
+    assert not torch.allclose(before[moved], after[moved], atol=1e-3)
+    assert torch.allclose(short[moved], after[moved][:1], atol=1e-5)  # a padded place is still not seen
+
+
+def test_text_prompts_of_albef_are_those_of_layers_called_by_hand(tmp_path):
+    model = build(BackboneSettings(name="albef", source=str(albef_folder(tmp_path)), text_length=16)).model.eval()
+    words, image = torch.tensor([[3, 4, 5], [6, 7, 8]]), torch.rand(2, 3, *[model.config.image_size] * 2)
+    with torch.no_grad():
+        seen = model.visual_encoder(image).last_hidden_state
+        hidden = model.text_encoder.embeddings(words)
+        prompts = prepared("promptfl", copy.deepcopy(model)).state()["layer.0.prompt.tokens"]
+        hidden = torch.cat((hidden[:, :1], prompts.expand(2, -1, -1), hidden[:, 1:]), dim=1)
+        for layer in model.text_encoder.encoder.layer:
+            hidden = layer(hidden, encoder_hidden_states=seen)
+            hidden = hidden[0] if isinstance(hidden, tuple) else hidden
+        prepared("promptfl", model)
+        got = model(words, torch.ones_like(words), image)
+    assert torch.allclose(got, torch.cat((hidden[:, :1], hidden[:, 5:]), dim=1), atol=1e-5)
+
+
+def test_towers_of_other_names_are_refused():
+    model = nn.ModuleDict(
+        {name: hf.BertModel(hf.BertConfig(**SIZE, vocab_size=50)).encoder for name in ("left", "right")}
+    )
+    with pytest.raises(
+        FedpeftError, match="in the text layers, and model family 'ModuleDict' has the stacks left, right"
+    ):
+        prepared("promptfl", model)

@@ -27,7 +27,8 @@ KEY = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "linear_k", "key_proj")
 VALUE = ("value", "v_proj", "v_lin", "v", "wv", "to_v", "linear_v", "value_proj")
 JOINT = ("qkv", "qkv_proj", "c_attn", "query_key_value", "Wqkv", "wqkv", "att_proj")
 OTHER_ATTENTION = re.compile(r"cross|enc_?dec|encoder_attn", re.IGNORECASE)
-TOWERS = {"text": re.compile(r"text|language"), "vision": re.compile(r"vision|visual|image")}
+TEXT, VISION = "text", "vision"
+TOWERS = {TEXT: re.compile(r"text|language"), VISION: re.compile(r"vision|visual|image")}
 WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
 
 

@@ -9,7 +9,8 @@
 At once, all prompts are trained and sent in every round, whichever layers a schedule assigns.
 
 The tokens stand after the first token, which classifies. Deep prompts are taken out again after their layer, shallow
-ones after the last.
+ones after the last. Where image and text go through layers of their own, VPT's and DVPT's are among the image's tokens,
+PromptFL's among the text's.
 
 Sources: `vpt` Jia et al. 2022, Visual Prompt Tuning (deep); `promptfl` Guo et al. 2023, PromptFL; `dvpt` the federated
 parameter-efficient tuning of vision transformers, prompts decomposed by SVD.
@@ -28,7 +29,7 @@ from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import module_path, two_towers
-from fedpeft.backbones.structure import family_of, stream_width, templates_in
+from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, templates_in
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, belongs, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
@@ -78,21 +79,23 @@ class Prompts(Trainable):
     """The prompts in a backbone, whose model is frozen.
 
     Args:
-        model: a model whose layers are in `fedpeft.backbones.slots`; it gets the parameters as its module `prompts`.
+        model: it gets the parameters as its module `prompts`.
+        layers: those of it that get prompts, first to last.
         first: key -> initial value.
         deep: whether every layer has prompts of its own; otherwise those of the first layer stay to the last.
     """
 
-    def __init__(self, model: nn.Module, first: Mapping[str, Tensor], *, deep: bool) -> None:
+    def __init__(
+        self, model: nn.Module, layers: Sequence[nn.Module], first: Mapping[str, Tensor], *, deep: bool
+    ) -> None:
         model.requires_grad_(False)
         self._names = {key: key.replace(".", "-") for key in first}  # a dot would be part of a path
         model.prompts = nn.ParameterDict({self._names[key]: nn.Parameter(value) for key, value in first.items()})
         self._model = model
-        layers = transformer_layers(model)
         count = tokens_of(first, 0).shape[0]
         for number, layer in enumerate(layers):
             enters, leaves = deep or number == 0, deep or number == len(layers) - 1
-            layer.register_forward_pre_hook(self._entering(number, count, insert=enters), with_kwargs=True)
+            layer.register_forward_pre_hook(self._entering(layer, number, count, insert=enters), with_kwargs=True)
             if leaves:
                 layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
         self.train_only(None)
@@ -106,18 +109,20 @@ class Prompts(Trainable):
         for key, parameter in self.parameters().items():
             parameter.requires_grad_(belongs(key, layers))
 
-    def _entering(self, number: int, count: int, *, insert: bool) -> Any:
+    def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
+        causal_attention = any(getattr(module, "is_causal", False) for module in layer.modules())
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden, *others = inputs
             if insert:
                 tokens = tokens_of(self.parameters(), number).to(hidden.dtype)
                 hidden = torch.cat((hidden[:, :1], tokens.expand(len(hidden), -1, -1), hidden[:, 1:]), dim=1)
+            causal = named.get("is_causal", causal_attention)
             if others:
-                others[0] = _seen(others[0], count)
+                others[0] = _seen(others[0], count, causal=causal)
             if "attention_mask" in named:
-                named = {**named, "attention_mask": _seen(named["attention_mask"], count)}
+                named = {**named, "attention_mask": _seen(named["attention_mask"], count, causal=causal)}
             return (hidden, *others), named
 
         return enter
@@ -130,6 +135,7 @@ class PromptTuning(Tuning):
         name: of its registration.
         settings: `PromptSettings` or `FactoredSettings`.
         deep: whether every layer has prompts of its own.
+        tower: whose layers have them, where image and text have layers of their own: `VISION` or `TEXT`.
         std: of the tokens' initial values; None: VPT's uniform distribution, by patch size and width.
         at_once: keep the prompts of all layers in one tensor, which no schedule of layers divides.
     """
@@ -140,10 +146,12 @@ class PromptTuning(Tuning):
         settings: type[PromptSettings],
         *,
         deep: bool,
+        tower: str = VISION,
         std: float | None = None,
         at_once: bool = False,
     ) -> None:
-        self.name, self._settings, self._deep, self._std, self._at_once = name, settings, deep, std, at_once
+        self.name, self._settings, self._tower = name, settings, tower
+        self._deep, self._std, self._at_once = deep, std, at_once
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that are unknown or not allowed."""
@@ -152,7 +160,7 @@ class PromptTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self._settings, settings, section=f"method.settings.{self.name}")
-        layers = transformer_layers(backbone.model)
+        layers = transformer_layers(backbone.model, self._tower)
         count, width = len(layers) if self._deep else 1, stream_width(layers)
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, chosen.tokens, width, layer, seed)
@@ -165,7 +173,8 @@ class PromptTuning(Tuning):
         else:
             first = {f"{place}.tokens": value for place, value in tokens.items()}
         device = next(backbone.model.parameters()).device
-        return Prompts(backbone.model, {key: value.to(device) for key, value in first.items()}, deep=self._deep)
+        first = {key: value.to(device) for key, value in first.items()}
+        return Prompts(backbone.model, layers, first, deep=self._deep)
 
     def _drawn(self, model: nn.Module, count: int, width: int, layer: int, seed: int) -> Tensor:
         generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
@@ -225,17 +234,26 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
     return parameters[f"{place}.coefficients"] @ parameters[basis]
 
 
-def transformer_layers(model: nn.Module) -> list[nn.Module]:
-    """Return the layers of a model, first to last.
+def transformer_layers(model: nn.Module, tower: str) -> list[nn.Module]:
+    """Return the layers of a model, or of one of its towers, first to last.
+
+    Args:
+        model: of a family in `fedpeft.backbones.slots`, or whose layers can be read.
+        tower: `VISION` or `TEXT`; a model with one stack of layers has no towers.
 
     Raises:
-        FedpeftError: its family is unknown, or has two stacks of layers.
+        FedpeftError: the layers cannot be read, there are several stacks and none is the tower's, or a layer needs the
+            positions of its tokens.
     """
     templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
-        raise FedpeftError(
-            f"prompts need one stack of layers, and model family {family_of(model)!r} has several: use another method."
-        )
+        if f"{tower}_output" not in templates:
+            towers = ", ".join(role.removesuffix("_output") for role in templates)
+            raise FedpeftError(
+                f"prompts of this method stand in the {tower} layers, and model family "
+                f"{family_of(model) or type(model).__name__!r} has the stacks {towers}: use another method."
+            )
+        templates = {tower: templates[f"{tower}_output"]}
     stack, _, _ = next(iter(templates.values())).partition("{layer}")
     layers = {path: module for path, module in model.named_modules() if path.startswith(stack)}
     found: list[nn.Module] = []
@@ -249,16 +267,25 @@ def transformer_layers(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _seen(mask: Tensor | None, count: int) -> Tensor | None:
-    """Return an attention mask in which `count` tokens more are seen, after the first."""
+def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:
+    """Return an attention mask in which `count` tokens more are seen, after the first.
+
+    Args:
+        mask: with one row for all queries or one row for each; None: the layer hides nothing but what `causal` says.
+        causal: no token sees a later one.
+    """
     if mask is None:
         return None
     visible = 0 if mask.is_floating_point() else 1  # what is added to the attention's logits, or whether it is seen
     first, rest = mask[..., :1], mask[..., 1:]
     wider = torch.cat((first, mask.new_full((*mask.shape[:-1], count), visible), rest), dim=-1)
     if wider.dim() == 4 and wider.shape[-2] > 1:  # one row for each query
-        rows = wider[..., :1, :].expand(*wider.shape[:-2], count, wider.shape[-1])
-        wider = torch.cat((wider[..., :1, :], rows, wider[..., 1:, :]), dim=-2)
+        rows = wider[..., :1, :].expand(*wider.shape[:-2], 1 + count, wider.shape[-1])  # of the first token and the new
+        if causal:
+            hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+            later = torch.ones(1 + count, wider.shape[-1], dtype=torch.bool, device=mask.device).triu(1)
+            rows = rows.masked_fill(later, hidden)
+        wider = torch.cat((rows, wider[..., 1:, :]), dim=-2)
     return wider
 
 
@@ -272,4 +299,4 @@ def _without(output: Any, count: int) -> Any:
 VPT = PromptTuning("vpt", PromptSettings, deep=True)
 VPT_AT_ONCE = PromptTuning("vpt", PromptSettings, deep=True, at_once=True)
 DVPT = PromptTuning("dvpt", FactoredSettings, deep=True)
-PROMPTFL = PromptTuning("promptfl", PromptSettings, deep=False, std=0.02)
+PROMPTFL = PromptTuning("promptfl", PromptSettings, deep=False, tower=TEXT, std=0.02)
