@@ -23,13 +23,14 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import barrier
 import json_lines
+import parallel
 import study
 from result_table import ResultTable
 from rich.console import Console
@@ -56,6 +57,8 @@ METHODS: dict[str, list[str]] = {
     "server PIA": [*PIA, "method.pia.client=false"],
     "server PIA, fixed point": [*PIA, "method.pia.client=false", FIXED_POINT],
     "client PIA": [*PIA, "method.pia.server=false"],
+    "client PIA, accepted": [*PIA, "method.pia.server=false", "method.pia.accept=true"],
+    "client PIA, accepted by place": [*PIA, "method.pia.server=false", "method.pia.accept=places"],
     BOTH: PIA,
     BOTH_FIXED_POINT: [*PIA, FIXED_POINT],
 }
@@ -243,7 +246,7 @@ def read(file: Path = RESULTS, overrides: Sequence[str] = ()) -> list[dict[str, 
 
 def run_all(runs: Sequence[tuple[str, str, int]], overrides: Sequence[str], processes: int) -> Iterator[dict[str, Any]]:
     """Run federations (case, method, seed) at the same time: first the first rounds that they share, then the rest."""
-    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(processes) as pool:
+    with tempfile.TemporaryDirectory() as folder, parallel.processes(processes) as pool:
         firsts = {one: (first_of(*one), Path(folder) / "-".join(map(str, first_of(*one)))) for one in runs}
         for future in [pool.submit(first_rounds, *one, overrides, kept) for one, kept in set(firsts.values())]:
             future.result()
@@ -264,10 +267,14 @@ def main() -> None:
     )
     parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS))
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1, help="runs at the same time")
+    parser.add_argument(
+        "--processes", type=parallel.at_least_one, default=os.cpu_count() or 1, help="runs at the same time"
+    )
     parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run; what is there is kept")
     parser.add_argument("--table", action="store_true", help="print what is there, run nothing")
     chosen = parser.parse_args()
+    for name in chosen.cases:
+        parallel.check_settings(parser, ROOT / "app_configs", CASES[name].job, chosen.set)
     console = Console(width=120)
     results = read(chosen.out, chosen.set)
     known = {(r["case"], r["method"], r["seed"]) for r in results}

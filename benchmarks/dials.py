@@ -165,9 +165,9 @@ def table() -> ResultTable:
     """One row for every value of every dial."""
     rows: list[tuple[str, ...]] = []
     for name, world in worlds():
-        found = figures(world)
-        shares = (found.contradicted, found.type_distance, found.unseen_answers)
-        rows.append((name, f"{found.training:,}", *(f"{100 * share:.1f}" for share in shares)))
+        drawn = figures(world)
+        shares = (drawn.contradicted, drawn.type_distance, drawn.unseen_answers)
+        rows.append((name, f"{drawn.training:,}", *(f"{100 * share:.1f}" for share in shares)))
     return ResultTable("One setting turned, the others as they are by default", HEADS, rows)
 
 

@@ -10,12 +10,18 @@ from typing import Any
 
 
 def read(file: Path) -> list[dict[str, Any]]:
-    """The lines of a file; none of one that is not there."""
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    """The lines of a file, without one that was not written to its end; none of a file that is not there."""
+    return [json.loads(line) for line in _whole(file).splitlines()] if file.exists() else []
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:
-    """Write one more line."""
+    """Write one more line, in place of one that was not written to its end."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with file.open("a") as lines:
+        lines.truncate(len(_whole(file).encode()))
         lines.write(json.dumps(line) + "\n")
+
+
+def _whole(file: Path) -> str:
+    text = file.read_text()
+    return text[: text.rfind("\n") + 1]

@@ -24,12 +24,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
 
 import every_method
 import json_lines
+import parallel
 import study
 import torch
 from peers import PEERS
@@ -139,7 +140,7 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
     if sections["data"].get("pool") and len(sections["federation"]["sites"]) > 1:
         raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
     began = time.process_time()
-    sent = 0
+    sent = refused = 0
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
         learner = PEERS.get(method, Learner)
@@ -151,9 +152,10 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
             for result in federate(learners):
                 rounds.append({s: u.metrics for s, u in result.updates.items()})
                 sent = max(sent, *(sum(map(torch.numel, u.state.values())) for u in result.updates.values()))
+                refused += len(result.refused)
         trained = sum(map(torch.numel, next(iter(learners.values())).trainable.parameters().values()))
     cost = {"trained": trained, "sent": sent, "seconds": time.process_time() - began}
-    return {"method": method, "seed": seed, "rounds": rounds, **cost}
+    return {"method": method, "seed": seed, "rounds": rounds, "refused": refused, **cost}
 
 
 def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
@@ -233,9 +235,10 @@ def main() -> None:
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
     parser.add_argument("--study", action="store_true", help="all runs of study.py that are not in its results yet")
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
-    parser.add_argument("--processes", type=int, default=CORES, help="runs at the same time")
+    parser.add_argument("--processes", type=parallel.at_least_one, default=CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, help="a JSON line for each run; what is there is kept")
     chosen = parser.parse_args()
+    parallel.check_settings(parser, ROOT / "app_configs", JOB, chosen.set)
     if chosen.study:
         for name in ("own", "layers"):
             if getattr(chosen, name):
@@ -260,7 +263,7 @@ def main() -> None:
     known = {(result["method"], result["seed"]) for result in results}
     wanted = [(method, seed) for seed in seeds for method in methods]
     runner = run_from_registry if everything else run
-    with ProcessPoolExecutor(chosen.processes) as pool:
+    with parallel.processes(chosen.processes) as pool:
         futures = {pool.submit(runner, *one, overrides): one for one in wanted if one not in known}
         for number, future in enumerate(as_completed(futures), 1):
             last = {**future.result(), "overrides": overrides}
@@ -301,7 +304,7 @@ def run_study(
     wanted = [one for one in study.runs(seeds) if not methods or one.method in methods]
     missing = [one for one in wanted if (one.dialects, one.method, one.seed, one.rounds) not in known]
     marked = {"overrides": list(overrides)} if overrides else {}
-    with ProcessPoolExecutor(processes) as pool:
+    with parallel.processes(processes) as pool:
         futures = {pool.submit(run, one.method, one.seed, [*one.overrides, *overrides]): one for one in missing}
         for number, future in enumerate(as_completed(futures), 1):
             one, last = futures[future], future.result()

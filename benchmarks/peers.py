@@ -89,10 +89,10 @@ class FedALA(Learner):
 
     def _integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
-    ) -> client_round.Finish:
-        finish = super()._integrate(round, None, received or own or {})
+    ) -> client_round.Integration:
+        integration = super()._integrate(round, None, received or own or {})
         if own is None or not received:
-            return finish
+            return integration
         first = self._weights is None
         weights = self._weights or {key: torch.ones_like(tensor) for key, tensor in own.items()}
         gaps = {key: received[key] - own[key] for key in own}
@@ -117,7 +117,7 @@ class FedALA(Learner):
             before = total
         self._weights = weights
         self.trainable.load({key: own[key] + gaps[key] * weights[key] for key in own})
-        return finish
+        return integration
 
 
 PEERS: dict[str, Callable[..., Learner]] = {"fedprox": FedProx, "ditto": Ditto, "fedala": FedALA}

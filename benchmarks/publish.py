@@ -1,17 +1,20 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What README and docs show of `benchmarks/results`: tables between two marks of a page, and pictures.
 
-    python benchmarks/publish.py            # names the pages whose tables are not those of the results
+    python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
 
 The results come from `learning.py --study`, `cases.py`, `rates.py` and `learning.py --methods all`. A table stands
-between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so.
+between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so. A picture's file
+says which results it was drawn from.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 import cases
@@ -23,12 +26,14 @@ import rates
 import study
 import study_picture
 from matplotlib.figure import Figure
+from PIL import Image
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = (Path("README.md"), Path("docs/benchmarks.md"))
 MARKED = re.compile(r"<!-- results: (?P<name>.*?) -->.*?<!-- end -->", re.DOTALL)
 NONE = "(no results yet)"
 DPI = 200
+DRAWN_FROM = "Source"  # a PNG's own field
 
 
 def tables() -> dict[str, str]:
@@ -49,14 +54,32 @@ def tables() -> dict[str, str]:
     }
 
 
-def pictures() -> dict[Path, Figure]:
-    """File under the project -> picture, of what there are results for."""
-    found: dict[Path, Figure] = {}
+def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
+    """Picture under the project -> its results, and what draws it; of what there are results for."""
+    drawn: dict[Path, tuple[Path, Callable[[], Figure]]] = {}
     if runs := json_lines.read(study.RESULTS):
-        found[Path("docs/study.png")] = study_picture.draw(runs)
+        drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
-        found[Path("docs/barriers.png")] = cases_picture.draw(cases.read())
-    return found
+        drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())
+    return drawn
+
+
+def drawn_from(picture: Path) -> str | None:
+    """What a picture says about the results that it was drawn from; None: there is no picture, or it says nothing."""
+    if not picture.exists():
+        return None
+    with Image.open(picture) as opened:
+        return opened.info.get(DRAWN_FROM)
+
+
+def stale_pictures() -> list[Path]:
+    """Pictures under the project that were drawn from other results than those that are there."""
+    return [file for file, (results, _) in pictures().items() if drawn_from(ROOT / file) != source_of(results)]
+
+
+def source_of(results: Path) -> str:
+    """What a picture of these results says about them."""
+    return f"{results.name}, SHA-256 {hashlib.sha256(results.read_bytes()).hexdigest()}"
 
 
 def pages() -> dict[Path, str]:
@@ -66,7 +89,7 @@ def pages() -> dict[Path, str]:
         KeyError: a page has a mark of another name than those of `tables`.
     """
     named = tables()
-    return {page: MARKED.sub(lambda found: _marked(found["name"], named), (ROOT / page).read_text()) for page in PAGES}
+    return {page: MARKED.sub(lambda mark: _marked(mark["name"], named), (ROOT / page).read_text()) for page in PAGES}
 
 
 def _marked(name: str, named: dict[str, str]) -> str:
@@ -81,11 +104,11 @@ def main() -> None:
     if chosen.write:
         for page, text in changed.items():
             (ROOT / page).write_text(text)
-        for file, picture in pictures().items():
-            picture.savefig(ROOT / file, dpi=DPI)
-    elif changed:
-        names = ", ".join(map(str, changed))
-        raise SystemExit(f"Other tables than those of benchmarks/results: {names}. Run it with --write.")
+        for file, (results, draw) in pictures().items():
+            draw().savefig(ROOT / file, dpi=DPI, metadata={DRAWN_FROM: source_of(results)})
+    elif others := [*changed, *stale_pictures()]:
+        names = ", ".join(map(str, others))
+        raise SystemExit(f"Not what benchmarks/results says: {names}. Run it with --write.")
 
 
 if __name__ == "__main__":

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Mapping
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from pathlib import Path
 from typing import Any
 
 import every_method
 import json_lines
 import learning
+import parallel
 from measured import WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
@@ -52,7 +53,7 @@ def search(names: list[str], file: Path, processes: int) -> None:
     for line in json_lines.read(file):
         tried.setdefault(line["method"], {})[line["rate"]] = line["accuracy"]
     running: dict[Future, tuple[str, float]] = {}
-    with ProcessPoolExecutor(processes) as pool:
+    with parallel.processes(processes) as pool:
 
         def start(name: str) -> None:
             if not any(name == other for other, _ in running.values()):
@@ -92,7 +93,7 @@ def main() -> None:
     parser.add_argument(
         "--methods", nargs="+", choices=methods.names(), default=list(methods.names()), metavar="METHOD"
     )
-    parser.add_argument("--processes", type=int, default=learning.CORES, help="runs at the same time")
+    parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
     parser.add_argument("--out", type=Path, default=every_method.RATES, help="a JSON line for each run")
     chosen = parser.parse_args()
     print(machine(), flush=True)

@@ -140,8 +140,9 @@ def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str
 
 
 def compact(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a run; not its seconds: runs of a study share a machine with whatever else runs there."""
-    return {"method": result["method"], "seed": result["seed"], "rounds": overall(result["rounds"])}
+    """What is kept of a run: its accuracies, and how many updates the server refused. Not its seconds: runs of a study
+    share a machine with whatever else runs there."""
+    return {**{name: result[name] for name in ("method", "seed", "refused")}, "rounds": overall(result["rounds"])}
 
 
 def overall(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[dict[str, dict[str, float]]]:

@@ -21,7 +21,7 @@ from fedpeft.compare.intervals import interval, paired
 from fedpeft.report.palette import COLORS, LIGHT
 
 SHOWN = ("fedavg", "fedpia, server only", "ours", "fedavg, keeping by agreement", "ditto", "fedala", "local")
-OTHERS = "another"
+MORE_COLORS = ("#F0E442", "#999999", "#8B5A2B", "#B8B0E0", "#C5E0A0")  # of the methods that only cells can show
 CLEAR, FAINT = 0.75, 0.25  # opacity of a cell
 Seeds = Mapping[int, Sequence[float]]  # seed -> percent by round
 Worlds = dict[int, dict[str, dict[int, list[float]]]]  # swapped pairs -> method -> seed -> percent by round
@@ -29,12 +29,12 @@ Worlds = dict[int, dict[str, dict[int, list[float]]]]  # swapped pairs -> method
 
 def curves(results: Sequence[Mapping[str, Any]], rounds: int) -> Worlds:
     """Mean accuracy of the sites by round, of the runs of this length whose sites train all layers."""
-    found: Worlds = {}
+    worlds: Worlds = {}
     for result in results:
         if len(result["rounds"]) == rounds and result["method"] in study.METHODS:
             by_round = [100 * statistics.fmean(site["overall"] for site in r.values()) for r in result["rounds"]]
-            found.setdefault(result["dialects"], {}).setdefault(result["method"], {})[result["seed"]] = by_round
-    return dict(sorted(found.items()))
+            worlds.setdefault(result["dialects"], {}).setdefault(result["method"], {})[result["seed"]] = by_round
+    return dict(sorted(worlds.items()))
 
 
 def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
@@ -52,21 +52,22 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
                 panel.set_xlabel("round")
             panels[0].set_ylabel("accuracy, %")
         axes = below.subplots(len(groups), 1, squeeze=False, height_ratios=[len(w) for w in groups.values()])[:, 0]
-        for one, (rounds, worlds) in zip(axes, groups.items(), strict=True):
-            _draw_best(one, worlds, rounds)
+        winners = {name for one, group in zip(axes, groups.items(), strict=True) for name in _draw_best(one, *group)}
         axes[0].set_title(
             "the best method in each round and its lead over the second in points; faint: not clear of 0",
             fontsize=8,
             loc="left",
         )
         axes[-1].set_xlabel("round")
-        handles = [mpl.lines.Line2D([], [], color=_color(name), lw=2.5, label=name) for name in (*SHOWN, OTHERS)]
+        named = (*SHOWN, *(name for name in study.METHODS if name in winners and name not in SHOWN))
+        handles = [mpl.lines.Line2D([], [], color=_color(name), lw=2.5, label=name) for name in named]
         figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False, fontsize=7.5)
     return figure
 
 
 def _color(method: str) -> str:
-    return (*COLORS, LIGHT.ink)[SHOWN.index(method)] if method in SHOWN else LIGHT.soft
+    order = (*SHOWN, *(name for name in study.METHODS if name not in SHOWN))
+    return (*COLORS, LIGHT.ink, *MORE_COLORS)[order.index(method)]
 
 
 def _seeds(methods: Mapping[str, Seeds]) -> str:
@@ -86,32 +87,48 @@ def _draw_curves(panel: Axes, methods: Mapping[str, Seeds]) -> None:
     panel.spines[["top", "right"]].set_visible(False)
 
 
-def _draw_best(axes: Axes, worlds: Worlds, rounds: int) -> None:
-    """Cells of world and round in the color of the best method, with its lead over the second in points."""
+def _draw_best(axes: Axes, rounds: int, worlds: Worlds) -> set[str]:
+    """Draw cells of world and round in the color of the best method, with its lead over the second in points; return
+    the best methods."""
+    winners = set()
     for row, methods in enumerate(worlds.values()):
         for number in range(rounds):
             first, lead, clear = best({name: _at(seeds, number) for name, seeds in methods.items()})
+            winners.add(first)
             opacity = CLEAR if clear else FAINT
             cell = mpl.patches.Rectangle((number + 0.5, row - 0.5), 1, 1, facecolor=_color(first), alpha=opacity)
             axes.add_patch(cell)
             size = 6.5 if rounds <= study.SHORT else 5
-            axes.text(number + 1, row, f"{lead:.1f}", ha="center", va="center", fontsize=size, color=LIGHT.ink)
+            axes.text(
+                number + 1,
+                row,
+                "" if lead is None else f"{lead:.1f}",
+                ha="center",
+                va="center",
+                fontsize=size,
+                color=LIGHT.ink,
+            )
     axes.set(xlim=(0.5, rounds + 0.5), ylim=(-0.5, len(worlds) - 0.5))
     axes.set_yticks(range(len(worlds)), [f"{pairs} swapped" for pairs in worlds])
     axes.spines[:].set_visible(False)
+    return winners
 
 
 def _at(seeds: Seeds, number: int) -> dict[int, float]:
     return {seed: by_round[number] for seed, by_round in seeds.items()}
 
 
-def best(methods: Mapping[str, Mapping[int, float]]) -> tuple[str, float, bool]:
+def best(methods: Mapping[str, Mapping[int, float]]) -> tuple[str, float | None, bool]:
     """The method with the highest mean over its seeds, its lead over the second, and whether that is clear of 0.
 
     Args:
-        methods: method -> seed -> percent; two methods or more.
+        methods: method -> seed -> percent; one method or more. One alone has no lead, None, and two without a seed in
+            common none that is clear.
     """
     means = {name: statistics.fmean(seeds.values()) for name, seeds in methods.items()}
-    first, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
-    mean, half = interval(paired(methods[first], methods[second]))
-    return first, means[first] - means[second], mean > half
+    first, *others = sorted(means, key=means.__getitem__, reverse=True)
+    if not others:
+        return first, None, False
+    pairs = paired(methods[first], methods[others[0]])
+    mean, half = interval(pairs) if pairs else (0.0, 0.0)
+    return first, means[first] - means[others[0]], mean > half

@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """PIASettings and the package's front door."""
 
+import re
 import subprocess
 import sys
 
@@ -52,18 +53,24 @@ def test_a_flare_variable_that_became_none_is_refused():
         build(PIASettings, {"gamma": None}, section="pia")
 
 
+def test_a_list_is_a_ramp_and_agreement_concerns_sites_that_integrate():
+    assert PIASettings(share=[1, 0.6]).share_in(3, 5) == 0.8
+    assert PIASettings(share="agreement", integration="merge").follows_agreement
+    assert not PIASettings(share="agreement", integration="merge", client=False).follows_agreement
+
+
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    ("settings", "sentence"),
     [
-        ({}, True),
-        ({"support": "mean"}, True),
-        ({"support": "weights"}, False),
-        ({"client": False}, False),
-        ({"solver": "identity"}, False),
+        ({"share": (0.5,)}, "share is (0.5,), allowed are"),
+        ({"share": [1, 0.8, 0.6]}, "share is (1, 0.8, 0.6), allowed are"),
+        ({"accept": 1}, "accept is '1', allowed are False, True, places"),
+        ({"accept": True, "upload": "local"}, "accept is True, but with integration='frozen_global'"),
     ],
 )
-def test_a_site_runs_a_batch_only_where_activations_are_compared(settings, expected):
-    assert PIASettings(**settings).needs_activations is expected
+def test_shares_and_acceptance_that_mean_nothing_are_refused(settings, sentence):
+    with pytest.raises(FedpeftError, match=re.escape(sentence)):
+        PIASettings(**settings)
 
 
 def test_every_public_name_resolves_whatever_was_imported_before():

@@ -18,7 +18,7 @@ def benchmark(monkeypatch):
 @pytest.fixture
 def in_this_process(benchmark, monkeypatch):
     """learning.py runs what it would give to other processes when it gives it."""
-    monkeypatch.setattr(benchmark("learning"), "ProcessPoolExecutor", InThisProcess)
+    monkeypatch.setattr(benchmark("learning").parallel, "processes", InThisProcess)
 
 
 class InThisProcess:

@@ -14,9 +14,13 @@ def test_the_pages_have_the_tables_of_the_results(publish):
         assert (publish.ROOT / page).read_text() == text, "run `python benchmarks/publish.py --write`"
 
 
+def test_the_pictures_are_drawn_from_the_results(publish):
+    assert publish.stale_pictures() == [], "run `python benchmarks/publish.py --write`"
+
+
 def test_every_table_stands_somewhere(publish):
     texts = [(publish.ROOT / page).read_text() for page in publish.PAGES]
-    named = [found["name"] for text in texts for found in publish.MARKED.finditer(text)]
+    named = [mark["name"] for text in texts for mark in publish.MARKED.finditer(text)]
     assert sorted(named) == sorted(publish.tables())
 
 
@@ -33,10 +37,22 @@ def test_what_has_no_results_yet_says_so(publish, monkeypatch, tmp_path):
 
 def test_a_study_that_has_just_begun_can_be_published(publish, monkeypatch, tmp_path):
     monkeypatch.setattr(publish.study, "RESULTS", tmp_path / "study.jsonl")
+    monkeypatch.setattr(publish.cases, "read", list)
+    monkeypatch.setattr(publish, "ROOT", tmp_path)
+    monkeypatch.setattr(publish, "PAGES", ())
+    (tmp_path / "docs").mkdir()
     line = {"dialects": 7, "method": "fedavg", "seed": 0, "rounds": [{"slake": {"overall": 0.5}}] * 12}
     publish.json_lines.append(publish.study.RESULTS, line)
     assert publish.tables()["headline"] == publish.study.headline([]).markdown()
     assert "| fedavg | 50.0 |" in publish.tables()["study"]
+    picture = publish.Path("docs/study.png")
+    assert publish.stale_pictures() == [picture]
+    monkeypatch.setattr("sys.argv", ["publish.py", "--write"])
+    publish.main()
+    assert publish.stale_pictures() == []
+    publish.json_lines.append(publish.study.RESULTS, {**line, "method": "ours", "seed": 1})  # no seed in common
+    assert publish.stale_pictures() == [picture]
+    publish.main()
 
 
 def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
@@ -47,7 +63,7 @@ def test_a_changed_page_is_named_and_written(publish, monkeypatch, tmp_path):
     monkeypatch.setattr(publish, "tables", lambda: {"study": "| new |"})
     monkeypatch.setattr(publish, "pictures", dict)
     monkeypatch.setattr("sys.argv", ["publish.py"])
-    with pytest.raises(SystemExit, match=r"Other tables than those of benchmarks/results: README\.md"):
+    with pytest.raises(SystemExit, match=r"Not what benchmarks/results says: README\.md"):
         publish.main()
     monkeypatch.setattr("sys.argv", ["publish.py", "--write"])
     publish.main()

@@ -40,7 +40,8 @@ def test_without_runs_of_ours_its_column_is_empty(study):
 
 def test_what_is_kept_of_a_run_has_the_same_figure(study):
     (run,) = runs("ours", [62.34567])
-    kept = study.compact({**run, "seconds": 3.21})
+    kept = study.compact({**run, "refused": 1, "seconds": 3.21})
+    assert kept["refused"] == 1
     assert study.figure(kept) == pytest.approx(study.figure(run), abs=0.01)
     assert all(set(site) == {"overall"} for sites in kept["rounds"] for site in sites.values())
 
@@ -92,6 +93,8 @@ def test_the_picture_has_a_panel_for_each_world_and_length(benchmark):
 def test_the_best_method_leads_clearly_where_the_interval_says_so(benchmark):
     best = benchmark("study_picture").best
     fedavg, other = {0: 70.0, 1: 72.0, 2: 71.0}, {0: 60.0, 1: 90.0, 2: 60.0}
+    assert best({"fedavg": fedavg}) == ("fedavg", None, False)
+    assert best({"fedavg": {0: 50.0}, "other": {1: 49.0}}) == ("fedavg", 1.0, False)
     assert best({"fedavg": fedavg, "other": other}) == ("fedavg", 1.0, False)
     ours = {seed: value + 2 + seed / 10 for seed, value in fedavg.items()}
     assert best({"fedavg": fedavg, "ours": ours, "other": other}) == ("ours", pytest.approx(2.1), True)

@@ -26,7 +26,7 @@ def started(learning, monkeypatch):
         calls.append((method, seed, list(overrides)))
         rounds = int(dict(setting.split("=") for setting in overrides)["training.rounds"])
         site = {"overall": 0.5, "open": 0.25, "closed": 0.75}
-        return {"method": method, "seed": seed, "rounds": [{"slake": site}] * rounds, "seconds": 1.0}
+        return {"method": method, "seed": seed, "rounds": [{"slake": site}] * rounds, "refused": 0, "seconds": 1.0}
 
     monkeypatch.setattr(learning, "run", run)
     return calls

@@ -66,14 +66,14 @@ def common_order(supports: Sequence[Tensor], weights: Sequence[float], passes: i
     """
     first = [x[0].cpu().numpy().tobytes() for x in supports]
     ranking = sorted(range(len(supports)), key=lambda k: (-weights[k], first[k]))  # free of the given order
-    found = in_order(supports, weights, _nearest(supports, ranking[0]))
-    if not _is_proven(found):
-        found = in_order(supports, weights, _searched(supports, weights, ranking, passes))
-    labels = _most_in_place(found.orders.cpu().numpy(), weights, ranking[0])
+    common = in_order(supports, weights, _nearest(supports, ranking[0]))
+    if not _is_proven(common):
+        common = in_order(supports, weights, _searched(supports, weights, ranking, passes))
+    labels = _most_in_place(common.orders.cpu().numpy(), weights, ranking[0])
     if labels is None:
-        return found
-    index = torch.from_numpy(labels).to(found.orders.device)
-    return CommonOrder(found.orders[:, index], found.mean[index], found.distances[:, index])
+        return common
+    index = torch.from_numpy(labels).to(common.orders.device)
+    return CommonOrder(common.orders[:, index], common.mean[index], common.distances[:, index])
 
 
 def in_order(supports: Sequence[Tensor], weights: Sequence[float], orders: Tensor | None = None) -> CommonOrder:
@@ -100,12 +100,12 @@ def _nearest(supports: Sequence[Tensor], hub: int) -> Tensor | None:
     return None if torch.equal(orders, stays.expand_as(orders)) else orders
 
 
-def _is_proven(found: CommonOrder) -> bool:
+def _is_proven(common: CommonOrder) -> bool:
     """Return whether no orders can have a smaller spread, by the condition above."""
-    mean = found.mean - found.mean.mean(dim=0)
+    mean = common.mean - common.mean.mean(dim=0)
     lengths = mean.square().sum(dim=1)
     apart = torch.addmm(lengths[:, None] + lengths, mean, mean.T, alpha=-2).fill_diagonal_(torch.inf)  # squared
-    farthest = found.distances.amax(dim=0)
+    farthest = common.distances.amax(dim=0)
     reach = 3 * farthest[:, None] + (farthest + SLACK * lengths.max().sqrt())
     return bool((reach.square_() < apart).all())
 

@@ -78,13 +78,13 @@ def search(problem: Problem, passes: int) -> Found:
     first = problem.ranking[0]
     starts = _different(_starts(problem), first)
     tried = [climb(problem, orders, 1, start) for start, orders in starts]
-    tried.sort(key=lambda found: -found.lengths[-1])
-    promising = _different(((k, found.orders) for k, found in enumerate(tried)), first)
+    tried.sort(key=lambda climbed: -climbed.lengths[-1])
+    promising = _different(((k, climbed.orders) for k, climbed in enumerate(tried)), first)
     best = tried[0]
     for k, orders in promising[:PROMISING]:
-        found = climb(problem, orders, passes - 1, tried[k].start)
-        if found.lengths[-1] > best.lengths[-1] + problem.least:
-            best = found._replace(lengths=tried[k].lengths[:1] + found.lengths)
+        climbed = climb(problem, orders, passes - 1, tried[k].start)
+        if climbed.lengths[-1] > best.lengths[-1] + problem.least:
+            best = climbed._replace(lengths=tried[k].lengths[:1] + climbed.lengths)
     return best
 
 

@@ -109,8 +109,10 @@ class PIASettings:
     upload: str = "integrated"
 
     def __post_init__(self) -> None:
+        if isinstance(self.share, list):
+            object.__setattr__(self, "share", tuple(self.share))
         self._check_share()
-        one_of("accept", self.accept, (False, True, PLACES))
+        self._check_accept()
         for field in fields(self):
             value = getattr(self, field.name)
             if field.name in ("share", "accept"):
@@ -155,14 +157,14 @@ class PIASettings:
             )
 
     def _check_share(self) -> None:
-        ends = self.share if isinstance(self.share, tuple) else (self.share,)
+        ends = self.share if isinstance(self.share, tuple) else (self.share, self.share)
         numbers = all(isinstance(end, int | float) and not isinstance(end, bool) and 0 <= end <= 1 for end in ends)
-        if self.share not in (VALIDATION, AGREEMENT) and not (numbers and len(ends) in (1, 2)):
+        if self.share not in (VALIDATION, AGREEMENT) and not (numbers and len(ends) == 2):
             raise FedpeftError(
                 f"share is {self.share!r}, allowed are a number from 0 to 1, a list of two, {VALIDATION!r} and "
                 f"{AGREEMENT!r}."
             )
-        if self.follows_agreement and self.client and self.integration != "merge":
+        if self.follows_agreement and self.integration != "merge":
             raise FedpeftError(
                 f"share={AGREEMENT!r} compares what training changed in the merged adapter, not with "
                 f"integration={self.integration!r}: give a number as share (the paper: 0.5), or use "
@@ -170,10 +172,20 @@ class PIASettings:
                 setting="share",
             )
 
+    def _check_accept(self) -> None:
+        if not isinstance(self.accept, bool):
+            one_of("accept", self.accept if isinstance(self.accept, str) else repr(self.accept), (False, True, PLACES))
+        if self.accept and self.client and self.integration == FROZEN and self.upload == "local":
+            raise FedpeftError(
+                f"accept is {self.accept!r}, but with integration={FROZEN!r} and upload='local' moving neurons changes "
+                "neither what a site computes nor what it sends: leave accept out, or use upload='integrated'.",
+                setting="accept",
+            )
+
     @property
     def follows_agreement(self) -> bool:
-        """Whether the share of the global adapter follows how far the sites' training agrees."""
-        return self.share == AGREEMENT
+        """Whether a site integrates the global adapter by a share that follows how far the sites' training agrees."""
+        return self.client and self.share == AGREEMENT
 
     def share_in(self, round: int, rounds: int) -> float | None:
         """The share of the global adapter in a round; None where the site decides by its data or by agreement.
@@ -212,11 +224,6 @@ class PIASettings:
     def finds_fixed_point(self) -> bool:
         """Whether the server aligns the sites to each other; with `identity` nothing moves from their mean."""
         return self.aligns_on_server and self.reference == FIXED_POINT and self.solver == "exact"
-
-    @property
-    def needs_activations(self) -> bool:
-        """Whether a site must run a batch through both adapters before it can align them."""
-        return self.client and self.compares_activations
 
     @property
     def compares_activations(self) -> bool:

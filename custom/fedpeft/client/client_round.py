@@ -3,18 +3,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from fedpeft.alignment.client_pia import align_global, align_upload, finish_round, start_merged
 from fedpeft.alignment.settings import PLACES, PIASettings
 from fedpeft.client.batches import Batch
-from fedpeft.client.merge_choice import accepted_global, chosen_share
+from fedpeft.client.merge_choice import accepted_global, chosen_share, moved_places
 from fedpeft.methods.trainable import Trainable
 from fedpeft.states import State
 
 Finish = Callable[[State], tuple[State, State]]
+
+
+class Integration(NamedTuple):
+    """What a round starts with.
+
+    Args:
+        finish: from the trained adapter to what is sent and what is kept.
+        figures: for the site's own record: `global_share`, the share of the global adapter; `plans`, the places whose
+            neurons alignment would move; `plans_taken`, those whose neurons were moved. Empty where nothing of the
+            site's own is integrated.
+    """
+
+    finish: Finish
+    figures: Mapping[str, float]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +55,8 @@ def start(
     settings: PIASettings | None,
     share: float | None,
     samples: Samples,
-) -> Finish:
-    """Load the tensors that a round starts from, and return the function that finishes the round.
+) -> Integration:
+    """Load the tensors that a round starts from.
 
     With `aligned_at="site"` only the upload is permuted into the order of the received adapter.
 
@@ -55,26 +70,26 @@ def start(
         settings: PIA's; None for any other method.
         share: of the global adapter in this round; None: the validation split decides.
         samples: of the site.
-
-    Returns:
-        A function from the trained adapter to (upload, adapter that the site keeps).
     """
     trainable.set_companion(None)
+    figures: dict[str, float] = {}
     if own is None or settings is None or not settings.client or share == 1:
         trainable.start(received, own)
         finish: Finish = _as_trained
     else:
         trainable.load(own)  # the probe must use the site's own adapter, not what an earlier round left in the model
-        share, integrated = _integrated(trainable, own, received, settings, share, samples)
+        share, integrated, plans = _integrated(trainable, own, received, settings, share, samples)
         finish = _combine(trainable, own, integrated, settings, share)
+        taken = len(moved_places(received, integrated))
+        figures = {"global_share": share, "plans": plans, "plans_taken": taken}
     if settings is None or not settings.aligns_before_upload:
-        return finish
+        return Integration(finish, figures)
 
     def finish_aligned(trained: State) -> tuple[State, State]:
         upload, kept = finish(trained)
         return align_upload(upload, received, settings), kept
 
-    return finish_aligned
+    return Integration(finish_aligned, figures)
 
 
 def _combine(trainable: Trainable, own: State, integrated: State, settings: PIASettings, share: float) -> Finish:
@@ -98,13 +113,15 @@ def _integrated(
     settings: PIASettings,
     share: float | None,
     samples: Samples,
-) -> tuple[float, State]:
-    """The share of the global adapter, and the global adapter with the neurons moved that the site accepts to move."""
+) -> tuple[float, State, int]:
+    """The share of the global adapter, that adapter with the neurons moved that the site accepts to move, and the
+    number of places whose neurons alignment would move."""
     needed = settings.compares_activations or settings.accept
     probe = samples.probe() if needed else []
     inputs = [batch.inputs for batch in probe]
     activations = trainable.activations([received, own], inputs) if settings.compares_activations else None
     aligned, _ = align_global(received, own, activations, settings)
+    plans = len(moved_places(received, aligned))
 
     def accepted(share: float) -> State:
         if not settings.accept:
@@ -114,7 +131,7 @@ def _integrated(
         return accepted_global(own, received, aligned, share=share, loss=loss, each_place=each_place)
 
     if share is not None:
-        return share, accepted(share)
+        return share, accepted(share), plans
     validation = samples.validation()
 
     def at_start(share: float, taken: State) -> float:
@@ -123,4 +140,4 @@ def _integrated(
         trainable.set_companion(None)
         return value
 
-    return chosen_share(accepted, at_start)
+    return *chosen_share(accepted, at_start), plans

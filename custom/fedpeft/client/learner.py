@@ -218,7 +218,7 @@ class Learner:
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
-        finish = self._integrate(round, own.adapter if own else None, received, agreed)
+        integration = self._integrate(round, own.adapter if own else None, received, agreed)
         compared = self._compared(received) if compares else {}
         self.trainable.train_only(layers)
         optimizer = self._optimizer()
@@ -228,10 +228,10 @@ class Learner:
         figures, thresholds = self._evaluation.of_round()
         metrics |= figures
         trained = self.trainable.state()
-        upload, kept = finish(trained)
+        upload, kept = integration.finish(trained)
         beside = self.model.beside(received)
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
-        rounds = with_round(own.record.rounds if own and own.record else (), round, metrics)
+        rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
         site_state.save(
             self.folder,
             site_state.SiteState(
@@ -327,8 +327,8 @@ class Learner:
 
     def _integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
-    ) -> client_round.Finish:
-        """Load what the round starts from; the function from the trained adapter to what is sent and what is kept."""
+    ) -> client_round.Integration:
+        """Load what the round starts from."""
         return client_round.start(
             self.trainable,
             own=own,

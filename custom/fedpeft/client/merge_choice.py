@@ -32,13 +32,21 @@ def accepted_global(
         moved, kept = (loss(start_merged(own, state, share)) for state in (aligned, received))
         return aligned if moved < kept else received
     chosen, lowest = dict(received), loss(start_merged(own, received, share))
-    for names in by_place(received).values():
-        candidate = chosen | {key: aligned[key] for key in names.values()}
-        if all(torch.equal(candidate[key], chosen[key]) for key in names.values()):
-            continue
+    places = by_place(received)
+    for place in moved_places(received, aligned):
+        candidate = chosen | {key: aligned[key] for key in places[place].values()}
         if (value := loss(start_merged(own, candidate, share))) < lowest:
             chosen, lowest = candidate, value
     return chosen
+
+
+def moved_places(received: State, aligned: State) -> list[str]:
+    """The places of the global adapter whose neurons stand in another order in `aligned`."""
+    return [
+        place
+        for place, names in by_place(received).items()
+        if any(not torch.equal(received[key], aligned[key]) for key in names.values())
+    ]
 
 
 def chosen_share(accepted: Callable[[float], State], loss: Callable[[float, State], float]) -> tuple[float, State]:

@@ -233,7 +233,7 @@ class MethodSettings:
                 f"all products since round 1: use aggregation='svd', or leave schedule.joins out.",
                 setting="method.aggregation",
             )
-        if active and self.aligns and self.pia.client and self.pia.follows_agreement:
+        if active and self.aligns and self.pia.follows_agreement:
             raise FedpeftError(
                 "method.pia.share='agreement' compares whole adapters, and schedule.solver lets sites train some "
                 "layers: give a number as share, or set schedule.solver to 'all'.",

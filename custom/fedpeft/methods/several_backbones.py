@@ -53,7 +53,7 @@ def check_depths(method: MethodSettings) -> None:
         reason = "secure_sum adds up the same tensors of all sites"
     elif method.initialization == "own":
         reason = "all sites start from the adapter of one that has all layers, not with initialization='own'"
-    elif method.aligns and method.pia.client and method.pia.follows_agreement:
+    elif method.aligns and method.pia.follows_agreement:
         reason, remedy = "pia.share='agreement' compares whole adapters", "give a number as pia.share (the paper: 0.5)"
     else:
         return

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Runs of benchmarks: files of results, wrong arguments, a run that fails."""
+
+import time
+
+import pytest
+
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.settings import build
+
+
+def test_a_line_that_was_not_written_to_its_end_is_run_again(benchmark, tmp_path):
+    lines, file = benchmark("json_lines"), tmp_path / "results" / "runs.jsonl"
+    assert lines.read(file) == []
+    lines.append(file, {"seed": 0})
+    with file.open("a") as opened:
+        opened.write('{"seed": 1, "meth')
+    assert lines.read(file) == [{"seed": 0}]
+    lines.append(file, {"seed": 1})
+    assert lines.read(file) == [{"seed": 0}, {"seed": 1}]
+
+
+def test_where_a_run_fails_those_that_have_not_begun_are_cancelled(benchmark):
+    with pytest.raises(TypeError), benchmark("parallel").processes(1) as pool:  # noqa: PT012
+        futures = [pool.submit(int, None), *(pool.submit(time.sleep, 0.1) for _ in range(50))]
+        futures[0].result()
+    assert any(future.cancelled() for future in futures)
+
+
+@pytest.mark.parametrize("program", ["learning", "cases"])
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--processes", "0"], "'0' is not a whole number of at least 1"),
+        (["--set", "training.epochs"], "--set: "),
+        (["--set", "training.rounds=no"], "--set: "),
+    ],
+)
+def test_wrong_arguments_are_a_sentence_before_any_run(benchmark, monkeypatch, capsys, program, arguments, sentence):
+    monkeypatch.setattr("sys.argv", [program, *arguments])
+    with pytest.raises(SystemExit) as ended:
+        benchmark(program).main()
+    assert ended.value.code == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_ours_is_the_method_that_the_jobs_have(benchmark):
+    learning = benchmark("learning")
+    configs = learning.ROOT / "app_configs"
+    job, ours = (learning.compose(configs, "fedpia_task1", own)["method"] for own in ([], learning.KNOWN["ours"]))
+    assert build(MethodSettings, job, section="method") == build(MethodSettings, ours, section="method")
