@@ -20,8 +20,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 COSTS = ("consortium", "simulator", "slow")
 # of the consortium's tests, those that start server and sites of their own
 OWN_PROCESSES = ("test_page.py", "test_scripts.py", "test_secure_sum_kits.py")
-# those that kill processes of a running federation, which is another one where several processes run tests
+# those that kill processes of a running federation: each has one of its own where several processes run tests
 KILLING = ("test_kills.py", "test_returning.py")
+# long ones in which no test is marked as slow
+LONG = ("test_jobs.py", "test_computing.py", "test_guards.py", "test_scheduled_learner.py")
 
 start_or_find()
 
@@ -39,11 +41,11 @@ def pytest_collection_modifyitems(items):
     items.sort(key=_order)
 
 
-def _order(item) -> tuple[int, bool, bool, bool]:
+def _order(item) -> tuple[int, bool, bool, bool, bool]:
     rank = next((rank for rank, marker in enumerate(COSTS) if item.get_closest_marker(marker)), len(COSTS))
     file = item.path.name
     # the console's tests shut the shared federation down
-    return rank, file in OWN_PROCESSES, file == "test_console.py", file not in KILLING
+    return rank, file not in LONG, file in OWN_PROCESSES, file == "test_console.py", file not in KILLING
 
 
 class SharedProcesses(LoadScopeScheduling):
@@ -56,7 +58,7 @@ class SharedProcesses(LoadScopeScheduling):
         file = Path(nodeid.partition("::")[0])
         if file.parent.name != "consortium" or file.name in OWN_PROCESSES:
             return str(file)
-        return "killing" if file.name in KILLING else "consortium"
+        return str(file) if file.name in KILLING else "consortium"
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -109,7 +111,10 @@ def fork_server_name():
     """Name of a fork server, as it stands in the environment of the processes that use it."""
     from fedpeft.worker import fork_server
 
+    true = sys.executable
+    use_python(os.environ[COMMAND])
     server = fork_server.start()
+    use_python(true)
     yield os.environ.pop(fork_server.ADDRESS)
     server.stdin.close()
     assert server.wait(60) == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,12 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
+
+
+@functools.cache  # the types are written as strings, which take longer to read than a section
+def hints_of(declared: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields, or of a function's arguments."""
+    return types.MappingProxyType(typing.get_type_hints(declared))
 
 
 def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
@@ -44,7 +51,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
             setting=section,
         )
     fields = {field.name: field for field in dataclasses.fields(cls)}
-    hints = typing.get_type_hints(cls)
+    hints = hints_of(cls)
     for name, value in values.items():
         where = f"{section}.{name}"
         if name in (renamed := getattr(cls, "RENAMED", {})):

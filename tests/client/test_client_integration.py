@@ -53,7 +53,7 @@ def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integr
 @pytest.mark.parametrize("integration", ["merge", "frozen_global"])
 def test_each_choice_runs_and_repeats_to_the_bit(sections, tmp_path, share, accept, integration):
     pia = [f"method.pia.{name}={value}" for name, value in (("share", share), ("accept", accept))]
-    chosen = sections(*LIVELY, *pia, f"method.pia.integration={integration}")
+    chosen = sections(*LIVELY, *pia, f"method.pia.integration={integration}", "training.rounds=2")
     assert equal(last(chosen, tmp_path / "a"), last(chosen, tmp_path / "b"))
 
 

@@ -60,7 +60,7 @@ def speaking_http(kit):
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Silent) as server:
         server.socket = context.wrap_socket(server.socket, server_side=True)
         server.handle_error = lambda *_: None
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         yield server.server_address[1]
         server.shutdown()
 

@@ -6,10 +6,9 @@ import pytest
 from harness import Harness
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey
 from nvflare.apis.fl_context import FLContext
+from undrawn import leave_pictures_out
 
 from fedpeft.flare import controller as module
-
-PICTURES = {"plots": "convergence", "schedule_plot": "schedule_figure", "front_plot": "fronts_figure"}
 
 
 @pytest.fixture
@@ -21,9 +20,7 @@ def pictures():
 def run(request, tmp_path, monkeypatch):
     """Function: run a harness to its end; returns it, the manifest and the history."""
     if "pictures" not in request.fixturenames:
-        for part, figure in PICTURES.items():
-            monkeypatch.setattr(f"fedpeft.report.{part}.{figure}", lambda history, **look: None)
-        monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: b"a picture")
+        leave_pictures_out(monkeypatch.setattr)
     monkeypatch.setattr(module, "run_folder", lambda fl_ctx: tmp_path)
     monkeypatch.setattr(module, "lineages_folder", lambda fl_ctx: tmp_path / "state")
     monkeypatch.setattr(module, "state_folder", lambda fl_ctx, lineage: tmp_path / "state" / lineage)

@@ -24,7 +24,7 @@ def five_sites(tmp_path_factory, sections):
     frames = folder / "frames"
     frames.mkdir()
     job = write(folder / "job", sections(), frames=frames)
-    run = simulate(job, workspace_for_tests(folder / "ws"), threads=5)
+    run = simulate(job, workspace_for_tests(folder / "ws"), threads=5, pictures=True)
     run.frames = frames
     return run
 

@@ -36,7 +36,7 @@ def scheduled(request, tmp_path_factory, sections):
     """The job of two layers and two rounds, and the run of it."""
     folder = tmp_path_factory.mktemp("scheduled")
     chosen = sections(*SCHEDULED, *VARIANTS[request.param])
-    run = simulate(write(folder / "job", chosen), folder / "ws", threads=len(SITES))
+    run = simulate(write(folder / "job", chosen), folder / "ws", threads=len(SITES), pictures=True)
     assert run.code == 0, run.text
     return chosen, run, json.loads((run.results / "history.json").read_text())
 

@@ -18,6 +18,7 @@ import matplotlib
 import psutil
 import yaml
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
+from undrawn import UNDRAWN
 from warm_python import COMMAND
 
 from fedpeft.processes import end
@@ -39,7 +40,7 @@ TRUE_ENVIRONMENT = {  # where each process is a Python of its own
 }
 # where python3, nvflare and fedpeft have their imports already
 WARM = Path(os.environ[COMMAND]).parent
-ENVIRONMENT = {**TRUE_ENVIRONMENT, "PATH": os.pathsep.join([str(WARM), TRUE_ENVIRONMENT["PATH"]])}
+ENVIRONMENT = {**TRUE_ENVIRONMENT, UNDRAWN: "yes", "PATH": os.pathsep.join([str(WARM), TRUE_ENVIRONMENT["PATH"]])}
 
 
 def free_port() -> int:

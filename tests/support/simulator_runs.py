@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 
+from undrawn import UNDRAWN
 from warm_python import COMMAND
 
 from fedpeft.jobs import write_job
@@ -25,13 +26,14 @@ print("result:", run.get_result())
 """
 
 
-def simulate(job, workspace, *, threads, environment=()):
+def simulate(job, workspace, *, threads, environment=(), pictures=False):
     """`fedpeft simulate` as a user types it: exit code, what it printed, and the results folder.
 
-    Its processes have their imports already; `test_plugin.py` and `test_workspace_in_use.py` start them as users do.
+    Its report has no pictures unless they are wanted. Its processes have their imports already; `test_plugin.py` and
+    `test_workspace_in_use.py` start them as users do.
     """
     words = ["-m", "fedpeft.cli", "simulate", str(job), "-t", str(threads), "-w", str(workspace)]
-    return _run(words, workspace, environment)
+    return _run(words, workspace, environment, pictures=pictures)
 
 
 def execute(kind, job, settings, root, *, threads):
@@ -40,9 +42,9 @@ def execute(kind, job, settings, root, *, threads):
     return _run(words, root / job.replace("/", "_"))
 
 
-def _run(words, workspace, environment=()):
+def _run(words, workspace, environment=(), *, pictures=False):
     path = os.pathsep.join(filter(None, (*map(str, COMPONENTS), os.environ.get("PYTHONPATH"))))
-    variables = {**os.environ, "PYTHONPATH": path, **dict(environment)}
+    variables = {**os.environ, "PYTHONPATH": path, **({} if pictures else {UNDRAWN: "yes"}), **dict(environment)}
     command = [os.environ[COMMAND], *words]
     done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
     return SimpleNamespace(

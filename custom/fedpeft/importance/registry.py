@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry
-from fedpeft.settings import build, no_settings
+from fedpeft.settings import build, hints_of, no_settings
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +25,7 @@ def method_settings(method: str, values: Mapping[str, Any] | None = None) -> Any
     Raises:
         FedpeftError: unknown method, unknown setting, or a value that is not allowed.
     """
-    cls = typing.get_type_hints(SCORES.get(method)).get("settings")
+    cls = hints_of(SCORES.get(method)).get("settings")
     if cls is not None:
         return build(cls, values or {}, section=method)
     no_settings(method, values)

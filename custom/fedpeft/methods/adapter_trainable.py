@@ -44,6 +44,7 @@ class AdapterTrainable(Trainable):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)  # PEFT draws LoRA's initial values from the global generator
             self._peft = attach(backbone.model, self._config, OWN)
+        self._parameters = adapter_parameters(self._peft, OWN)
         self._share: float | None = None  # of the companion, where one is active
 
     def state(self) -> State:
@@ -60,7 +61,7 @@ class AdapterTrainable(Trainable):
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters of the site's own adapter."""
-        return adapter_parameters(self._peft, OWN)
+        return self._parameters
 
     def train_only(self, layers: Sequence[int] | None) -> None:
         """Train these layers of the site's own adapter and freeze everything else."""

@@ -7,7 +7,6 @@ Source: Hu et al. 2022, LoRA: Low-Rank Adaptation of Large Language Models.
 from __future__ import annotations
 
 import math
-import typing
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -27,6 +26,7 @@ from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
 from fedpeft.methods.products import Product, first_factor
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
+from fedpeft.settings import hints_of
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"
@@ -69,7 +69,7 @@ class LoraTuning(SlotTuning):
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""
-        check_types(self.name, settings, typing.get_type_hints(LoraConfig) | {"lora_alpha": float})
+        check_types(self.name, settings, {**hints_of(LoraConfig), "lora_alpha": float})
         settings = {**DEFAULTS, **settings}
         settings.setdefault("lora_alpha", SCALE * settings["r"])
         if isinstance(settings["target_modules"], Mapping):

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +11,7 @@ import numpy as np
 from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry
 from fedpeft.scheduling.problem import problem
-from fedpeft.settings import build
+from fedpeft.settings import build, hints_of
 
 if TYPE_CHECKING:
     from fedpeft.scheduling.front import Front
@@ -71,7 +70,7 @@ def schedule(
 
 
 def _settings_class(solver: str) -> type:
-    return typing.get_type_hints(SOLVERS.get(solver))["settings"]
+    return hints_of(SOLVERS.get(solver))["settings"]
 
 
 register("nsga2", "fedpeft.scheduling.nsga2:search")

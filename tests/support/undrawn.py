@@ -1,0 +1,23 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Reports without pictures: drawing them takes most of a small run, and few tests look at them."""
+
+from importlib import import_module
+
+UNDRAWN = "FEDPEFT_TESTS_UNDRAWN"  # environment variable: what the warm server starts draws nothing
+FIGURES = {
+    "plots": "convergence",
+    "sent_plot": "sent_figure",
+    "schedule_plot": "schedule_figure",
+    "front_plot": "fronts_figure",
+}
+
+
+def leave_pictures_out(replace=setattr) -> None:
+    """Let every picture of a report be the same few bytes.
+
+    Args:
+        replace: called with module, name and what stands there instead; pytest's `monkeypatch.setattr`, or for good.
+    """
+    for part, figure in FIGURES.items():
+        replace(import_module(f"fedpeft.report.{part}"), figure, lambda history, **look: None)
+    replace(import_module("fedpeft.report.plots"), "png", lambda figure, history: b"a picture")
