@@ -94,6 +94,7 @@ def test_another_adapter_than_the_loops_is_refused(benchmark, small, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.simulator
+@pytest.mark.usefixtures("warm_python")
 def test_the_federation_ends_where_the_bare_loop_does(benchmark, small):
     spent, training = benchmark("wall_time").measure([*small, "training.rounds=2"], [2], runs=1)
     assert spent["fedpeft simulate -t 2"][0] > spent["bare loop"][0] > training[0] > 0

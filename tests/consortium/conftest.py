@@ -71,6 +71,6 @@ def finished(federation, small_settings, tmp_path_factory):
     with ThreadPoolExecutor() as pool:
         followed = dict(zip((LEAD, MEMBER), pool.map(last_seen, (LEAD, MEMBER)), strict=True))
     # the job's part is over before its sites have ended theirs
-    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
+    assert federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"] == "FINISHED:COMPLETED"
     download = Path(federation.lead.download_job_result(job, str(tmp_path_factory.mktemp("download"))))
     return SimpleNamespace(followed=followed, download=download)

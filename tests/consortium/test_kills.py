@@ -44,7 +44,7 @@ def submitted(federation, sections, folder):
 
 
 def result(federation, job, folder):
-    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
+    assert federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"] == "FINISHED:COMPLETED"
     run = run_folder(Path(federation.lead.download_job_result(job, str(folder))))
     return verify(run), load_file(run / "global.safetensors")
 
@@ -86,7 +86,7 @@ def test_a_killed_server_job_is_resumed_bit_for_bit(federation, chosen, expected
     assert of_job
     for process in of_job:
         process.kill()
-    status = federation.lead.wait_for_job(job, timeout=900)["status"]
+    status = federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"]
     assert status != "FINISHED:COMPLETED"
     again = submitted(federation, chosen("resume_from=latest"), tmp_path / "again")
     manifest, saved = result(federation, again, tmp_path / "download")

@@ -50,7 +50,7 @@ def test_a_site_whose_processes_are_killed_takes_part_again(federation, submitte
         for process in killed:
             process.kill()
         wait_until(lambda: last_round(lineage) > reached)  # noqa: B023
-    assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
+    assert federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"] == "FINISHED:COMPLETED"
     run = run_folder(Path(federation.lead.download_job_result(job, str(tmp_path))))
     assert verify(run)["rounds"] == ROUNDS
     assert set(json.loads((run / "history.json").read_text())["rounds"][-1]["sites"]) == set(SITES)
@@ -66,7 +66,7 @@ def test_a_job_ends_though_a_site_stays_away(federation, submitted, tmp_path):
     try:
         wait_until(lambda: last_round(lineage) == ROUNDS)
         since = time.monotonic()
-        assert federation.lead.wait_for_job(job, timeout=900)["status"] == "FINISHED:COMPLETED"
+        assert federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"] == "FINISHED:COMPLETED"
         assert time.monotonic() - since < 60  # the promise of docs/consortium.md; FLARE's own patience is 900
     finally:
         start(federation.kits / GONE, true=True)

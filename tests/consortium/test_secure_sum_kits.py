@@ -41,7 +41,7 @@ def outcome(three, sections, tmp_path_factory):
         chosen = sections(f"federation.sites=[{', '.join(MEMBERS)}]", "federation.hello_timeout=600", *overrides)
         write_job(folder / "small", "small", chosen)
         job = three.lead.submit_job(str(folder / "small"))
-        status = three.lead.wait_for_job(job, timeout=900)["status"]
+        status = three.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"]
         return status, chosen, Path(three.lead.download_job_result(job, str(folder / "download")))
 
     return run

@@ -20,7 +20,7 @@ REFUSED = "site {} cannot take part: its own file does not allow what the job se
 def submitted(federation, folder, name, sections):
     write_job(folder / "job", name, sections)
     job = federation.lead.submit_job(str(folder / "job"))
-    federation.lead.wait_for_job(job, timeout=900)
+    federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)
     return job, run_folder(Path(federation.lead.download_job_result(job, str(folder / "download"))))
 
 
