@@ -8,6 +8,7 @@ from simulator_runs import execute, simulate, workspace_for_tests, write
 
 from fedpeft.flare.policy import default_scope
 
+TWO_SITES = "federation.sites=[slake, vqa-rad]"
 DEFAULT = ("method.pia.share=agreement", "method.pia.accept=true")
 
 
@@ -30,12 +31,19 @@ def five_sites(tmp_path_factory, sections):
 
 
 @pytest.fixture(scope="session")
+def two_at_once(tmp_path_factory, sections):
+    """The small job with two sites, at once."""
+    folder = tmp_path_factory.mktemp("two")
+    return simulate(write(folder / "job", sections(TWO_SITES)), folder / "ws", threads=2)
+
+
+@pytest.fixture(scope="session")
 def one_at_a_time(tmp_path_factory, small_settings):
     """The same job as a recipe, with one thread, where every task is a new process, and with a privacy.json."""
     root = tmp_path_factory.mktemp("one")
     workspace = workspace_for_tests(root / "fedpia_task1")
     (workspace / "local" / "privacy.json").write_text(json.dumps(default_scope()))
-    return execute("FedPIARecipe", "fedpia_task1", [*small_settings, *DEFAULT], root, threads=1)
+    return execute("FedPIARecipe", "fedpia_task1", [*small_settings, *DEFAULT, TWO_SITES], root, threads=1)
 
 
 @pytest.fixture
@@ -43,7 +51,7 @@ def filtered(tmp_path, sections):
     """Function: run a job of two sites under a privacy.json."""
 
     def run(policy, *overrides, leak=None):
-        two = sections("federation.sites=[slake, vqa-rad]", *overrides)
+        two = sections(TWO_SITES, *overrides)
         frames = tmp_path / "frames"
         frames.mkdir()
         job = write(tmp_path / "job", two, frames=frames)
