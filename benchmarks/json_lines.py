@@ -11,17 +11,24 @@ from typing import Any
 
 def read(file: Path) -> list[dict[str, Any]]:
     """The lines of a file, without one that was not written to its end; none of a file that is not there."""
-    return [json.loads(line) for line in _whole(file).splitlines()] if file.exists() else []
+    return [json.loads(line) for line in _whole(file.read_text()).splitlines()] if file.exists() else []
 
 
 def append(file: Path, line: Mapping[str, Any]) -> None:
     """Write one more line, in place of one that was not written to its end."""
     file.parent.mkdir(parents=True, exist_ok=True)
+    text = file.read_text() if file.exists() else ""
+    if text != (whole := _whole(text)):
+        file.write_text(whole)
     with file.open("a") as lines:
-        lines.truncate(len(_whole(file).encode()))
         lines.write(json.dumps(line) + "\n")
 
 
-def _whole(file: Path) -> str:
-    text = file.read_text()
-    return text[: text.rfind("\n") + 1]
+def _whole(text: str) -> str:
+    """The lines that were written to their end, each with a line break; an editor may have taken it from the last."""
+    last = text.rpartition("\n")[2]
+    try:
+        json.loads(last)
+    except ValueError:
+        return text[: len(text) - len(last)]
+    return f"{text}\n"

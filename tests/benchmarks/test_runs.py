@@ -20,6 +20,14 @@ def test_a_line_that_was_not_written_to_its_end_is_run_again(benchmark, tmp_path
     assert lines.read(file) == [{"seed": 0}, {"seed": 1}]
 
 
+def test_a_last_line_without_its_line_break_is_kept(benchmark, tmp_path):
+    lines, file = benchmark("json_lines"), tmp_path / "runs.jsonl"
+    file.write_text('{"seed": 0}\n{"seed": 1}')
+    assert lines.read(file) == [{"seed": 0}, {"seed": 1}]
+    lines.append(file, {"seed": 2})
+    assert lines.read(file) == [{"seed": 0}, {"seed": 1}, {"seed": 2}]
+
+
 def test_where_a_run_fails_those_that_have_not_begun_are_cancelled(benchmark):
     with pytest.raises(TypeError), benchmark("parallel").processes(1) as pool:  # noqa: PT012
         futures = [pool.submit(int, None), *(pool.submit(time.sleep, 0.1) for _ in range(50))]

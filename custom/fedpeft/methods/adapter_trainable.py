@@ -104,6 +104,7 @@ class AdapterTrainable(Trainable):
             self._peft.merge_and_unload()
         except (AttributeError, NotImplementedError, TypeError) as error:
             raise FedpeftError(f"PEFT cannot merge this adapter ({error!r:.120}): keep it.") from error
+        self._parameters = {}
 
     def activations(
         self, states: Sequence[State], inputs: Sequence[Mapping[str, torch.Tensor]]
