@@ -2,6 +2,7 @@
 """The lists of `fedpeft methods` and `fedpeft backbones`."""
 
 import pytest
+from counted import counted
 from small_models import MODELS
 
 from fedpeft import backbones, methods
@@ -27,13 +28,13 @@ VILT_B = {  # of the papers, where they give a number
 
 
 def test_counts_on_vilt_b_are_the_papers():
-    counts = {entry.name: entry.trained for entry in entries(backbones.skeleton("vilt"))}
+    counts = {entry.name: entry.trained for entry in counted("vilt")}
     assert counts.keys() == set(methods.names())
     assert {name: counts[name] for name in VILT_B} == VILT_B
 
 
 def test_private_parameters_are_trained_and_not_exchanged():
-    listed = [entry for entry in entries(backbones.skeleton("vilt")) if not entry.method.schedule]
+    listed = [entry for entry in counted("vilt") if not entry.method.schedule]
     counts = {entry.name: (entry.trained, entry.exchanged) for entry in listed}
     private = {name: trained - exchanged for name, (trained, exchanged) in counts.items() if trained != exchanged}
     fusion = 12 * (3 * 768 * 768 + 768)

@@ -8,6 +8,7 @@ import zipfile
 import numpy as np
 import pytest
 import torch
+from counted import counted
 from safetensors.torch import save_file
 from small_albef import CONFIG, VISION_LAYERS, Reference, albef_folder, albef_tensors, pfeiffer_adapters
 from torch.nn import functional as F
@@ -19,7 +20,6 @@ from fedpeft.backbones.albef_checkpoint import POSITIONS, resized
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.doctor import backbone as doctor
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.catalog import entries
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter
@@ -93,7 +93,7 @@ def test_sizes_and_counts_are_the_papers():
     assert [hasattr(layer, "crossattention") for layer in full.model.text_encoder.encoder.layer] == [False] * 6 + [
         True
     ] * 6
-    counts = {entry.name: entry.exchanged for entry in entries(full)}
+    counts = {entry.name: entry.exchanged for entry in counted("albef")}
     assert {name: counts[name] for name in COUNTS} == COUNTS
     assert counts["feddat_houlsby"] == COUNTS["houlsby"]  # a head answers here
 

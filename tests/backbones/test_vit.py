@@ -7,14 +7,14 @@ import math
 import numpy as np
 import pytest
 import torch
+from counted import counted
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
 
-from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_FOLDER
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.catalog import entries
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 IMAGE = {"image_size": 16, "patch_size": 8}
@@ -166,5 +166,5 @@ def test_weights_that_do_not_fit_are_refused_in_one_sentence(tensors, changes, m
 
 @pytest.mark.slow
 def test_counts_on_vit_b_are_the_papers():
-    counts = {entry.name: entry.trained for entry in entries(skeleton("vit"))}
+    counts = {entry.name: entry.trained for entry in counted("vit")}
     assert {name: counts[name] for name in SPEC} == SPEC

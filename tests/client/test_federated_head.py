@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from counted import counted
 from safetensors.torch import load_file
 
 from fedpeft import backbones
@@ -92,7 +93,7 @@ def test_a_private_head_is_what_it_was(sections, tmp_path):
 def test_the_papers_counts_with_seven_classes(name):
     """What a site of ViT-B/16 sends in a round, its head with it; ViLT-B's layers are the same."""
     backbone = backbones.skeleton(name)
-    counts = {entry.name: entry.exchanged for entry in entries(backbone)}
+    counts = {entry.name: entry.exchanged for entry in counted(name)}
     head = 7 * (backbone.hidden_size + 1)
     papers = {
         "attention": 28_353_799,
@@ -111,7 +112,7 @@ def test_the_papers_counts_with_seven_classes(name):
 @pytest.mark.slow
 def test_of_the_whole_backbone_all_travels():
     backbone = backbones.skeleton("vit")
-    counts = {entry.name: entry.exchanged for entry in entries(backbone)}
+    counts = {entry.name: entry.exchanged for entry in counted("vit")}
     assert counts["full"] == sum(parameter.numel() for parameter in backbone.parameters()) == 85_798_656
 
 
@@ -121,7 +122,7 @@ def test_the_messages_of_a_run_hold_as_many_numbers_as_the_list_says(sections, t
     made = learners(sections(FEDERATED, f"method.name={name}"), tmp_path)
     learner = made["slake"]
     plain = Learner.from_sections(sections("method.name=classifier"), site="slake", folder=tmp_path / "plain")
-    (entry,) = (entry for entry in entries(plain.backbone) if entry.name == name)
+    entry = next(entry for entry in entries(plain.backbone) if entry.name == name)
     head = sum(math.prod(tensor.shape) for tensor in learner.head.state_dict().values())
     for result in federate(made):
         assert {size(update.state) for update in result.updates.values()} == {entry.exchanged + head}

@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from counted import counted
 from small_albef import Reference, albef_folder, albef_tensors, pfeiffer_adapters, tuned_tensors
 
 from fedpeft import methods
@@ -17,7 +18,6 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.importance import score
-from fedpeft.methods.catalog import entries
 from fedpeft.training_settings import TrainingSettings
 
 POOL = AnswerVocabulary(["effusion in image", "nodule", "nodule in the image", "why", "where"])
@@ -153,7 +153,7 @@ def test_only_the_answers_with_the_most_probable_first_tokens_are_ranked(folder)
 @pytest.mark.slow
 def test_sizes_and_counts_are_the_papers():
     full = skeleton("albef-decoder")
-    listed = {entry.name: entry for entry in entries(full)}
+    listed = {entry.name: entry for entry in counted("albef-decoder")}
     counts = {name: entry.exchanged for name, entry in listed.items()}
     refused = {name for name, entry in listed.items() if "answering='ranking' has one for each token" in entry.misfit}
     assert refused == {name for name, entry in listed.items() if entry.method.one_distribution}
