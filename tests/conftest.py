@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What several test folders share: a random two-layer ViLT on disk, and learners on a few phantom samples."""
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -152,3 +153,26 @@ def sections(small_settings):
         return compose(Path(__file__).parents[1] / "app_configs", "fedpia_task1", [*small_settings, *overrides])
 
     return build
+
+
+@pytest.fixture(scope="session")
+def tables(tmp_path_factory) -> dict:
+    """By kind (questions, classes or labels), a folder with a manifest."""
+    from trained_sites import COLUMNS, table
+
+    folder = tmp_path_factory.mktemp("tables")
+    return {kind: table(folder / kind, kind) for kind in COLUMNS}
+
+
+@pytest.fixture(scope="session")
+def of_tables(tables, sections, tmp_path_factory) -> dict:
+    """By kind, a site that has finished all rounds on that table: its folder, and the metrics of its last round."""
+    from trained_sites import trained
+
+    folder = tmp_path_factory.mktemp("trained")
+    done = {}
+    for kind, root in tables.items():
+        chosen = sections("method.aggregation=fedavg", "training.local_epochs=2", "training.thresholds=validation")
+        chosen = json.loads(json.dumps(chosen)) | {"data": {"dataset": "manifest", "root": str(root)}}
+        done[kind] = trained(chosen, folder / kind, sites=("slake",))["slake"]
+    return done

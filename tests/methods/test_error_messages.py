@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Every message of the package is a sentence that ends with a period."""
+"""Every error message of `fedpeft.methods` ends with a period."""
 
 import ast
 from pathlib import Path
@@ -23,5 +23,5 @@ def messages(file):
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
-def test_messages_end_with_a_period(file):
+def test_every_error_message_ends_with_a_period(file):
     assert [line for line, text in messages(file) if not text.endswith(".")] == []
