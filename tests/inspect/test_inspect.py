@@ -6,6 +6,7 @@ import stat
 
 import numpy as np
 import pytest
+from undrawn import in_one_form
 
 from fedpeft.cli import main
 from fedpeft.client.answering.answering import Scored
@@ -15,26 +16,19 @@ from fedpeft.inspect import feature_map
 from fedpeft.inspect.tables import confusion, recognized
 from fedpeft.predict.kept_model import find
 from fedpeft.predict.model import Prediction
-from fedpeft.report.page_parts import Picture
-from fedpeft.report.plots import described_png, under_style
 
 IMAGE = np.zeros((2, 2, 3), dtype=np.uint8)
-
-
-def small(draw, description):
-    file = described_png(under_style(lambda theme: draw(theme, True), dark=False), description)
-    return Picture(light=file, dark=file)
 
 
 @pytest.fixture
 def inspect(of_tables, tmp_path, capsys, monkeypatch):
     """Function: run the command on a site's folder; exit code, output, error, and the page if there is one.
 
-    Pictures are drawn in one small form.
+    Pictures are drawn in one form.
     """
     monkeypatch.setattr("fedpeft.inspect.page.projected", lambda vectors: vectors[:, :2])
     monkeypatch.setattr("fedpeft.inspect.page.has_projection", lambda: True)
-    monkeypatch.setattr("fedpeft.inspect.page.in_all_forms", small)
+    monkeypatch.setattr("fedpeft.inspect.page.in_all_forms", in_one_form)
 
     def run(kind, *arguments, out=tmp_path / "new" / "page.html"):
         code = main(["inspect", str(of_tables[kind][0]), "--out", str(out), *map(str, arguments)])
