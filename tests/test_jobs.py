@@ -138,7 +138,8 @@ def test_what_does_not_go_with_backbones_of_several_depths_is_told_before_anythi
 
 @pytest.mark.parametrize("name", ["full", "classifier", "dora", "promptfl"])
 def test_sites_that_exchange_nothing_may_have_any_backbones(name):
-    compose(CONFIGS, "fedpia_task1", [f"method.name={name}", "method.aggregation=none", SEVERAL, MATCHED])
+    overrides = [f"method.name={name}", "method.aggregation=none", SEVERAL, MATCHED]
+    assert compose(CONFIGS, "fedpia_task1", overrides)["method"]["name"] == name
 
 
 ONE_EACH = [name for name in methods.names() if methods.get(name).one_distribution]

@@ -113,7 +113,7 @@ def test_a_folder_that_cannot_be_a_workspace_is_refused_in_one_sentence(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_used_workspace_an_empty_folder_and_one_that_is_not_there_are_accepted(tmp_path):
+def test_a_used_workspace_an_empty_folder_and_one_that_is_not_there_are_not_refused(tmp_path):
     finished(tmp_path / "used")
     (tmp_path / "empty").mkdir()
     for name in ("used", "empty", "new"):

@@ -22,7 +22,7 @@ WIDER = {DOWN: torch.ones(6, 6), UP: torch.ones(6, 6)}
         (WIDER, {"whole": True, "any_width": True}),
     ],
 )
-def test_its_own_kind_passes(state, how):
+def test_an_adapter_of_the_announced_kind_is_not_refused(state, how):
     check_received(state, ANNOUNCED, **how)
 
 

@@ -73,9 +73,10 @@ def test_state_that_does_not_say_whose_it_is_belongs_to_nobody(tmp_path):
     refuse(tmp_path / "small-1")
 
 
-def test_a_folder_without_any_state_is_as_good_as_none(tmp_path):
+def test_an_empty_folder_is_claimed_like_a_new_one(tmp_path):
     (tmp_path / "small-1").mkdir()
     claim(tmp_path / "small-1", SETTINGS, "first job", submitter=LEAD)
+    assert (tmp_path / "small-1" / "job.json").is_file()
 
 
 def test_what_is_set_aside_is_complete_and_never_replaced(tmp_path):

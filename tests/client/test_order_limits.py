@@ -39,7 +39,7 @@ ALLOWED = [
 
 
 @pytest.mark.parametrize(("sections", "order"), ALLOWED)
-def test_what_the_job_provides_for_passes(sections, order):
+def test_an_order_that_the_job_provides_for_is_not_refused(sections, order):
     check_order(order, SiteJob.from_sections(sections, site="north"))
 
 
@@ -83,11 +83,11 @@ def noted(folder, *orders):
         note_order(order, folder)
 
 
-def test_an_ordinary_job_passes(tmp_path):
+def test_the_orders_of_an_ordinary_job_are_not_refused(tmp_path):
     noted(tmp_path, hello(), hello(), score(), train(), score(round=2), train(round=2), train(round=5))
 
 
-def test_a_site_that_was_killed_may_do_its_round_again(tmp_path):
+def test_the_repeated_orders_to_a_site_that_was_killed_are_not_refused(tmp_path):
     noted(tmp_path, hello(), *[train(round=2)] * REPEATS, train(round=3))
 
 

@@ -35,7 +35,8 @@ def small_job(tmp_path_factory, sections):
 def true_sites():
     """Sites whose processes are as in production; those of the others have their imports already.
 
-    A file of tests that kill processes has its own, because what is killed must be all that runs.
+    A file of tests that kill processes has its own, because what is killed must be all that runs. There a job that is
+    finished waits five seconds for a lost site.
     """
     return ()
 
@@ -44,7 +45,8 @@ def true_sites():
 def federation(tmp_path_factory, small_policy, true_sites):
     """The running federation: `kits`, the folder of the start-up kits, `lead`, a session of the lead, and `port`."""
     port = free_port()
-    kits = provision(tmp_path_factory.mktemp("federation"), port=port, sites=(*SITES, ABSENT), policy=small_policy)
+    settings = {"sites": (*SITES, ABSENT), "policy": small_policy, "patience": 5 if true_sites else None}
+    kits = provision(tmp_path_factory.mktemp("federation"), port=port, **settings)
     with started(*(kits / name for name in ("server", *SITES)), true=true_sites):
         lead = session(kits / LEAD)
         federation = SimpleNamespace(kits=kits, lead=lead, port=port)

@@ -61,7 +61,7 @@ def test_a_bad_reply_is_refused_by_name(changes, told):
     assert "slake" in str(refused.value)
 
 
-def test_a_good_reply_passes():
+def test_a_reply_as_it_was_announced_is_not_refused():
     check_train_reply(reply(), **EXPECTED)
 
 

@@ -63,12 +63,12 @@ def test_what_a_job_names_for_a_single_site_is_looked_at_too(monkeypatch):
         check_plugins(SitePolicy(), {"backbone": {"name": "tiny-vilt", "sites": {"south": {"name": "research"}}}})
 
 
-def test_a_plugin_that_is_listed_may_be_named(setting):
+def test_a_plugin_that_is_listed_is_not_refused(setting):
     check_plugins(SitePolicy(**{KINDS[setting][1]: ("research",)}), sections(setting, "research"))
 
 
 @pytest.mark.parametrize("value", [None, 3, ["research"], {"research": 1}, "unknown"])
-def test_what_is_no_plugin_is_left_to_the_settings(setting, value):
+def test_a_value_that_names_no_plugin_is_not_refused_here(setting, value):
     check_plugins(SitePolicy(), sections(setting, value))
 
 

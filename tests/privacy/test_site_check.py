@@ -235,7 +235,7 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
         ({"method": adapter("houlsby", target_modules={"output": "encoder.layer.{layer}.output"})}, {}),
     ],
 )
-def test_what_the_file_allows_passes(asked, own):
+def test_what_the_file_allows_is_not_refused(asked, own):
     assert not list(refusals(SitePolicy(**own), job(**asked)))
 
 

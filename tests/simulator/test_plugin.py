@@ -33,7 +33,7 @@ def environment(tmp_path_factory):
     return {**os.environ, "PYTHONPATH": path}
 
 
-def test_its_names_are_known(environment):
+def test_the_names_of_an_installed_plugin_are_known(environment):
     subprocess.run([sys.executable, "-c", PROBE], check=True, env=environment)
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -62,16 +63,36 @@ def project(file: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapp
 
 
 def provision(
-    folder: Path, *, port: int, sites: Sequence[str] = SITES, policy: Mapping[str, Any] | None = None
+    folder: Path,
+    *,
+    port: int,
+    sites: Sequence[str] = SITES,
+    policy: Mapping[str, Any] | None = None,
+    patience: float | None = None,
 ) -> Path:
-    """The folder with one start-up kit per participant; a certificate authority of its own for every call."""
+    """The folder with one start-up kit per participant; a certificate authority of its own for every call.
+
+    Args:
+        folder: where the kits are made.
+        port: of the server.
+        sites: those that get a kit.
+        policy: what the sites' own files say.
+        patience: seconds that a finished job waits for the end of its part at a lost site, instead of half a minute.
+    """
     command = [WARM / "nvflare", "provision", "-w", str(folder)]
     command += ["-p", str(project(folder / "project.yml", port=port, sites=sites, policy=policy))]
     environment = {**ENVIRONMENT, "HOME": str(folder)}
     subprocess.run(command, check=True, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
     for script in folder.glob("fedpeft/prod_00/*/startup/sub_start.sh"):  # waits before it starts a participant
         script.write_text(script.read_text().replace("sleep 5", "sleep 1"))
-    return folder / "fedpeft" / "prod_00"
+    kits = folder / "fedpeft" / "prod_00"
+    if patience is not None:
+        file = kits / "server" / "local" / "resources.json.default"
+        settings = json.loads(file.read_text())
+        (returning,) = (one for one in settings["components"] if one["id"] == "returning_sites")
+        returning["args"]["patience"] = patience
+        file.write_text(json.dumps(settings))
+    return kits
 
 
 @contextmanager

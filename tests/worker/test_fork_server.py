@@ -135,5 +135,5 @@ assert threading.active_count() == 1
 
 
 @pytest.mark.parametrize("name", IMPORTED)
-def test_what_is_imported_before_forking_exists(name):
+def test_every_module_that_is_imported_before_forking_exists(name):
     importlib.import_module(name)  # the server itself leaves out what it cannot import

@@ -71,14 +71,19 @@ LOST = {
 @pytest.mark.parametrize("action", LOST)
 def test_a_lost_process_costs_one_attempt(supervisor, tmp_path, action):
     lost, reports = supervisor.pid, []
-    answer = ask(supervisor, tmp_path, action, times=1, state={"a": torch.ones(2)}, reports=reports)
+    answer = ask(supervisor, tmp_path, action, times=1, reports=reports)
     assert answer.attempts == 2
     assert answer.values["pid"] == supervisor.pid != lost
     assert answer.values["opened"][0]["site"] == "slake"
-    assert torch.equal(answer.state["a"], torch.ones(2))
     assert [LOST[action] in failure.detail for failure in reports] == [True]
     assert str(tmp_path) in reports[0].detail
     assert reports[0].code == "training-process-lost"
+
+
+def test_the_process_after_a_lost_one_gets_the_tensors_again(supervisor, tmp_path):
+    state = {"a": torch.ones(2)}
+    answer = ask(supervisor, tmp_path, "die", times=1, state=state)
+    assert torch.equal(answer.state["a"], state["a"])
 
 
 @pytest.mark.slow
