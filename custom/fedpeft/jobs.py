@@ -149,56 +149,33 @@ def changed(overrides: Iterable[str]) -> dict[str, Any]:
 def check(sections: Mapping[str, Any]) -> None:
     """Check every section as server and sites will."""
     from fedpeft.admission.strict_json import check_texts
-    from fedpeft.backbones import BackboneSettings
-    from fedpeft.client import answering
-    from fedpeft.data import DataSettings
-    from fedpeft.data.answer_space import shared_answers
-    from fedpeft.federation import FederationSettings, check_joins, several_backbones, site_backbone, site_data
-    from fedpeft.methods.settings import MethodSettings
-    from fedpeft.methods.several_backbones import check_backbones
-    from fedpeft.privacy.secure_round import check_secure_sum
-    from fedpeft.scheduling.settings import schedule_of
-    from fedpeft.site_job import pooled_data
-    from fedpeft.training_settings import TrainingSettings
+    from fedpeft.job_settings import ServerJob
+    from fedpeft.site_job import SiteJob
 
     unknown = sorted(set(sections) - set(SECTIONS))
     if unknown:
         raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
     for name, section in sections.items():
         check_texts(section, name)
-    federation = build(FederationSettings, sections.get("federation"), section="federation")
-    method = build(MethodSettings, sections.get("method"), section="method")
-    training = build(TrainingSettings, sections.get("training"), section="training")
-    schedule = schedule_of(sections.get("schedule"), method.method)
-    check_secure_sum(method, schedule, federation)
-    method.check_schedule(active=schedule.active, joins=schedule.joins)
-    way = training.answering
-    method.method.check_answering(way, one_distribution=answering.get(way).one_distribution)
-    for site in federation.sites:
-        build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
-    if several_backbones(sections["backbone"]):
-        check_backbones(method)
+    job = ServerJob.from_sections(sections)
     build(FlareSettings, sections.get("flare"), section="flare")
-    method.check_settings()
-    holders = set(federation.sites)
-    for site in federation.sites:
-        data = build(DataSettings, site_data(sections.get("data"), site), section="data")
-        shared_answers(data, sections["data"].get("sites", {}), federated=method.federates_head)
-        holders |= {one.site for one in pooled_data(sections["data"], data)}
-    data_sites = sections["data"].get("sites", {})
+    job.method.check_settings()
+    sites = job.federation.sites
+    holders = set(sites)
+    for site in sites:
+        holders |= {one.site for one in SiteJob.from_sections(sections, site=site).pooled}
     by_site = {
-        "method.site_settings": method.site_settings,
-        "schedule.joins": schedule.joins,
+        "method.site_settings": job.method.site_settings,
+        "schedule.joins": job.schedule.joins,
         "backbone.sites": sections["backbone"].get("sites", {}),
-        "data.sites": data_sites,
+        "data.sites": sections["data"].get("sites", {}),
     }
     for where, named in by_site.items():
-        if unknown_sites := sorted(set(named) - (holders if where == "data.sites" else set(federation.sites))):
+        if unknown_sites := sorted(set(named) - (holders if where == "data.sites" else set(sites))):
             raise FedpeftError(
                 f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
-                f"{suggestion(unknown_sites[0], federation.sites)}."
+                f"{suggestion(unknown_sites[0], sites)}."
             )
-    check_joins(schedule.joins, federation, rounds=training.rounds)
 
 
 def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:

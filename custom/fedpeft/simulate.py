@@ -96,20 +96,18 @@ def _check_resume(job: Path, lineages: Path) -> None:
     arguments = _controller_arguments(job / "app" / "config" / "config_fed_server.json")
     if not (arguments.get("federation") or {}).get("resume_from"):
         return
-    from fedpeft.federation import FederationSettings
-    from fedpeft.methods.settings import MethodSettings
-    from fedpeft.scheduling.settings import schedule_of
+    from fedpeft.job_settings import ServerJob
     from fedpeft.server.checkpoint import lasting, to_resume
-    from fedpeft.settings import build
-    from fedpeft.training_settings import TrainingSettings
 
-    federation = build(FederationSettings, arguments["federation"], section="federation")
-    method = build(MethodSettings, arguments.get("method"), section="method")
-    training = build(TrainingSettings, arguments.get("training"), section="training")
-    schedule = schedule_of(arguments.get("schedule"), method.method)
-    settings = lasting(method, training, schedule)
-    job_name, name = arguments.get("job", ""), federation.resume_from
-    to_resume(lineages, name, job=job_name, submitter="", settings=settings, rounds=training.rounds)
+    settings = ServerJob.from_sections(arguments)
+    to_resume(
+        lineages,
+        settings.federation.resume_from,
+        job=arguments.get("job", ""),
+        submitter="",
+        settings=lasting(settings.method, settings.training, settings.schedule),
+        rounds=settings.training.rounds,
+    )
 
 
 def _controller_arguments(file: Path) -> Mapping[str, Any]:

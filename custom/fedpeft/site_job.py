@@ -13,11 +13,12 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.federation import several_backbones, site_backbone, site_data
+from fedpeft.job_settings import CommonSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.several_backbones import check_backbones
 from fedpeft.privacy.plugin_names import check_plugins
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.settings import build
 from fedpeft.training_settings import TrainingSettings
 
@@ -51,6 +52,9 @@ def pooled_data(section: Mapping[str, Any], own: DataSettings) -> tuple[DataSett
 class SiteJob:
     """A job's sections as checked settings, with the site's own entries of `data.sites` and `backbone.sites` applied.
 
+    What concerns all sites of the section `federation`, which a site does not receive, `fedpeft.job_settings.ServerJob`
+    checks at the server.
+
     Args:
         site: the site's name in the consortium.
         backbone, method, training, data, schedule: see their classes.
@@ -83,20 +87,20 @@ class SiteJob:
         """
         if policy:
             check_plugins(policy, sections)
-        data, of_sites = sections["data"], sections["data"].get("sites", {})
-        own = build(DataSettings, site_data(data, site), section="data")
-        method = build(MethodSettings, sections["method"], section="method")
-        backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+        method, training, schedule = CommonSettings.from_sections(sections)
+        backbone = build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
         if several_backbones(sections["backbone"]):
             check_backbones(method)
+        own = build(DataSettings, site_data(sections.get("data"), site), section="data")
+        of_sites = sections["data"].get("sites", {})
         return cls(
             site=site,
             backbone=backbone,
             method=method,
-            training=build(TrainingSettings, sections["training"], section="training"),
+            training=training,
             data=own,
-            pooled=pooled_data(data, own),
-            schedule=schedule_of(sections.get("schedule", {}), method.method),
+            pooled=pooled_data(sections["data"], own),
+            schedule=schedule,
             data_of_sites=of_sites,
             answers=shared_answers(own, of_sites, federated=method.federates_head),
         )

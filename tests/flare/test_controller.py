@@ -229,8 +229,21 @@ def test_a_site_that_joins_later_gets_no_adapter_in_its_first_round(run):
 
 
 def test_a_round_without_any_site_is_an_error(run):
-    harness, _, _ = run(schedule={"joins": dict.fromkeys(SITES, 2)}, rounds=2)
+    first, *later = SITES
+    harness, _, _ = run(
+        lambda site: None if site == first else introduction(site),
+        schedule={"joins": dict.fromkeys(later, 2)},
+        rounds=2,
+        quorum=1,
+    )
     assert "round 1 ended with too few valid replies (0, the quorum is 1)" in harness.panics[0]
+
+
+def test_a_job_that_no_site_can_begin_ends_before_the_handshake(run):
+    harness, manifest, _ = run(schedule={"joins": dict.fromkeys(SITES, 2)}, rounds=2)
+    assert "schedule.joins lets every site join after round 1" in harness.panics[0]
+    assert manifest["status"] == "failed"
+    assert not hasattr(harness, "hello")
 
 
 def test_the_largest_weights_that_are_accepted_leave_a_finite_model(run):

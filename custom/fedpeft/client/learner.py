@@ -131,7 +131,6 @@ class Learner:
         deepest = self.method.matched_layers if self.method.exchanges else None
         numbers = LayerNumbers.of(self.backbone.num_layers, deepest)
         if deepest is not None:
-            self.method.check_schedule(active=self.schedule.active, joins=self.schedule.joins)
             shapes = {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()}
             one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
         return numbers

@@ -18,6 +18,7 @@ from fedpeft.client.metrics import check_metric
 from fedpeft.client.site_state import SiteState
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.errors import FedpeftError
+from fedpeft.job_settings import check_together
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count
@@ -63,9 +64,7 @@ class SiteModel:
     ) -> None:
         torch.set_num_threads(training.threads)
         self.training, self.vocabulary = training, vocabulary
-        if not labelled:
-            way = training.answering
-            method.method.check_answering(way, one_distribution=ways.get(way).one_distribution)
+        check_together(method, training, schedule)  # in a notebook there is no job that was checked before
         self.device = computing.device_of(training)
         with about("backbone"):
             own = method.settings_of(site)

@@ -10,14 +10,11 @@ from typing import Any
 from fedpeft.compare.published import source_of
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.federation import site_backbone, site_data
+from fedpeft.job_settings import CommonSettings
 from fedpeft.jobs import PACKAGED, known_jobs
-from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings
-from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server.run_recorder import origin
-from fedpeft.settings import build
-from fedpeft.training_settings import TrainingSettings
 
 OF_NO_RESULT = {f"training.{name}" for name in ("seed", "threads", "workers", "device", "keep", "images_mib")}
 
@@ -43,9 +40,7 @@ def recipe_of(history: History) -> str:
 
 def _settings(sections: Mapping[str, Any]) -> dict[str, str]:
     """Return what the server would write of a job's settings."""
-    method = build(MethodSettings, sections["method"], section="method")
-    training = build(TrainingSettings, sections["training"], section="training")
-    schedule = schedule_of(sections["schedule"], method.method)
+    method, training, schedule = CommonSettings.from_sections(sections)
     settings = {"method": asdict(method), "training": asdict(training)}
     return _counted(
         flat_settings(settings | ({"schedule": asdict(schedule)} if schedule.active else {}), "the packaged job")

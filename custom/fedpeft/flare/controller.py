@@ -17,7 +17,7 @@ from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import LATEST, FederationSettings
+from fedpeft.federation import LATEST
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
@@ -30,6 +30,7 @@ from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.tensors import register_early, register_tensors
 from fedpeft.flare.tracking import start_tracking
+from fedpeft.job_settings import ServerJob
 from fedpeft.keys import layers_of
 from fedpeft.messages.reply_contract import check_introduction, check_score_reply, check_train_reply
 from fedpeft.messages.types import (
@@ -43,9 +44,6 @@ from fedpeft.messages.types import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.methods.settings import MethodSettings
-from fedpeft.privacy.secure_round import check_secure_sum
-from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.server.aggregation import State, check_global, parts_of
 from fedpeft.server.assignment import Assignment
@@ -56,10 +54,8 @@ from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.settings import build
 from fedpeft.state_lock import StateLock
 from fedpeft.states import of_keys
-from fedpeft.training_settings import TrainingSettings
 from fedpeft.worker import fork_server
 
 ADAPTER, HEAD = "adapter", "head.safetensors"
@@ -133,12 +129,9 @@ class FederationController(ModelController):
         recorder = RunRecorder(run_folder(self.fl_ctx), job=self._job)
         try:
             _no_site_ends_the_job(self.fl_ctx)
-            self._federation = build(FederationSettings, self._sections["federation"], section="federation")
-            self._method = build(MethodSettings, self._sections["method"], section="method")
-            self._training = build(TrainingSettings, self._sections["training"], section="training")
-            self._schedule = schedule_of(self._sections["schedule"], self._method.method)
-            check_secure_sum(self._method, self._schedule, self._federation)
-            self._method.check_schedule(active=self._schedule.active, joins=self._schedule.joins)
+            job = ServerJob.from_sections(self._sections)
+            self._federation, self._method = job.federation, job.method
+            self._training, self._schedule = job.training, job.schedule
             tracker = self._federation.tracking
             recorder.tracking = start_tracking(tracker, self._job, recorder.folder, self.fl_ctx)
             importing = import_peft()

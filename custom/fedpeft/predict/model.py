@@ -20,12 +20,10 @@ from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_backbone
-from fedpeft.methods.settings import MethodSettings
+from fedpeft.job_settings import CommonSettings
 from fedpeft.predict.global_adapter import load_with_head
 from fedpeft.predict.kept_model import KeptModel
-from fedpeft.scheduling.settings import schedule_of
 from fedpeft.settings import build
-from fedpeft.training_settings import TrainingSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,17 +128,17 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
         FedpeftError: a setting is wrong, the backbone is missing, or a tensor does not fit.
     """
     record, sections = kept.record, kept.record.sections
-    method = build(MethodSettings, _section(record, "method"), section="method")
-    training = build(TrainingSettings, _section(record, "training"), section="training")
+    _check_sections(record)
+    method, training, schedule = CommonSettings.from_sections(sections)
     training = replace(training, compile=False)
     if kept.policy and training.device == "auto":
         training = replace(training, device=kept.policy.device)
     model = SiteModel(
         site=record.site,
-        backbone=build(BackboneSettings, site_backbone(_section(record, "backbone"), record.site), section="backbone"),
+        backbone=build(BackboneSettings, site_backbone(sections["backbone"], record.site), section="backbone"),
         method=method,
         training=training,
-        schedule=schedule_of(sections.get("schedule") or {}, method.method),
+        schedule=schedule,
         vocabulary=AnswerVocabulary(record.answers),
         labelled=record.labelled,
         metric=record.metric,
@@ -152,8 +150,7 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
     return model
 
 
-def _section(record: ModelRecord, name: str) -> dict:
-    section = record.sections.get(name)
-    if not isinstance(section, dict):
-        raise FedpeftError(f"the model of site {record.site} has no section {name!r}: train again with a job.")
-    return section
+def _check_sections(record: ModelRecord) -> None:
+    for name in ("backbone", "method", "training"):
+        if not isinstance(record.sections.get(name), dict):
+            raise FedpeftError(f"the model of site {record.site} has no section {name!r}: train again with a job.")
