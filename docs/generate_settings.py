@@ -29,6 +29,7 @@ from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.federation import FederationSettings
 from fedpeft.jobs import FlareSettings
+from fedpeft.messages.types import TASKS
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.catalog import entries
 from fedpeft.methods.method import METHODS
@@ -72,7 +73,7 @@ BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def tables() -> dict[str, str]:
-    """Every table by name: one for each section of a job, `adapters`, `methods`, `terms` and others."""
+    """Every table by name: one for each section of a job, `adapters`, `methods`, `orders`, `replies` and others."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
         "settings": _method_settings(),
@@ -82,6 +83,8 @@ def tables() -> dict[str, str]:
         "backbones": _backbones(),
         "vit": _vit(),
         "albef": _albef(),
+        "orders": _messages([task.order for task in TASKS.values()]),
+        "replies": _messages([task.reply for task in TASKS.values()]),
         "terms": _terms(),
         "problems": markdown(("code", "what the server prints"), [(f"`{c}`", text) for c, text in CODES.items()]),
     }
@@ -213,6 +216,15 @@ def _albef() -> str:
         if entry.trained is not None and not METHODS.is_plugin(entry.name)
     ]
     return markdown(("method", "exchanged on `albef`", "on `albef-decoder`"), rows)
+
+
+def _messages(kinds: Iterable[type]) -> str:
+    rows = []
+    for cls in kinds:
+        hints, meanings = typing.get_type_hints(cls), argument_texts(cls)
+        names = [field.name for field in dataclasses.fields(cls)]
+        rows += [(cls.__name__, f"`{name}`", kind_of(hints[name]), meanings[name]) for name in names]
+    return markdown(("message", "field", "kind", "what it is"), rows)
 
 
 def _terms() -> str:

@@ -11,6 +11,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 import generate_settings as generator  # noqa: E402
 
+from fedpeft.messages.types import METRICS, TASKS, TrainReply  # noqa: E402
+
 PAGES = sorted(DOCS.glob("*.md"))
 
 
@@ -36,6 +38,16 @@ def test_every_table_is_on_a_page(tables):
 def test_every_setting_is_described(section):
     cls = generator.SECTIONS[section]
     assert set(generator.argument_texts(cls)) == {field.name for field in dataclasses.fields(cls)}
+
+
+@pytest.mark.parametrize("message", [kind for task in TASKS.values() for kind in task], ids=lambda kind: kind.__name__)
+def test_every_field_of_a_message_is_described(message):
+    assert set(generator.argument_texts(message)) == {field.name for field in dataclasses.fields(message)}
+
+
+def test_every_figure_that_leaves_a_site_is_described():
+    described = generator.argument_texts(TrainReply)["metrics"]
+    assert [name for name in METRICS if f"`{name}`" not in described] == []
 
 
 def test_a_docstrings_arguments_are_read():

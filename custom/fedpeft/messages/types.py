@@ -59,9 +59,9 @@ class Introduction(_Message):
         version: the site's fedpeft version.
         schema: shape of every tensor the site will send, by wire key.
         classes: size of the site's label space; the labels themselves stay at the site.
-        samples: size of each split.
+        samples: number of samples in each split (`train`, `validation`, `test`).
         dataset: registered name of the data set.
-        metric: by which the site is measured (`fedpeft.metrics`).
+        metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
         backbone: registered name of the backbone.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
         slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
@@ -72,7 +72,8 @@ class Introduction(_Message):
             often an answer occurs.
         problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
-        sum_key: the site's public key for the first secure sum, see `fedpeft.privacy.signed_keys`.
+        sum_key: the site's public key for the first secure sum, with its certificate and signature; empty without
+            `method.secure_sum`.
         state: the adapter that the site starts from, where the server asked for it.
     """
 
@@ -101,7 +102,7 @@ class ScoreOrder(_Message):
     """Server to site: score the layers of the global adapter.
 
     Args:
-        lineage: as in `Hello`.
+        lineage: as in Hello.
         round: the round that the scores are for.
         base: the version of the global adapter that the site has on disk and `state` completes; 0: `state` is whole.
         version: the version that results; 0: it need not be kept.
@@ -121,10 +122,11 @@ class ScoreReply(_Message):
     """Site to server: one score for each transformer layer that can be trained, or why there are none.
 
     Args:
-        round: as in `ScoreOrder`.
-        scores: one for each layer.
+        round: the round that the scores are for.
+        scores: one for each layer; empty where there is a problem.
         seconds: wall time of the local work.
-        problem, setting: as in `Introduction`.
+        problem: why there are no scores, a code as in Introduction; empty when there are.
+        setting: the name of the job's setting that the problem is about, if it is about one.
     """
 
     round: int
@@ -139,12 +141,13 @@ class TrainOrder(_Message):
     """Server to site: train this round, from this global adapter.
 
     Args:
-        lineage: as in `Hello`.
+        lineage: as in Hello.
         round: counted from 1.
-        base, version: as in `ScoreOrder`.
+        base, version: as in ScoreOrder.
         layers: the transformer layers to train and send; None: all.
         scored: send scores of the trained model along, for the next round.
-        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`); 0: none.
+        part: of the site in the mean that the global adapter is, where it needs that (`share: agreement`); from it the
+            site can tell how many samples all sites have together; 0: none.
         sum_keys: the public key of every member of the round's secure sum; empty: send the adapter itself.
         state: the tensors that changed since `base`; empty with base 0: go on from your own.
     """
@@ -168,12 +171,16 @@ class TrainReply(_Message):
     Args:
         round: the round it belongs to.
         samples: size n_k of the training split, the site's weight.
-        metrics: the names of `METRICS`, fractions, losses or None.
+        metrics: six figures, None where one was not measured or is withheld: `overall` (of the test split), `open` and
+            `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split), `loss_first`
+            and `loss` (mean training loss of the first and the last local epoch).
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
-        problem, setting: why the round failed here, as in `Introduction`; empty when it did not.
-        sum_key: the site's public key for the next round's secure sum.
+        problem: why the round failed here, a code as in Introduction; empty when it did not.
+        setting: the name of the job's setting that the problem is about, if it is about one.
         attempts: how often the site began the round; more than once where its training process was lost.
+        sum_key: the site's public key for the next round's secure sum, as in Introduction.
+        state: the tensors of the layers that it was to train; masked in a secure sum.
     """
 
     carries_state: ClassVar[bool] = True
