@@ -2,6 +2,7 @@
 """Any transformers model as a backbone: what it reads, where its slots are, and that the adapters train in it."""
 
 import json
+import shutil
 from contextlib import nullcontext
 
 import numpy as np
@@ -15,9 +16,11 @@ from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
+from fedpeft.backbones.checkpoint import read_config
 from fedpeft.backbones.features import pooled
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
+from fedpeft.backbones.weights import INDEX
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import is_key
 from fedpeft.methods.settings import MethodSettings
@@ -245,6 +248,10 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"auto_map": {"AutoConfig": "mine.Config", "AutoModel": "mine.Model"}}, None),
         ("tokenizer_config.json", {"auto_map": {"AutoTokenizer": ["mine.T", "mine.T"]}}, None),
         ("preprocessor_config.json", {"auto_map": {"AutoImageProcessor": "mine.P"}}, None),
+        ("config.json", {"model_type": "timm_wrapper", "model_args": {"checkpoint_path": "/a.pth"}}, "timm would read"),
+        ("config.json", {"vision_config": {"model_type": "timm_backbone"}}, "timm would read"),
+        ("config.json", {"vision_config": {"use_timm_backbone": True}}, "timm would read"),
+        ("config.json", {"transformers_weights": "model.safetensors.index.json"}, "remove that entry"),
         ("config.json", {"model_type": "t5"}, "is an encoder with a decoder"),
         ("config.json", {"model_type": "mine"}, "transformers has no code of its own"),
         ("config.json", {"vision_config": {"hidden_size": 10**9}}, "hidden_size = 1000000000, at most"),
@@ -264,6 +271,42 @@ def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, messag
         load(folder)
     assert caught is None or "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("file", ["processor_config.json", "audio_tokenizer_config.json"])
+def test_a_processor_loads_no_second_model(file, folders, tmp_path):
+    folder = tmp_path / "model"
+    shutil.copytree(folders("llava"), folder)
+    second = {"audio_tokenizer_class": "AutoModel", "audio_tokenizer_name_or_path": str(tmp_path / "elsewhere")}
+    path = folder / file
+    entries = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(entries | ({"audio_tokenizer": second} if file.startswith("processor") else second)))
+    with pytest.raises(FedpeftError, match=rf"its {file} names a model for sound, which is never loaded: remove it"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
+    ("config", "part", "message"),
+    [
+        ({}, "weights.bin", "its model.safetensors.index.json names 'weights.bin'"),
+        ({}, "../model.safetensors", r"names '\.\./model.safetensors'"),
+        (
+            {"transformers_weights": "a.bin"},
+            "model-1.safetensors",
+            "'a.bin' as transformers_weights: remove that entry",
+        ),
+        ({}, "model-1.safetensors", None),
+    ],
+)
+def test_a_hub_names_weights_are_checked_as_a_folders(config, part, message, tmp_path, monkeypatch):
+    index = tmp_path / INDEX
+    index.write_text(json.dumps({"weight_map": {"weight": part}}))
+    monkeypatch.setattr(
+        hf.PreTrainedConfig, "get_config_dict", classmethod(lambda *_: ({"model_type": "vit"} | config, {}))
+    )
+    monkeypatch.setattr(hf.utils, "cached_file", lambda _, file, **__: str(index) if file == INDEX else None)
+    with pytest.raises(ValueError, match=message) if message else nullcontext():
+        read_config("hospital/model")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):

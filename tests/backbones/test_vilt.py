@@ -246,7 +246,7 @@ def with_adapter(folder):
         (configured(hidden_size=10**400), "hidden_size"),
         (pickled, "a pickle, pytorch_model.bin, which can run code and is never read (use_safetensors=True)"),
         (pickled_shards, "its model.safetensors.index.json names 'shard.bin'"),
-        (pickled_by_configuration, "its config.json names 'adapter_model.bin'"),
+        (pickled_by_configuration, "its config.json names 'adapter_model.bin' as transformers_weights"),
         (lambda folder: None, "hub name or folder"),
         (no_config, "config.json"),
         (no_weights, "model.safetensors"),

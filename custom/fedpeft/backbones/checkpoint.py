@@ -69,8 +69,12 @@ def read_config(source: str, *, pickle: str = "") -> dict[str, Any]:
     check_config(config)
     if Path(source).is_dir():
         weights.check_folder(Path(source), config, pickle=pickle)
-    elif cached_file(source, weights.ADAPTER, _raise_exceptions_for_missing_entries=False):
+        return config
+    if cached_file(source, weights.ADAPTER, _raise_exceptions_for_missing_entries=False):
         raise ValueError(f"it has an {weights.ADAPTER}; give the name of the model alone")
+    weights.check_named(config)
+    if index := cached_file(source, weights.INDEX, _raise_exceptions_for_missing_entries=False):
+        weights.check_index(Path(index))
     return config
 
 

@@ -37,6 +37,11 @@ def check_config(config: Mapping[str, Any]) -> None:
                     f"its config.json names {value!r:.80} as {name}, which may be code from elsewhere and is never "
                     f"loaded: remove that entry"
                 )
+        elif (name == "model_type" and str(value).startswith("timm")) or (name == "use_timm_backbone" and value):
+            raise ValueError(
+                f"its config.json has {name} = {value!r:.80}, with which timm would read files that it names: give a "
+                f"model of transformers' own, or timm's folder of a ViT to backbone.name=vit"
+            )
         elif name == "quantization_config":
             raise ValueError("its weights are quantized, which is not read: give a checkpoint in float32 or bfloat16")
         elif isinstance(value, int) and not isinstance(value, bool):

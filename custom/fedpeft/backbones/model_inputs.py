@@ -9,6 +9,7 @@ Image processors are transformers' PIL ones: torchvision is not needed.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
+from fedpeft.backbones.config_file import check_config
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.errors import FedpeftError
 
@@ -169,7 +171,7 @@ def _image_processor(source: str, image_size: int | None) -> Any:
     for sizes in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
         for name, pixels in dict(sizes or {}).items():
             most = MOST_PIXELS if name == "longest_edge" else LARGEST_SIDE  # Qwen's processors count all pixels there
-            if isinstance(pixels, int) and pixels > most:
+            if isinstance(pixels, int | float) and pixels > most:
                 raise ValueError(f"its image processor has {name} = {pixels}, at most {most} is read")
     if image_size is not None:
         if image_size > LARGEST_SIDE:
@@ -185,6 +187,21 @@ def _resized(size: Any, pixels: int) -> dict[str, int]:
     return dict.fromkeys(names or ("height", "width"), pixels)
 
 
+def _check_processor(source: str) -> None:
+    """Refuse a processor that names a model for sound: transformers would load it unchecked, from anywhere."""
+    from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME, cached_file
+
+    sound = cached_file(source, AUDIO_TOKENIZER_NAME, _raise_exceptions_for_missing_entries=False)
+    file = cached_file(source, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False)
+    content = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    if sound or "audio_tokenizer" in content:
+        raise ValueError(
+            f"its {AUDIO_TOKENIZER_NAME if sound else PROCESSOR_NAME} names a model for sound, which is never loaded: "
+            f"remove it"
+        )
+    check_config(content)
+
+
 def _processor(config: Any, source: str, images: Any) -> Any:
     """Return transformers' processor of a model in whose text images stand as tokens, with our image processor."""
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING
@@ -198,6 +215,7 @@ def _processor(config: Any, source: str, images: Any) -> Any:
 
     # videos are not read, and their processors need torchvision
     of_images = type(kind.__name__, (kind,), {"get_attributes": classmethod(attributes)})
+    _check_processor(source)
     processor = of_images.from_pretrained(source, **OWN_CODE)
     processor.image_processor = images
     return processor

@@ -37,15 +37,11 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
         raise ValueError(
             f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
         )
-    named = config.get("transformers_weights")
-    if named is not None and named not in (WEIGHTS, INDEX):
-        raise ValueError(f"its config.json names {named!r:.80} as weights, which is not read; {REMEDY}")
+    check_named(config)
     if (folder / WEIGHTS).is_file():
         return
     if (folder / INDEX).is_file():
-        for part in _parts(folder / INDEX):
-            if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
-                raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
+        check_index(folder / INDEX)
         return
     pickles = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED and file.name != pickle)
     if pickles:
@@ -53,6 +49,27 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
             f"its weights are a pickle, {pickles[0]}, which can run code and is never read (use_safetensors=True); "
             f"{REMEDY}"
         )
+
+
+def check_named(config: Mapping[str, Any]) -> None:
+    """Refuse a configuration that names the file of the weights: it may be any, and goes before those that are checked.
+
+    Raises:
+        ValueError: with that name and the remedy.
+    """
+    if (named := config.get("transformers_weights")) is not None:
+        raise ValueError(f"its config.json names {named!r:.80} as transformers_weights: remove that entry; {REMEDY}")
+
+
+def check_index(index: Path) -> None:
+    """Refuse an index of weights that names anything but safetensors files beside it: transformers would read it.
+
+    Raises:
+        ValueError: names the file and the remedy.
+    """
+    for part in _parts(index):
+        if not isinstance(part, str) or PurePosixPath(part).name != part or not part.endswith(".safetensors"):
+            raise ValueError(f"its {INDEX} names {part!r:.80}, which is not a safetensors file beside it; {REMEDY}")
 
 
 def stored(folder: Path) -> dict[str, tuple[int, ...]]:

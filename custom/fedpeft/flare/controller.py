@@ -199,7 +199,8 @@ class FederationController(ModelController):
         problems |= others
         _enough("the handshake", introductions, needed, problems)
         most_mb, masked = self._federation.largest_reply_mb, self._method.secure_sum
-        limit_messages(handshake.limit_of_replies(introductions.values(), most_mb=most_mb, masked=masked))
+        sending = introductions.values() if self._method.exchanges else ()
+        limit_messages(handshake.limit_of_replies(sending, most_mb=most_mb, masked=masked))
         while fresh:
             # sends the initial adapter, now that its size is announced
             site = first_adapter.sender({name: i.schema for name, i in introductions.items()}, self._method, problems)

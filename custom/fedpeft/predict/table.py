@@ -12,11 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from fedpeft.client.answering.answering import Scored
+from fedpeft.csv_cells import csv_cell
 from fedpeft.files import replacing
 from fedpeft.predict.model import Prediction
 
 SHOWN = 20  # rows of a table on the terminal
-SPREADSHEET = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet would compute
 
 
 def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> None:
@@ -39,7 +39,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> No
         writer = csv.DictWriter(out, columns, restval="")
         writer.writeheader()
         for row in rows:
-            writer.writerow({name: _cell(value) for name, value in row.items()})
+            writer.writerow({name: csv_cell(value) for name, value in row.items()})
 
 
 def answer_table(prediction: Prediction, thresholds: Mapping[str, float], most: int) -> Table:
@@ -122,7 +122,3 @@ def _common(prediction: Prediction, answer: str) -> dict[str, str | float]:
 
 def _digits(probability: float) -> float:
     return float(f"{probability:.6g}")
-
-
-def _cell(value: str | float) -> str | float:
-    return f"'{value}" if isinstance(value, str) and value.startswith(SPREADSHEET) else value

@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 
+from fedpeft.csv_cells import csv_cell
 from fedpeft.report.history import History
 from fedpeft.report.series import ACCURACIES
 from fedpeft.report.wording import note as note_of
@@ -30,5 +31,5 @@ def tidy_csv(history: History) -> str:
             row = [history.job, history.method, one.round, site, status]
             row += [getattr(result, name, None) for name in (*ACCURACIES, "loss", "samples")]
             row += [one.alignment.get(site), one.rejected.get(site), note]
-            rows.writerow(row)
+            rows.writerow(map(csv_cell, row))
     return text.getvalue()

@@ -26,7 +26,7 @@ def limit_of_replies(introductions: Iterable[Introduction], *, most_mb: int, mas
     """Limit the size of replies by the announced adapters.
 
     Args:
-        introductions: of the sites that take part.
+        introductions: of the sites that take part, none if no adapter is exchanged.
         most_mb: megabytes that no reply may exceed.
         masked: whether tensors are masked for a secure sum: 8 bytes a value then.
     """
