@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Figures that the papers print, to stand beside ours: those of a method that a file of `app_configs/` runs as printed.
+"""Figures that the papers print, to stand beside ours: those of methods that `app_configs/` has in the paper's form.
 
 FedPIA        Saha et al. 2024, tables 1 to 5, ViLT-B, means of the sites: accuracy of tasks 1 and 2, F1 of the others
 F3OCUS        Saha et al. 2025, supplement, table 3, ViLT-B, 1 to 6 layers at a site: accuracy of tasks 1 to 3, else F1
