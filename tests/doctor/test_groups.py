@@ -436,6 +436,23 @@ def test_the_footprint_counts_what_never_leaves_the_site(make_job):
     assert dual.step > plain.step + 3 * adapter
 
 
+def test_the_footprint_is_of_the_head_that_is_trained(make_job):
+    small, large = (
+        open_context(
+            make_job("method.head=federated", f"data.answers={[f'answer {n}' for n in range(count)]}")
+        ).footprint
+        for count in (2, 102)
+    )
+    width = 16  # of the small backbone
+    assert large.weights - small.weights == 100 * (width + 1) * 4
+
+
+def test_the_footprint_refuses_what_the_learner_would(make_job):
+    context = open_context(make_job("training.features_mib=1"))
+    with pytest.raises(FedpeftError, match="this method trains in the first layer"):
+        context.footprint  # noqa: B018
+
+
 def test_a_device_that_is_not_there_is_told(make_job):
     context = open_context(make_job("training.device=cuda:99"))
     with pytest.raises(ValueError, match=r"training\.device is 'cuda:99'"):

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A site's model: a backbone with a method's tensors in it, and what answers with its features.
 
-The learner trains it, and predictions are made with it: both build it here, so that both compute the same numbers.
+The learner trains it, predictions are made with it, and doctor measures it: all build it here, so that all compute the
+same numbers.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ class SiteModel:
         schedule: of layers.
         vocabulary: the site's answers or labels, or those of a federated head.
         labelled: whether its images have labels.
-        metric: by which its data are measured.
+        metric: by which its data are measured; empty: nobody has looked at them yet.
         policy: the site's own file; None in the simulator and in a notebook.
 
     Raises:
@@ -85,7 +86,8 @@ class SiteModel:
             self.answering = ways.build(self.backbone, vocabulary, training, generator, labelled=labelled)
             computing.keep_frozen(self.backbone, training, weights, self.device, method)
             self.answering.to(self.device)
-            check_metric(metric, self.answering)
+            if metric:
+                check_metric(metric, self.answering)
             computing.set_up(self.backbone, training)
             if training.reuse_passes:
                 self.trainable.reuse_passes()

@@ -3,12 +3,12 @@
 
 On CUDA one step is run with the job's whole batch, and the allocator's peak is read. Without a GPU two steps are run,
 with one and with two examples; what backpropagation stores is read from autograd and extrapolated to the job's batch.
-Images are square and questions have the maximum length.
+Images are square and questions have the maximum length. The model is the one that the learner trains; where a schedule
+assigns layers, all of them train in the step that is measured, since a site may score all of them.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,27 +20,29 @@ import torch
 from fedpeft import backbones
 from fedpeft.alignment.settings import FROZEN
 from fedpeft.backbones import BackboneSettings
-from fedpeft.backbones.matrices import matrices, seen_in_float32
-from fedpeft.client import answering as ways
 from fedpeft.client import computing
+from fedpeft.client.kept_features import MIB
 from fedpeft.client.optimizer import KEPT_TENSORS
+from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_state import KEPT_ROUNDS
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import several_backbones, site_backbone
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.methods.trainable import Trainable, parameter_count
-from fedpeft.privacy.site_check import admitted, check_parameters
+from fedpeft.methods.trainable import Trainable
+from fedpeft.metrics import MACRO_F1
+from fedpeft.privacy.site_check import admitted
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.settings import build
 from fedpeft.site_job import SiteJob
 from fedpeft.training_settings import BEST
 
-# a site's own answers are known only where its data are; heads are small beside the rest
-ANSWERS = AnswerVocabulary([f"answer {number}" for number in range(500)])
+# a site's own answers or labels are known only where its data are; heads are small beside the rest
+STAND_INS = [f"answer {number}" for number in range(500)]
 BUFFERS = 1.25  # temporary buffers that autograd does not store; ViLT-B/32 with a batch of 16: up to a fifth
 
 
@@ -49,7 +51,7 @@ class Footprint:
     """Memory and disk in bytes.
 
     Args:
-        process: a site's process with libraries and backbone, in main memory.
+        process: a site's process with libraries, backbone and kept features, in main memory.
         weights: backbone and trained parameters, on the device.
         step: additional memory of a training step, on the device.
         state: the site's state on disk.
@@ -90,26 +92,28 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     """
     job = SiteJob.from_sections(sections, site=site, policy=policy)
     job = admitted(policy, job) if policy else job
-    settings, training, method = job.backbone, job.training, job.method
-    tuning, own = method.method.tuning(), method.settings_of(site)
-    device = computing.device_of(training)
-    backbone = backbones.build(settings, half=computing.reads_half(training, method.method, own))
-    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # PEFT's use of transformers
-        if policy:
-            check_parameters(policy, method, parameter_count(backbone, tuning, own).trained)
-        weights = matrices(backbone.model)
-        with seen_in_float32(weights):
-            body = tuning.prepare(backbone, own, seed=0)
-    answering = ways.build(backbone, ANSWERS, training, torch.Generator().manual_seed(0))
-    computing.keep_frozen(backbone, training, weights, device, method)
-    answering.to(device).train()
-    computing.set_up(backbone, training)
+    training, method = job.training, job.method
+    metric = DATASETS.get(job.data.dataset).metric
+    vocabulary = AnswerVocabulary(job.answers or STAND_INS)
+    model = SiteModel(
+        site=site,
+        backbone=job.backbone,
+        method=method,
+        training=training,
+        schedule=job.schedule,
+        vocabulary=vocabulary,
+        labelled=metric == MACRO_F1,
+        metric=metric,
+        policy=policy,
+    )
+    device, body, answering = model.device, model.trainable, model.answering.train()
     trained = [*body.parameters().values(), *answering.head.parameters()]
-    size = backbone.image_size
+    size = model.backbone.image_size
 
     def step(examples: int) -> float:
         image = np.zeros((size, size, 3), dtype=np.uint8)
-        example = Example(image, "word " * settings.text_length, ANSWERS.answers[-1], closed=False, image_id="")
+        text = "word " * job.backbone.text_length
+        example = Example(image, text, vocabulary.answers[-1], closed=False, image_id="")
         batch = answering.collate([image] * examples, [example] * examples).to(device)
         memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[training.optimizer])
         fixed, costs = layer_memory(
@@ -126,7 +130,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
     if training.reuse_passes:
         at_once += training.batch_size
     try:
-        with computing.as_trained(backbone, training):
+        with computing.as_trained(model.backbone, training, model.features):
             if device.type == "cuda":
                 needed, how = step(at_once), f"measured with a batch of {at_once}"
             else:
@@ -137,7 +141,7 @@ def footprint(sections: Mapping[str, Any], *, site: str, policy: SitePolicy | No
         raise FedpeftError(f"a batch of {training.batch_size} does not fit on {device}: lower it.") from error
     kept = sum(p.numel() * p.element_size() for p in trained)
     return Footprint(
-        process=psutil.Process().memory_info().rss,
+        process=psutil.Process().memory_info().rss + round(training.features_mib * MIB),
         weights=sum(p.numel() * p.element_size() for p in answering.parameters()),
         step=round(needed),
         state=(kept * (1 + KEPT_TENSORS[training.optimizer]) + _beside(body, method))
