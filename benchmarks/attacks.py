@@ -74,13 +74,13 @@ def large_rows() -> Iterator[Row]:
     os.environ["FEDPEFT_GIANT_MB"] = "1000"  # read at the sites
     rounds = ["training.rounds=2", "federation.checkpoints=2"]
     expected = _others(rounds)
-    for name, (deed, limited) in LARGE.items():
+    for name, (fault, limited) in LARGE.items():
         with tempfile.TemporaryDirectory() as scratch:
             peak = Path(scratch) / "peak"
             run = simulate(
                 Path(scratch),
                 ["federation.quorum=2", *rounds],
-                executor=("saboteur.Saboteur", {"deeds": {"1": deed}, "culprit": CULPRIT}),
+                executor=("saboteur.Saboteur", {"faults": {"1": fault}, "culprit": CULPRIT}),
                 aggregator=("server_memory.MeasuredAggregator", {"file": str(peak), "limited": limited}),
             )
             what, lost = _outcome(run, 1, expected)

@@ -47,11 +47,11 @@ def lost(run: Run, sound: Run) -> str:
 Fault = Callable[[Iterable[str], Path, Run], tuple[str, str]]
 
 
-def of_a_site(deed: str, quorum: int) -> Fault:
+def of_a_site(fault: str, quorum: int) -> Fault:
     """A fault that a site commits: from settings, an empty folder and the sound run to what happened and was lost."""
 
     def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
-        saboteur = ("saboteur.Saboteur", {"deeds": {str(ROUND): deed}, "culprit": CULPRIT})
+        saboteur = ("saboteur.Saboteur", {"faults": {str(ROUND): fault}, "culprit": CULPRIT})
         run = simulate(folder, [f"federation.quorum={quorum}", *overrides], executor=saboteur)
         return happened(run), lost(run, sound)
 

@@ -23,27 +23,27 @@ GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
 
 
 class Saboteur(SiteExecutor):
-    """A site's executor that does one of `DEEDS` or `EXECUTOR_DEEDS` in some rounds.
+    """A site's executor that does one of `FAULTS` or `EXECUTOR_FAULTS` in some rounds.
 
     Args:
-        deeds: what it does, by round.
+        faults: what it does, by round.
         culprit: the site that does it; all others are as good as ever.
         settings: those of `SiteExecutor`.
     """
 
     worker = "saboteur"
 
-    def __init__(self, deeds: dict[str, str], culprit: str, **settings) -> None:
-        self._deeds, self._culprit = deeds, culprit
-        os.environ[SABOTAGE] = json.dumps({"deeds": deeds, "culprit": culprit})
+    def __init__(self, faults: dict[str, str], culprit: str, **settings) -> None:
+        self._faults, self._culprit = faults, culprit
+        os.environ[SABOTAGE] = json.dumps({"faults": faults, "culprit": culprit})
         super().__init__(**settings)
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
-        """Answer, or do the deed instead."""
+        """Answer, or with the fault."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
         guilty = fl_ctx.get_identity_name() == self._culprit and task_name == "train"
-        deed = EXECUTOR_DEEDS.get(self._deeds.get(str(shareable.get_header("current_round"))))
-        return deed(reply) if guilty and deed else reply
+        fault = EXECUTOR_FAULTS.get(self._faults.get(str(shareable.get_header("current_round"))))
+        return fault(reply) if guilty and fault else reply
 
 
 class MortalAggregator(PIAAggregator):
@@ -101,7 +101,7 @@ def _no_tensors(learner, state):
     state.clear()
 
 
-DEEDS = {
+FAULTS = {
     "kill": _kill,
     "kill once": _kill_once,
     "hang": _hang,
@@ -137,7 +137,7 @@ def _giant_text(reply):
     return reply
 
 
-EXECUTOR_DEEDS = {
+EXECUTOR_FAULTS = {
     "empty": _empty,
     "kill FLARE's process": _kill_flare,
     "giant": _giant,
@@ -147,7 +147,7 @@ EXECUTOR_DEEDS = {
 
 
 def main() -> None:
-    """Be the training process: train as told, then do the deed."""
+    """Be the training process: train as the order says, then add the fault."""
     from fedpeft.client.learner import Learner
 
     order = json.loads(os.environ[SABOTAGE])
@@ -155,9 +155,9 @@ def main() -> None:
 
     def train_round(learner, number, *rest, **more):
         update = original(learner, number, *rest, **more)
-        deed = DEEDS.get(order["deeds"].get(str(number)))
-        if learner.site == order["culprit"] and deed:
-            deed(learner, update.state)
+        fault = FAULTS.get(order["faults"].get(str(number)))
+        if learner.site == order["culprit"] and fault:
+            fault(learner, update.state)
         return update
 
     Learner.train_round = train_round

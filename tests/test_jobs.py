@@ -76,7 +76,7 @@ def test_every_adapter_is_one_argument(job, name):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("method.name=houlsbi", "houlsbi"),
         ("method.adapter=houlsby", "method.adapter is no longer a setting: write method.name"),
@@ -112,13 +112,13 @@ def test_every_adapter_is_one_argument(job, name):
         ("training.rounds=!!python/object:os.system {}", "could not determine a constructor"),
     ],
 )
-def test_a_wrong_setting_is_told_before_anything_runs(override, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_a_wrong_setting_is_refused_before_anything_runs(override, message):
+    with pytest.raises(FedpeftError, match=message):
         compose(CONFIGS, HALF, [override])
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told"),
+    ("overrides", "message"),
     [
         (["method.name=full", SEVERAL], "method.name is 'full', which exchanges values of the backbone itself, and"),
         (["method.name=dora", MATCHED], "method.name is 'dora', which exchanges values of the backbone itself, and"),
@@ -131,8 +131,8 @@ def test_a_wrong_setting_is_told_before_anything_runs(override, told):
         (["schedule.solver=own", "schedule.budget=1", MATCHED], "schedule.solver chooses among layers that all sites"),
     ],
 )
-def test_what_does_not_go_with_backbones_of_several_depths_is_told_before_anything_runs(overrides, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_settings_that_do_not_go_with_backbones_of_several_depths_are_refused_before_anything_runs(overrides, message):
+    with pytest.raises(FedpeftError, match=message):
         compose(CONFIGS, HALF, overrides)
 
 
@@ -216,7 +216,7 @@ def _refusal(sections):
     return ""
 
 
-def test_an_unknown_job_is_told():
+def test_an_unknown_job_is_refused():
     with pytest.raises(FedpeftError, match="did you mean 'fedpia_task1'"):
         compose(CONFIGS, "fedpia_taks1")
 

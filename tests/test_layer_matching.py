@@ -55,7 +55,7 @@ def test_adapters_of_any_depth_are_the_same_in_one_layer(own):
 
 
 @pytest.mark.parametrize(
-    ("announced", "told"),
+    ("announced", "message"),
     [
         (shapes(range(6)), "6 layers, and method.matched_layers is 5"),
         (shapes([0, 99_999]), "output.up.weight in layers 0, 99999, and 2 layers are matched with 0, 4 of 5"),
@@ -65,6 +65,6 @@ def test_adapters_of_any_depth_are_the_same_in_one_layer(own):
     ],
     ids=["deeper", "far away", "not matched", "a slot in some layers", "unequal layers"],
 )
-def test_what_cannot_be_matched_is_refused(announced, told):
-    with pytest.raises(FedpeftError, match=f"^site a has .*{told}"):
+def test_what_cannot_be_matched_is_refused(announced, message):
+    with pytest.raises(FedpeftError, match=f"^site a has .*{message}"):
         one_layer(announced, 5, owner="site a")

@@ -24,7 +24,7 @@ def test_values_get_their_declared_types():
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "message"),
     [
         (None, "example is None"),
         ([], "example must be an object"),
@@ -36,13 +36,13 @@ def test_values_get_their_declared_types():
         ({"rate": 0.5}, "example lacks width"),
     ],
 )
-def test_bad_settings_are_told_in_one_sentence(values, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_bad_settings_are_refused_in_one_sentence(values, message):
+    with pytest.raises(FedpeftError, match=message):
         build(Example, values, section="example")
 
 
 @pytest.mark.parametrize(
-    ("cls", "values", "told"),
+    ("cls", "values", "message"),
     [
         (TrainingSettings, {"rounds": 0}, "rounds is 0, it must be at least 1"),
         (TrainingSettings, {"rounds": 1, "learning_rate": 0.0}, "learning_rate is 0.0, it must be above 0"),
@@ -91,6 +91,6 @@ def test_bad_settings_are_told_in_one_sentence(values, told):
         (MethodSettings, {"pia": {"gamma": -1.0}}, "method.pia: gamma is -1.0"),
     ],
 )
-def test_values_outside_their_range_are_refused(cls, values, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_values_outside_their_range_are_refused(cls, values, message):
+    with pytest.raises(FedpeftError, match=message):
         build(cls, values, section="section")

@@ -22,12 +22,12 @@ def test_a_run_that_completed_is_believed(tmp_path):
     assert verify(written(tmp_path))["rounds"] == 2
 
 
-def test_no_manifest_is_told(tmp_path):
+def test_a_folder_without_a_manifest_is_refused(tmp_path):
     with pytest.raises(FedpeftError, match=r"holds no manifest\.json: the job did not finish"):
         verify(tmp_path)
 
 
-def test_the_reason_of_a_failed_run_is_told(tmp_path):
+def test_a_failed_run_is_refused_with_its_reason(tmp_path):
     with pytest.raises(FedpeftError, match="the quorum\nFinished rounds: 2"):
         verify(written(tmp_path, status="failed", reason="below the quorum"))
 
@@ -39,9 +39,9 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
         verify(tmp_path)
 
 
-@pytest.mark.parametrize("deed", [lambda file: file.unlink(), lambda file: file.write_text("[]")])
-def test_a_missing_or_changed_file_is_named(tmp_path, deed):
+@pytest.mark.parametrize("damage", [lambda file: file.unlink(), lambda file: file.write_text("[]")])
+def test_a_missing_or_changed_file_is_named(tmp_path, damage):
     run = written(tmp_path)
-    deed(run / "history.json")
+    damage(run / "history.json")
     with pytest.raises(FedpeftError, match=r"history\.json is missing or not what the server wrote"):
         verify(run)

@@ -74,10 +74,10 @@ def test_it_reads_what_the_model_reads(name, folders):
     with torch.no_grad():
         first = backbone(**backbone.collate(pictures(), QUESTIONS))
         others = backbone(**backbone.collate(pictures(seed=1), QUESTIONS))
-        asked = backbone(**backbone.collate(pictures(), QUESTIONS[1:] + QUESTIONS[:1]))
+        other_questions = backbone(**backbone.collate(pictures(), QUESTIONS[1:] + QUESTIONS[:1]))
         alone = backbone(**backbone.collate(pictures()[2:], QUESTIONS[2:]))
     assert first.shape == (3, backbone.hidden_size) == (3, WIDTHS.get(name, 32))
-    assert (not torch.allclose(first, others), not torch.allclose(first, asked)) == READS[name]
+    assert (not torch.allclose(first, others), not torch.allclose(first, other_questions)) == READS[name]
     assert torch.allclose(alone, first[2:], atol=1e-5)  # a sample does not depend on its batch
     assert backbone.num_layers == 2
 

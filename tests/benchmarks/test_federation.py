@@ -23,19 +23,19 @@ def small(tiny_source):
 
 
 def test_machine_names_cores_versions_and_day(benchmark):
-    told = benchmark("measured").machine()
-    assert re.match(r"\d{4}-\d\d-\d\d: .* \d+ cores", told)
-    assert "torch 2" in told
+    text = benchmark("measured").machine()
+    assert re.match(r"\d{4}-\d\d-\d\d: .* \d+ cores", text)
+    assert "torch 2" in text
 
 
 @pytest.mark.parametrize(
-    ("values", "told"), [([1.5], "1.500"), ([1.0, 3.0, 1.2], "1.200 (1.000 to 3.000)")], ids=["one", "several"]
+    ("values", "text"), [([1.5], "1.500"), ([1.0, 3.0, 1.2], "1.200 (1.000 to 3.000)")], ids=["one", "several"]
 )
-def test_ratio_is_the_median_with_its_range(benchmark, values, told):
-    assert benchmark("measured").ratio(values) == told
+def test_ratio_is_the_median_with_its_range(benchmark, values, text):
+    assert benchmark("measured").ratio(values) == text
 
 
-def test_a_failing_command_is_told_with_its_output(benchmark):
+def test_a_failing_command_is_reported_with_its_output(benchmark):
     measured = benchmark("measured")
     with pytest.raises(RuntimeError, match=r"(?s)ended with 3:.*no luck"):
         measured.timed(measured.python("-c", "print('no luck'); raise SystemExit(3)"))
@@ -105,7 +105,7 @@ def test_the_federation_ends_where_the_bare_loop_does(benchmark, small, monkeypa
 
 
 @pytest.mark.parametrize("chosen", [["wire"], ["start", "wall"], ["rounds"]], ids=" ".join)
-def test_the_command_runs_the_parts_that_were_asked_for(benchmark, monkeypatch, chosen, capsys):
+def test_the_command_runs_the_parts_that_are_named(benchmark, monkeypatch, chosen, capsys):
     ran = []
     for part, module in PARTS.items():
         monkeypatch.setattr(benchmark(module), "run", lambda *_, part=part, **__: ran.append(part))

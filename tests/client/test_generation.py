@@ -88,11 +88,11 @@ def test_a_sample_does_not_depend_on_its_batch(source):
 
 def test_a_written_answer_has_the_probability_of_its_tokens(source):
     generation, _ = generating(*source)
-    batch, asked = batch_of(generation.eval(), examples()), examples()
+    batch, samples = batch_of(generation.eval(), examples()), examples()
     with torch.no_grad():
         found = [answers for (answers,) in generation.answers(batch, most=5)]
         texts = [scored.text for scored in found]
-        inputs = generation.writer.collate([e.image for e in asked], [e.question for e in asked], texts)
+        inputs = generation.writer.collate([e.image for e in samples], [e.question for e in samples], texts)
         tokens = generation(inputs).log_softmax(-1).gather(-1, inputs[ANSWER][..., None])[..., 0]
     written = generation.writer.write(batch.inputs, generation.longest)
     assert [" ".join(text.lower().split()) for text in written] == texts

@@ -184,7 +184,7 @@ def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
 
 
 @pytest.mark.parametrize(
-    ("override", "told"),
+    ("override", "message"),
     [
         ("method.settings.houlsby.reduction_factor=999", "leaves no neuron"),
         ("method.settings.houlsby.reduktion=2", "reduktion"),
@@ -193,7 +193,7 @@ def test_the_state_of_other_data_is_refused(sections, tmp_path, change):
         ("data.site=", "data.site is None"),
     ],
 )
-def test_bad_input_is_one_sentence(sections, tmp_path, override, told):
+def test_bad_input_is_one_sentence(sections, tmp_path, override, message):
     chosen = sections()
     section, _, rest = override.partition(".")
     name, _, value = rest.partition("=")
@@ -202,11 +202,11 @@ def test_bad_input_is_one_sentence(sections, tmp_path, override, told):
     for parent in parents:
         target = target[parent]
     target[last] = yaml.safe_load(value)
-    with pytest.raises(FedpeftError, match=told):
+    with pytest.raises(FedpeftError, match=message):
         learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
 
 
-def test_a_diverging_loss_is_told_with_its_remedy(sections, tmp_path):
+def test_a_diverging_loss_is_refused_with_the_remedy(sections, tmp_path):
     chosen = sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
     with pytest.raises(FedpeftError, match=r"training loss became .* lower training.learning_rate"):
         learners(chosen, tmp_path, ["slake"])["slake"].train_round(1, {})
@@ -223,9 +223,9 @@ def test_a_broken_image_is_one_sentence_wherever_it_is_decoded(sections, tmp_pat
     chosen = sections(f"training.workers={workers}")
     chosen["data"] = {"dataset": "manifest", "root": str(data), "validation_fraction": 0}
     learner = Learner.from_sections(chosen, site="here", folder=tmp_path / "state")
-    with pytest.raises(FedpeftError, match=r"broken\.jpg") as told:
+    with pytest.raises(FedpeftError, match=r"broken\.jpg") as message:
         learner.train_round(1, {})
-    assert "Traceback" not in str(told.value)
+    assert "Traceback" not in str(message.value)
 
 
 def test_scores_do_not_depend_on_what_the_process_did_before(sections, tmp_path):

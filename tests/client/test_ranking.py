@@ -40,10 +40,14 @@ def ranking(backbone, candidates=0):
 
 def examples():
     rng = np.random.default_rng(0)
-    asked = [("where is the nodule ?", "nodule in the image"), ("why ?", "why"), ("is there an effusion ?", "unseen")]
+    pairs = [
+        ("where is the nodule ?", "nodule in the image"),
+        ("why ?", "why"),
+        ("is there an effusion ?", "unseen"),
+    ]
     return [
         Example(rng.integers(0, 256, (20, 20, 3), dtype=np.uint8), question, answer, closed=False, image_id="")
-        for question, answer in asked
+        for question, answer in pairs
     ]
 
 

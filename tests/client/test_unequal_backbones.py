@@ -158,14 +158,14 @@ def test_what_a_site_keeps_has_its_own_numbers(mixed, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "told", "setting"),
+    ("overrides", "message", "setting"),
     [
         (["method.matched_layers=2"], "has 3 layers, and method.matched_layers is 2", "method.matched_layers"),
         (["method.settings.houlsby.layers=[0]"], "in layers 0, and 1 layers are matched with 2", "matched_layers"),
         (["method.settings.houlsby.layer_widths={'0': 8}"], "the same tensor of another layer", "matched_layers"),
     ],
 )
-def test_a_site_whose_layers_cannot_be_matched_says_so_when_it_is_built(mixed, tmp_path, overrides, told, setting):
-    with pytest.raises(FedpeftError, match=told) as caught:
+def test_a_site_whose_layers_cannot_be_matched_says_so_when_it_is_built(mixed, tmp_path, overrides, message, setting):
+    with pytest.raises(FedpeftError, match=message) as caught:
         learners(mixed(*overrides), tmp_path, [DEEP])
     assert caught.value.setting.endswith(setting)

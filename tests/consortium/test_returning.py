@@ -74,7 +74,7 @@ def test_a_job_ends_though_a_site_stays_away(federation, submitted, tmp_path):
     verify(run_folder(Path(federation.lead.download_job_result(job, str(tmp_path)))))
 
 
-def test_a_job_of_a_killed_server_is_finished_and_told_in_a_sentence(federation, submitted, capsys):
+def test_a_job_of_a_killed_server_is_finished_and_reported_in_one_sentence(federation, submitted, capsys):
     job, _ = submitted()
     (server,) = running(federation.kits / "server", SERVER)
     server.kill()

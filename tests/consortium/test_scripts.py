@@ -68,7 +68,7 @@ def test_an_interrupted_consortium_leaves_nothing(script):
     assert_nothing_is_left(run)
 
 
-def test_a_taken_port_is_told_in_one_sentence(script):
+def test_a_taken_port_is_refused_in_one_sentence(script):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         run = script("consortium", port=port)

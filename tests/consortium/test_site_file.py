@@ -45,8 +45,8 @@ def test_what_only_a_site_decides_is_refused_by_name(federation, sections, tmp_p
     assert REFUSED.format(SITES[0], "data.exclude") in manifest["reason"]
     assert REFUSED.format(SITES[1], "data.root") in manifest["reason"]
     assert secret.name not in printed(federation, job, run)
-    told = json.loads((federation.kits / SITES[0] / job / "fedpeft" / "problem.json").read_text())["problem"]
-    assert told.startswith("data.exclude is set: only this site decides which images are excluded")
+    problem = json.loads((federation.kits / SITES[0] / job / "fedpeft" / "problem.json").read_text())["problem"]
+    assert problem.startswith("data.exclude is set: only this site decides which images are excluded")
 
 
 @contextmanager

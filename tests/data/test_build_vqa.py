@@ -119,11 +119,11 @@ def test_every_wording_can_be_asked(kind):
     of |= {"other biological attributes": "other"}
     subject = Subject("ct", "eye", ("a", "b"), of.get(kind, "disease"))
     rng = np.random.default_rng(0)
-    asked = [ask(kind, subject, ("a",), rng) for _ in range(200)]
+    questions = [ask(kind, subject, ("a",), rng) for _ in range(200)]
     wordings = len(OPEN[kind]) + len(CLOSED.get(kind, ())) * 2
-    assert len({question.text for question in asked}) == wordings
-    assert all("{" not in question.text for question in asked)
-    assert all(question.closed == (question.answer in ("yes", "no")) for question in asked)
+    assert len({question.text for question in questions}) == wordings
+    assert all("{" not in question.text for question in questions)
+    assert all(question.closed == (question.answer in ("yes", "no")) for question in questions)
 
 
 def test_an_image_with_several_labels_is_asked_about_one_of_them():

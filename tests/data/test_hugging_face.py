@@ -38,12 +38,12 @@ def _rows(start, count, **more):
     return [
         {
             "image": {"bytes": _png(number), "path": f"{number}.png"},
-            "question": f"Question {asked}?",
-            "answer": ("Yes", "left  Lung")[asked],
+            "question": f"Question {index}?",
+            "answer": ("Yes", "left  Lung")[index],
             **more,
         }
         for number in range(start, start + count)
-        for asked in range(2)
+        for index in range(2)
     ]
 
 

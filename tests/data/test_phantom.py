@@ -106,20 +106,20 @@ def scene():
 def truth(question_type, words, named, place):
     """Read the answer off the scene in a second way: from the words of the question."""
     where = {finding.kind: finding for finding in scene().findings}
-    asked = where.get(named)
+    finding = where.get(named)
     match question_type:
         case "presence":
-            return "yes" if asked else "no"
+            return "yes" if finding else "no"
         case "placement":
-            return "yes" if PLACES[asked.quadrant] == place else "no"
+            return "yes" if PLACES[finding.quadrant] == place else "no"
         case "density":
-            return "yes" if ("bright" in words) == asked.bright else "no"
+            return "yes" if ("bright" in words) == finding.bright else "no"
         case "location":
-            return PLACES[asked.quadrant]
+            return PLACES[finding.quadrant]
         case "abnormality":
             return next((kind for kind, f in where.items() if PLACES[f.quadrant] == place), NOTHING)
         case "shade":
-            return "bright" if asked.bright else "dark"
+            return "bright" if finding.bright else "dark"
     return {"count": "2", "organ": "head", "modality": "ct"}[question_type]
 
 
@@ -235,9 +235,9 @@ def test_a_label_skew_above_1_is_the_power_of_the_weights(site, label_skew):
     after = np.array(skewed(tuple(before), label_skew))
     assert after.sum() == pytest.approx(1)
     assert np.array_equal(after > 0, before > 0)
-    asked = before > 0
-    odds = np.log(after[asked] / after.max())
-    assert odds == pytest.approx(label_skew * np.log(before[asked] / before.max()), abs=1e-9)
+    used = before > 0
+    odds = np.log(after[used] / after.max())
+    assert odds == pytest.approx(label_skew * np.log(before[used] / before.max()), abs=1e-9)
 
 
 @pytest.mark.parametrize("site", [*SITES, "clinic-7"])
@@ -252,14 +252,14 @@ def test_a_label_skew_below_1_is_a_share_of_the_weights_and_has_no_jump_at_its_e
 def test_the_heaviest_types_are_asked_more_often_with_more_label_skew_and_each_once_an_image():
     for site in SITES:
         heaviest = np.argsort(site_profile(site).type_weights)[-3:]
-        asked = []
+        of_heaviest = []
         for label_skew in (0, 1, 10):
             data = small(site, label_skew=label_skew, train_size=150)
-            asked.append(shares(data.train)[heaviest].sum())
+            of_heaviest.append(shares(data.train)[heaviest].sum())
             by_image = Counter((e.image_id, e.question_type) for e in data.train)
             assert set(by_image.values()) == {1}
-        assert asked == sorted(asked)
-        assert asked[-1] > 0.6 > 0.45 > asked[0]
+        assert of_heaviest == sorted(of_heaviest)
+        assert of_heaviest[-1] > 0.6 > 0.45 > of_heaviest[0]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_what_comes_from_outside_is_no_markup(terminal, monkeypatch):
     assert "[red]/data/[bold]x[/]" in printed(open_context(), terminal=terminal)
 
 
-def test_a_check_that_breaks_is_told_and_hides_no_other(monkeypatch):
+def test_a_check_that_raises_is_reported_and_hides_no_other(monkeypatch):
     from fedpeft.doctor import disk, versions
 
     monkeypatch.setattr(versions, "check", lambda context: 1 / 0)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What the command may name, and what it is told when that does not exist or does not fit together."""
+"""What the command may name, and its error messages where that does not exist or does not fit together."""
 
 import json
 
@@ -35,7 +35,7 @@ def test_the_sites_that_train_here(role, site, expected, make_kit, make_job):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         ({"job": "nothing"}, "is not a FLARE job folder, it has no meta.json"),
         ({"startup_kit": "nothing"}, "is not a start-up kit"),
@@ -44,16 +44,16 @@ def test_the_sites_that_train_here(role, site, expected, make_kit, make_job):
         ({"job": "job", "startup_kit": "kit-site", "site": "slake"}, "exclude each other"),
     ],
 )
-def test_what_does_not_exist_or_fit_is_told(arguments, told, make_kit, make_job, tmp_path):
+def test_arguments_that_do_not_exist_or_fit_are_refused(arguments, message, make_kit, make_job, tmp_path):
     make_kit("site")
     make_job()
     found = {name: value if name == "site" else tmp_path / value for name, value in arguments.items()}
-    with pytest.raises(FedpeftError, match=told):
+    with pytest.raises(FedpeftError, match=message):
         open_context(**found)
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "message"),
     [
         ("{", "cannot be read as JSON"),
         ("[]", "must be a JSON object, not list"),
@@ -65,15 +65,15 @@ def test_what_does_not_exist_or_fit_is_told(arguments, told, make_kit, make_job,
         ('{"servers": {}, "client": {}}', "does not name the participant"),
     ],
 )
-def test_a_damaged_kit_is_told(content, told, make_kit):
+def test_a_damaged_kit_is_refused(content, message, make_kit):
     folder = make_kit("site")
     (folder / "startup" / "fed_client.json").write_text(content)
-    with pytest.raises(FedpeftError, match=told):
+    with pytest.raises(FedpeftError, match=message):
         open_context(startup_kit=folder)
 
 
 @pytest.mark.parametrize(
-    ("side", "change", "told"),
+    ("side", "change", "message"),
     [
         ("server", lambda config: "{", "cannot be read as JSON"),
         ("client", lambda config: "3", "holds int, not an object"),
@@ -82,10 +82,10 @@ def test_a_damaged_kit_is_told(content, told, make_kit):
         ("client", lambda config: None, "lacks app/config/config_fed_client.json"),
     ],
 )
-def test_a_damaged_job_is_told(side, change, told, make_job):
+def test_a_damaged_job_is_refused(side, change, message, make_job):
     folder = make_job()
     file = folder / "app" / "config" / f"config_fed_{side}.json"
     changed = change(json.loads(file.read_text()))
     file.unlink() if changed is None else file.write_text(changed)
-    with pytest.raises(FedpeftError, match=told):
+    with pytest.raises(FedpeftError, match=message):
         open_context(folder)

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Each group of checks: what passes, and what is told when it does not."""
+"""Each group of checks: what passes, and the sentences where it does not."""
 
 import json
 import re
@@ -36,7 +36,7 @@ from fedpeft.workspace import COMPONENTS, GUARDS, resources
 GB = 10**9
 
 
-def told(findings):
+def text(findings):
     """Verdicts and sentences of several findings, or of one."""
     found = [findings] if hasattr(findings, "verdict") else list(findings)
     return " | ".join(f"{one.verdict}: {one.sentence}" for one in found)
@@ -56,16 +56,16 @@ def told(findings):
     ],
 )
 def test_versions(finding, expected):
-    assert re.match(expected, told(finding()))
+    assert re.match(expected, text(finding()))
 
 
 def test_versions_of_this_environment_are_accepted(make_kit):
-    assert "fail" not in told(versions.check(open_context(startup_kit=make_kit("server"))))
+    assert "fail" not in text(versions.check(open_context(startup_kit=make_kit("server"))))
 
 
-def test_a_package_that_is_not_installed_is_told(monkeypatch):
+def test_a_package_that_is_not_installed_is_reported(monkeypatch):
     monkeypatch.setattr(versions, "DISTRIBUTION", "no-such-distribution")
-    assert told(versions.check(open_context())).startswith("fail: no-such-distribution is not installed")
+    assert text(versions.check(open_context())).startswith("fail: no-such-distribution is not installed")
 
 
 LISTED = [*COMPONENTS]
@@ -91,21 +91,21 @@ def test_allow_list(role, local, expected, make_kit, tmp_path):
         (tmp_path / "local").mkdir()
         (tmp_path / "local" / "resources.json").write_text(json.dumps(local))
     context = open_context(startup_kit=make_kit(role, local=local)) if role else open_context(workspace=tmp_path)
-    assert expected in told(allow_list.check(context))
+    assert expected in text(allow_list.check(context))
 
 
 def test_the_job_says_which_classes_are_wanted(make_kit, make_job):
     listed = {"class_allow_list": [name for name in COMPONENTS if "Persistor" not in name]}
     context = open_context(make_job(), startup_kit=make_kit("site", local=listed))
-    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in told(allow_list.check(context))
+    assert "may not load fedpeft.flare.persistor.SafetensorsPersistor:" in text(allow_list.check(context))
 
 
 def test_a_workspace_that_is_not_there_yet_is_no_failure(tmp_path):
-    assert told(allow_list.check(open_context(workspace=tmp_path / "none"))).startswith("warn")
+    assert text(allow_list.check(open_context(workspace=tmp_path / "none"))).startswith("warn")
 
 
 def test_an_administrator_needs_no_allow_list(make_kit):
-    assert not told(allow_list.check(open_context(startup_kit=make_kit("admin", local={}))))
+    assert not text(allow_list.check(open_context(startup_kit=make_kit("admin", local={}))))
 
 
 STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreamer"}
@@ -121,7 +121,7 @@ STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreame
     ],
 )
 def test_log_streaming(local, expected):
-    assert told(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
+    assert text(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
 
 
 def scoped(privacy="off", **changes):
@@ -158,7 +158,7 @@ def test_privacy(content, expected, make_kit, monkeypatch):
         (folder / "local" / "privacy.json").write_text(json.dumps(content))
     context = open_context(startup_kit=folder)
     try:
-        shown = told(privacy.check(context))
+        shown = text(privacy.check(context))
     except FedpeftError as error:
         shown = f"fail: {error}"
     assert re.match(expected, shown), shown
@@ -166,7 +166,7 @@ def test_privacy(content, expected, make_kit, monkeypatch):
 
 def test_noise_needs_its_accountant(monkeypatch):
     monkeypatch.setattr(privacy, "find_spec", lambda name: None)
-    shown = told(privacy.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
+    shown = text(privacy.policy(scoped({"clip": 1, "noise": 2}), Path("privacy.json")))
     assert shown.startswith("fail: privacy.json sets noise, and the privacy accountant is missing")
 
 
@@ -181,27 +181,27 @@ def test_noise_needs_its_accountant(monkeypatch):
 )
 def test_validity_of_certificates(begins, ends, expected, make_kit):
     context = open_context(startup_kit=make_kit("site", begins=begins, ends=ends))
-    assert told(clock.check(context)).startswith(expected)
+    assert text(clock.check(context)).startswith(expected)
 
 
-def test_a_wrong_clock_is_told(make_kit):
+def test_a_certificate_that_is_not_valid_yet_by_this_clock_says_to_set_the_clock(make_kit):
     certificate = open_context(startup_kit=make_kit("server")).kit.certificate
     past = datetime.now(UTC) - timedelta(days=4000)
-    assert "set the clock" in told(clock.validity(certificate, past))
+    assert "set the clock" in text(clock.validity(certificate, past))
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no certificate"])
-def test_a_damaged_certificate_is_told(content, make_kit):
+def test_a_damaged_certificate_is_reported(content, make_kit):
     kit = open_context(startup_kit=make_kit("site")).kit
     kit.certificate.unlink() if content is None else kit.certificate.write_bytes(content)
-    assert "fail" in told(clock.validity(kit.certificate, datetime.now(UTC)))
+    assert "fail" in text(clock.validity(kit.certificate, datetime.now(UTC)))
 
 
 @pytest.mark.parametrize(("said", "expected"), [("yes\n", "pass"), ("no\n", "warn"), ("", ""), (None, "")])
 def test_the_systems_word_on_the_clock(said, expected, monkeypatch):
     monkeypatch.setattr(clock.shutil, "which", lambda name: None if said is None else f"/bin/{name}")
     monkeypatch.setattr(clock.subprocess, "run", lambda *_, **__: SimpleNamespace(stdout=said))
-    assert told(clock.synchronized()).startswith(expected)
+    assert text(clock.synchronized()).startswith(expected)
 
 
 def test_data_are_counted_and_never_shown(make_job, tmp_path):
@@ -218,13 +218,13 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     config = json.loads(file.read_text())
     config["executors"][0]["executor"]["args"]["data"] = json.loads(settings)
     file.write_text(json.dumps(config))
-    shown = told(data.check(open_context(folder_of_job, site="slake")))
+    shown = text(data.check(open_context(folder_of_job, site="slake")))
     assert shown.startswith("pass: site slake: train 2, validation 1, test 1; 2 answers, 1 test questions")
     assert "all 4 images opened" in shown
     assert "private" not in shown
     assert "secret" not in shown
     (folder / "secret2.png").write_bytes(b"no image")
-    shown = told(data.check(open_context(folder_of_job, site="slake")))
+    shown = text(data.check(open_context(folder_of_job, site="slake")))
     assert "1 of 4 images cannot be read" in shown
     assert "secret2.png cannot be decoded" in shown  # its name, at the site
 
@@ -245,14 +245,14 @@ def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_
 
 
 @pytest.mark.parametrize("variable", [None, "nowhere"])
-def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tmp_path):
+def test_missing_data_are_reported_for_each_site(variable, make_job, monkeypatch, tmp_path):
     monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     if variable:
         monkeypatch.setenv("FEDPEFT_DATA", str(tmp_path / variable))
     context = open_context(make_job())
     context.job.client["data"].clear()
     context.job.client["data"]["dataset"] = "slake"
-    shown = told(data.check(context))
+    shown = text(data.check(context))
     assert shown.count("fail") == 5
     assert "FEDPEFT_DATA" in shown
 
@@ -260,18 +260,18 @@ def test_missing_data_are_told_for_each_site(variable, make_job, monkeypatch, tm
 def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_kit, monkeypatch):
     monkeypatch.setenv("FEDPEFT_DATA", "data")
     job = make_job()
-    assert told(data.check(open_context(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
-    assert "warn" not in told(data.check(open_context(job, site="slake")))
+    assert text(data.check(open_context(job, startup_kit=make_kit("site")))).startswith("warn: FEDPEFT_DATA is 'data'")
+    assert "warn" not in text(data.check(open_context(job, site="slake")))
 
 
 def test_job_settings_and_agreement(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
-    assert told(job.check(open_context(folder))).startswith("pass")
+    assert text(job.check(open_context(folder))).startswith("pass")
     context = open_context(folder, startup_kit=make_kit("site"))
-    assert "site slake is not in federation.sites" in told(job.check(context))
+    assert "site slake is not in federation.sites" in text(job.check(context))
     context = open_context(folder)
     context.job.client["training"]["rounds"] = 99
-    assert "training differs between server and sites" in told(job.check(context))
+    assert "training differs between server and sites" in text(job.check(context))
 
 
 def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
@@ -284,14 +284,14 @@ def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
 @pytest.mark.parametrize("role", ["server", "site"])
 def test_a_kit_checks_jobs_before_flare_reads_them(role, make_kit):
     kit = open_context(startup_kit=make_kit(role)).kit
-    assert told(admission.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
-    assert "append an entry in components" in told(admission.component({}, kit))
+    assert text(admission.component({"components": [GUARDS[role]]}, kit)).startswith("pass")
+    assert "append an entry in components" in text(admission.component({}, kit))
     other = {**GUARDS[role], "path": "nvflare.private.fed.utils.app_deployer.AppDeployer"}
-    assert "replace 'nvflare.private" in told(admission.component({"components": ["text", other]}, kit))
+    assert "replace 'nvflare.private" in text(admission.component({"components": ["text", other]}, kit))
 
 
 def test_the_check_of_jobs_fits_the_installed_flare():
-    assert told(admission.probe()).startswith("pass")
+    assert text(admission.probe()).startswith("pass")
 
 
 def test_leftovers_of_earlier_jobs_are_named(make_kit):
@@ -300,9 +300,9 @@ def test_leftovers_of_earlier_jobs_are_named(make_kit):
     config.mkdir(parents=True)
     for name in ("config_fed_client.json", "config_fed_server.json", ".__nvfl_sig.json"):
         (config / name).write_text("{}")
-    assert not told(admission.leftovers(context.kit))
+    assert not text(admission.leftovers(context.kit))
     (config / "resources.conf").write_text("a: 1")
-    assert "resources.conf is left from an earlier job" in told(admission.leftovers(context.kit))
+    assert "resources.conf is left from an earlier job" in text(admission.leftovers(context.kit))
 
 
 @pytest.mark.parametrize(
@@ -317,14 +317,14 @@ def test_backbone_in_a_folder(remove, expected, tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         if file.name not in remove:
             (tmp_path / file.name).write_bytes(file.read_bytes())
-    assert re.match(expected, told(backbone.folder(tmp_path)))
+    assert re.match(expected, text(backbone.folder(tmp_path)))
 
 
 def test_backbone_whose_weights_are_a_pickle(tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         name = "pytorch_model.bin" if file.name == "model.safetensors" else file.name
         (tmp_path / name).write_bytes(file.read_bytes())
-    assert re.match("fail: .*a pickle, pytorch_model.bin, .*use_safetensors=True", told(backbone.folder(tmp_path)))
+    assert re.match("fail: .*a pickle, pytorch_model.bin, .*use_safetensors=True", text(backbone.folder(tmp_path)))
 
 
 @pytest.mark.parametrize(
@@ -338,14 +338,14 @@ def test_backbone_whose_weights_are_a_pickle(tmp_path, tiny_source):
 def test_backbone_without_tokenizer_in_the_layout_of_timm(entries, expected, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps({"architecture": "vit_base_patch16_224", **entries}))
     (tmp_path / "model.safetensors").touch()
-    assert re.match(expected, told(backbone.folder(tmp_path, backbone.FILES[:-1])))
+    assert re.match(expected, text(backbone.folder(tmp_path, backbone.FILES[:-1])))
 
 
 def test_backbone_with_a_damaged_configuration(tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "config.json").write_text("[]")
-    assert "names no model_type" in told(backbone.folder(tmp_path))
+    assert "names no model_type" in text(backbone.folder(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_backbones_of_several_sites(overrides, expected, make_job, tmp_path):
     (shallow / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 6}))
     sources = f"backbone.sites={{slake: {{source: {shallow}}}, vqa-rad: {{source: {TINY_FOLDER}}}}}"
     context = open_context(make_job("federation.sites=[slake, vqa-rad]", sources, *overrides))
-    assert re.search(expected, told(backbone.check(context)))
+    assert re.search(expected, text(backbone.check(context)))
     assert largest(context.job.sections, context.sites) == "vqa-rad"
 
 
@@ -385,7 +385,7 @@ def test_backbone_of_the_hub(name, offline, expected, monkeypatch):
     from huggingface_hub import constants
 
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    assert told(backbone.cached(name)).startswith(expected)
+    assert text(backbone.cached(name)).startswith(expected)
 
 
 SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", method="measured")
@@ -400,12 +400,12 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
     ],
 )
 def test_memory(free, count, expected):
-    assert re.match(expected, told(memory.main_memory(SMALL, free, count, on_gpu=False)))
+    assert re.match(expected, text(memory.main_memory(SMALL, free, count, on_gpu=False)))
 
 
 def test_memory_on_a_gpu():
-    assert told(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
-    shown = told(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
+    assert text(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
+    shown = text(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
@@ -453,42 +453,42 @@ def test_the_footprint_refuses_what_the_learner_would(make_job):
         context.footprint  # noqa: B018
 
 
-def test_a_device_that_is_not_there_is_told(make_job):
+def test_a_device_that_is_not_there_is_reported(make_job):
     context = open_context(make_job("training.device=cuda:99"))
     with pytest.raises(ValueError, match=r"training\.device is 'cuda:99'"):
         context.footprint  # noqa: B018
 
 
 def test_disk(tmp_path, monkeypatch):
-    assert told(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
-    assert "free some space" in told(disk.writable(tmp_path, 10**18))
+    assert text(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
+    assert "free some space" in text(disk.writable(tmp_path, 10**18))
     (tmp_path / "file").touch()
-    assert "cannot be written to (Not a directory)" in told(disk.writable(tmp_path / "file", 0))
+    assert "cannot be written to (Not a directory)" in text(disk.writable(tmp_path / "file", 0))
 
     def refuse(*_, **__):
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(disk.tempfile, "TemporaryFile", refuse)
-    assert told(disk.writable(tmp_path, 0)).startswith("fail: ")
-    assert "cannot be written to (Permission denied)" in told(disk.writable(tmp_path, 0))
+    assert text(disk.writable(tmp_path, 0)).startswith("fail: ")
+    assert "cannot be written to (Permission denied)" in text(disk.writable(tmp_path, 0))
 
 
-def test_a_servers_store_in_a_temporary_folder_is_told(make_kit, monkeypatch, tmp_path):
+def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatch, tmp_path):
     manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
     context = open_context(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))
-    assert "which is temporary" in told(disk.check(context))
+    assert "which is temporary" in text(disk.check(context))
     monkeypatch.setattr(disk.tempfile, "gettempdir", lambda: "/somewhere/else")
-    assert "which is temporary" not in told(disk.check(context))
+    assert "which is temporary" not in text(disk.check(context))
 
 
 def test_a_sites_own_file_is_read_and_what_it_changes_is_said(make_kit):
-    shown = told(site_file.check(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
+    shown = text(site_file.check(open_context(startup_kit=make_kit("site", policy={"most_rounds": 3}))))
     assert re.fullmatch("pass: .*fedpeft.json can be used; not default: most_rounds.", shown)
     assert not list(site_file.check(open_context()))
 
 
 @pytest.mark.parametrize("policy", [None, {"most_rounds": 0}, {"most_roundz": 3}])
-def test_a_site_without_a_usable_file_of_its_own_is_told(make_kit, policy):
+def test_a_site_without_a_usable_file_of_its_own_is_reported(make_kit, policy):
     context = open_context(startup_kit=make_kit("site", **({} if policy else {"local": None})))
     if policy is None:
         context.policy_file.unlink()
@@ -498,14 +498,14 @@ def test_a_site_without_a_usable_file_of_its_own_is_told(make_kit, policy):
         list(site_file.check(context))
 
 
-def test_every_setting_that_the_site_would_refuse_is_told(make_kit, make_job):
+def test_all_settings_that_the_site_would_refuse_are_reported(make_kit, make_job):
     folder = make_job("data.exclude=[scan]", "schedule.solver=own", "schedule.score_samples=1")
     findings = list(site_file.check(open_context(folder, startup_kit=make_kit("site"))))
     refused = [finding.sentence.split()[0] for finding in findings if finding.verdict == "fail"]
     assert refused == ["data.exclude", "schedule.score_samples"]
 
 
-def test_a_job_that_trains_too_much_is_told_before_its_adapter_is_made(make_kit, make_job, small_policy):
+def test_a_job_that_trains_too_much_is_reported_before_its_adapter_is_made(make_kit, make_job, small_policy):
     kit = make_kit("site", policy={**small_policy, "most_trained_parameters": 100})
     with pytest.raises(FedpeftError, match=r"^method.settings asks for .* most_trained_parameters is 100"):
         list(memory.check(open_context(make_job(), startup_kit=kit)))
@@ -514,13 +514,13 @@ def test_a_job_that_trains_too_much_is_told_before_its_adapter_is_made(make_kit,
 def test_a_pattern_of_a_job_is_not_matched_by_the_doctor(make_kit, make_job, small_policy):
     folder = make_job("method.settings.houlsby.target_modules=.*output")
     context = open_context(folder, startup_kit=make_kit("site", policy=small_policy))
-    assert "fail: method.settings has target_modules='.*output'" in told(site_file.check(context))
+    assert "fail: method.settings has target_modules='.*output'" in text(site_file.check(context))
     with pytest.raises(FedpeftError, match="which no job may set at a site"):
         list(memory.check(context))
 
 
 def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
-    assert "this file allows all settings" in told(
+    assert "this file allows all settings" in text(
         site_file.check(open_context(make_job(), startup_kit=make_kit("site")))
     )
 
@@ -528,4 +528,4 @@ def test_a_job_that_asks_for_nothing_special_passes(make_kit, make_job):
 def test_data_are_loaded_as_the_site_would(make_kit, make_job, small_policy):
     policy = {**small_policy, "least_train_images": 1000}
     context = open_context(make_job(), startup_kit=make_kit("site", policy=policy))
-    assert "fail: site slake: least_train_images is 1000, these data have" in told(data.check(context))
+    assert "fail: site slake: least_train_images is 1000, these data have" in text(data.check(context))

@@ -65,7 +65,7 @@ def speaking_http(kit):
         server.shutdown()
 
 
-def told(kit):
+def text(kit):
     return " | ".join(f"{finding.verdict}: {finding.sentence}" for finding in ports.reachable(kit))
 
 
@@ -85,7 +85,7 @@ def test_reachable(serve, scheme, server, client, expected, make_kit, authority,
     with serve(read_kit(make_kit("server", **server))) as port:
         own = Authority() if client.pop("foreign", False) else authority
         folder = write_kit(tmp_path / "kit-site", "site", authority=own, port=port, scheme=scheme, **client)
-        found = told(read_kit(folder))
+        found = text(read_kit(folder))
     assert expected in found
     assert ("this clock and the server's agree within 1 s" in found) == (scheme == "http" and "pass" in found)
 
@@ -96,14 +96,14 @@ def test_a_client_of_another_authority_is_refused(serve, scheme, make_kit, tmp_p
         folder = write_kit(tmp_path / "kit-site", "site", authority=Authority(), port=port, scheme=scheme)
         root = (tmp_path / "kit-server" / "startup" / "rootCA.pem").read_bytes()
         (folder / "startup" / "rootCA.pem").write_bytes(root)
-        assert "refused this kit" in told(read_kit(folder))
+        assert "refused this kit" in text(read_kit(folder))
 
 
 @pytest.mark.parametrize("scheme", ["grpc", "http"])
 def test_a_server_that_closes_without_a_word_has_refused(scheme, make_kit, tmp_path, authority):
     with serving(read_kit(make_kit("server")), close=True) as port:
         kit = read_kit(write_kit(tmp_path / "kit-site", "site", authority=authority, port=port, scheme=scheme))
-        assert "refused this kit" in told(kit)
+        assert "refused this kit" in text(kit)
 
 
 @pytest.mark.parametrize(
@@ -117,14 +117,14 @@ def test_skew(seconds, expected):
 
 def test_a_port_that_nobody_listens_on_and_a_host_without_address(make_kit):
     kit = read_kit(make_kit("admin", port=1))
-    assert "localhost:1 does not answer" in told(kit)
-    assert "nowhere.invalid has no address here" in told(replace(kit, host="nowhere.invalid"))
+    assert "localhost:1 does not answer" in text(kit)
+    assert "nowhere.invalid has no address here" in text(replace(kit, host="nowhere.invalid"))
 
 
 def test_a_kit_without_its_key(make_kit):
     kit = read_kit(make_kit("site"))
     kit.key.unlink()
-    assert "certificate and key of the kit do not load" in told(kit)
+    assert "certificate and key of the kit do not load" in text(kit)
 
 
 def test_a_server_needs_its_port():
@@ -138,5 +138,5 @@ def test_a_consortium_without_encryption_is_warned_of(make_kit):
     kit = read_kit(make_kit("site"))
     with socket.create_server(("127.0.0.1", 0)) as server:
         plain = replace(kit, host="127.0.0.1", port=server.getsockname()[1], secured=False)
-        assert told(plain).startswith("warn")
-    assert told(plain).startswith("fail")
+        assert text(plain).startswith("warn")
+    assert text(plain).startswith("fail")

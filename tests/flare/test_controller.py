@@ -63,7 +63,7 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "reason"),
     [
         ({"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
         ({"schema": {"layer.0.output.down.weight": [9, 3], "layer.0.output.up.weight": [3, 9]}}, r"at site chest"),
@@ -74,7 +74,7 @@ def test_below_the_quorum_the_job_ends_with_the_reason_and_keeps_its_rounds(run,
         ({"problem": "data-unusable"}, "site chest cannot take part: its data cannot be used"),
     ],
 )
-def test_a_site_that_does_not_fit_ends_the_job_by_name(run, changes, told):
+def test_a_site_that_does_not_fit_ends_the_job_by_name(run, changes, reason):
     import re
 
     def introduce(site):
@@ -85,7 +85,7 @@ def test_a_site_that_does_not_fit_ends_the_job_by_name(run, changes, told):
 
     harness, manifest, _ = run(introduce)
     assert manifest["status"] == "failed"
-    assert re.search(told, manifest["reason"])
+    assert re.search(reason, manifest["reason"])
     assert harness.panics
 
 
@@ -108,14 +108,14 @@ def test_a_site_that_never_answers_is_named(run):
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "told"),
+    ("section", "values", "reason"),
     [
         ("training", {"rounds": None}, "training.rounds is None"),
         ("federation", {"sites": []}, "at least one site"),
         ("method", None, "method is None"),
     ],
 )
-def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, section, values, told):
+def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, section, values, reason):
     original = Harness.__init__
 
     def init(self, *args, **kwargs):
@@ -124,7 +124,7 @@ def test_an_undefined_variable_ends_the_job_with_its_name(run, monkeypatch, sect
 
     monkeypatch.setattr(Harness, "__init__", init)
     _, manifest, _ = run()
-    assert told in manifest["reason"]
+    assert reason in manifest["reason"]
 
 
 @pytest.mark.slow
@@ -147,10 +147,10 @@ def test_each_site_trains_its_layers_and_the_others_keep_their_bits(run, picture
 
 
 def test_a_site_is_sent_only_what_it_lacks(run):
-    asked, trained = [], []
+    orders, trained = [], []
 
     def score(site, order):
-        asked.append((order.round, site, sorted(order.state)))
+        orders.append((order.round, site, sorted(order.state)))
         return scores(site, order)
 
     def train(site, order):
@@ -158,13 +158,13 @@ def test_a_site_is_sent_only_what_it_lacks(run):
         return assigned(site, order)
 
     run(scheduled, train, score, schedule={**SCHEDULE, "weight_diversity": 0.0})
-    assert all(keys == sorted(LAYERS) for number, _, keys in asked if number == 1)
-    assert all({key.split(".")[1] for key in keys} == {"0"} for number, _, keys in asked if number == 2)
+    assert all(keys == sorted(LAYERS) for number, _, keys in orders if number == 1)
+    assert all({key.split(".")[1] for key in keys} == {"0"} for number, _, keys in orders if number == 2)
     assert all(keys == [] for keys in trained)
 
 
 @pytest.mark.parametrize(
-    ("score", "told"),
+    ("score", "reason"),
     [
         (lambda s, o: scores(s, o, scores=[0.5, float("nan"), 0.2]), "site slake sent nan as the score of layer 1"),
         (lambda s, o: scores(s, o, scores=[1.0]), "site slake sent 1 layer scores, 3 were asked for"),
@@ -175,10 +175,10 @@ def test_a_site_is_sent_only_what_it_lacks(run):
         (lambda s, o: None, "site slake sent no scores in round 1"),
     ],
 )
-def test_a_bad_score_is_refused_by_name(run, score, told):
+def test_a_bad_score_is_refused_by_name(run, score, reason):
     _, manifest, _ = run(scheduled, assigned, score, schedule=SCHEDULE)
     assert manifest["status"] == "failed"
-    assert told in manifest["reason"]
+    assert reason in manifest["reason"]
 
 
 def test_a_reply_with_unassigned_layers_is_refused(run):
@@ -188,10 +188,10 @@ def test_a_reply_with_unassigned_layers_is_refused(run):
 
 
 def test_scores_may_travel_with_the_reply(run):
-    asked = []
+    orders = []
 
     def score(site, order):
-        asked.append(order.round)
+        orders.append(order.round)
         return scores(site, order)
 
     def train(site, order):
@@ -201,7 +201,7 @@ def test_scores_may_travel_with_the_reply(run):
     greedy = {**SCHEDULE, "scoring": "with_reply", "weight_diversity": 0.0}
     _, manifest, history = run(scheduled, train, score, schedule=greedy)
     assert manifest["status"] == "completed", manifest.get("reason")
-    assert asked == [1, 1, 1]
+    assert orders == [1, 1, 1]
     assert history["rounds"][1]["schedule"]["layers"] == {site: [2] for site in SITES}
 
 

@@ -50,7 +50,7 @@ def distance(state, value):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_leaves_is_noised_counted_and_told(site, dtype):
+def test_an_update_that_leaves_is_noised_counted_and_reported(site, dtype):
     made = site(dtype=dtype)
     reply = made.train(state=adapter(0.75, dtype))
     assert reply.problem == ""
@@ -174,7 +174,7 @@ def test_the_limit_holds_over_all_jobs_of_a_site(site):
     assert spent["epsilon_of_job"] == pytest.approx(epsilon([2.0] * 2, 1e-5))
     assert other.train(train_order(lineage="other", round=2)).problem == BLOCKED
     assert "over the limit" in other.problem
-    assert one.train(train_order(lineage="one", round=2)).problem == ""  # once more what it already told
+    assert one.train(train_order(lineage="one", round=2)).problem == ""  # the same update again
 
 
 def break_book(site):
@@ -196,7 +196,7 @@ def no_initial(site):
 
 
 @pytest.mark.parametrize(
-    ("harm", "order", "told"),
+    ("harm", "order", "message"),
     [
         (break_book, {}, "ledger of releases"),
         (zero_book, {}, "a release without noise"),
@@ -204,11 +204,11 @@ def no_initial(site):
         (no_initial, {"state": {}}, "initial.safetensors"),
     ],
 )
-def test_with_broken_files_nothing_leaves(site, harm, order, told):
+def test_with_broken_files_nothing_leaves(site, harm, order, message):
     made = site()
     harm(made)
     assert made.train(train_order(**order)).problem == BLOCKED
-    assert told in made.problem
+    assert message in made.problem
 
 
 def test_a_diverged_site_sends_nothing(site):

@@ -170,11 +170,11 @@ def test_a_reply_of_an_order_that_is_none_of_ours_says_so(site):
     ("code", "given_up"),
     [(ReturnCode.OK, False), (ReturnCode.TASK_UNKNOWN, True), (ReturnCode.COMMUNICATION_ERROR, False), (None, False)],
 )
-def test_the_server_is_asked_now_and_then_whether_it_still_waits(monkeypatch, code, given_up):
-    asked = []
+def test_the_executor_asks_the_server_at_intervals_whether_it_still_waits(monkeypatch, code, given_up):
+    requests = []
 
     def send_aux_request(targets, request, **_):
-        asked.append(request.get_header(ReservedKey.TASK_ID))
+        requests.append(request.get_header(ReservedKey.TASK_ID))
         return {targets[0]: make_reply(code)} if code else {}
 
     context = FLContext()
@@ -187,7 +187,7 @@ def test_the_server_is_asked_now_and_then_whether_it_still_waits(monkeypatch, co
     monkeypatch.setattr(task_check.time, "monotonic", lambda: next(clock))
     check = task_check.TaskCheck(context, Signal())
     assert [check(), check(), check()] == [False, given_up, given_up]
-    assert asked == ["task 7"]
+    assert requests == ["task 7"]
 
 
 def test_another_component_of_a_job_cannot_make_it_train(site):

@@ -42,18 +42,18 @@ def test_an_ordinary_job_passes_unchanged(tmp_path):
     assert (reply.samples, reply.scores, reply.seconds) == (5, [0.1, 0.2], 1.0)
 
 
-def test_the_first_adapter_leaves_only_where_the_server_asked_for_it(tmp_path):
-    asked = Site(tmp_path / "a").message("hello", Hello(version="1", initial=True), introduction())
-    assert sorted(asked.state) == sorted(KEYS)
+def test_the_first_adapter_leaves_only_where_the_server_requested_it(tmp_path):
+    sent = Site(tmp_path / "a").message("hello", Hello(version="1", initial=True), introduction())
+    assert sorted(sent.state) == sorted(KEYS)
     site = Site(tmp_path / "b")
     assert site.hello().state == {}
-    assert FLModelUtils.from_shareable(site.asked).meta["fedpeft"]["initial"] is True
+    assert FLModelUtils.from_shareable(site.received).meta["fedpeft"]["initial"] is True
 
 
 def test_an_adapter_that_has_trained_does_not_leave_through_the_handshake(site):
     site.train()
-    asked = site.message("hello", Hello(version="1", initial=True), introduction())
-    assert asked.problem == BLOCKED
+    sent = site.message("hello", Hello(version="1", initial=True), introduction())
+    assert sent.problem == BLOCKED
     assert "this site has trained, so it depends" in site.problem
     assert site.message("hello", HELLO, introduction(schema=introduction().schema, state={})).problem != BLOCKED
 
@@ -109,11 +109,11 @@ TRAIN = [
 ]
 
 
-@pytest.mark.parametrize(("what", "changes", "told"), TRAIN, ids=[row[0] for row in TRAIN])
-def test_a_reply_with_something_else_in_it_stays_at_the_site(site, what, changes, told):
+@pytest.mark.parametrize(("what", "changes", "reason"), TRAIN, ids=[row[0] for row in TRAIN])
+def test_a_reply_with_something_else_in_it_stays_at_the_site(site, what, changes, reason):
     reply = site.message("train", train_order(), train_reply(**changes))
     assert reply == dataclasses.replace(train_reply(), **_empty(TrainReply))
-    assert told in site.problem
+    assert reason in site.problem
 
 
 def test_unassigned_layers_stay_at_the_site(site):
@@ -137,11 +137,11 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize(("what", "changes", "told"), SCORES, ids=[row[0] for row in SCORES])
-def test_scores_that_are_none_stay_at_the_site(site, what, changes, told):
+@pytest.mark.parametrize(("what", "changes", "reason"), SCORES, ids=[row[0] for row in SCORES])
+def test_scores_that_are_none_stay_at_the_site(site, what, changes, reason):
     reply = site.score(**changes)
     assert reply == ScoreReply(round=1, **_empty(ScoreReply))
-    assert told in site.problem
+    assert reason in site.problem
 
 
 HELLOS = [
@@ -167,13 +167,13 @@ HELLOS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "changes", "told"), HELLOS, ids=[row[0] for row in HELLOS])
-def test_an_introduction_with_something_else_in_it_stays_at_the_site(tmp_path, what, changes, told):
+@pytest.mark.parametrize(("what", "changes", "reason"), HELLOS, ids=[row[0] for row in HELLOS])
+def test_an_introduction_with_something_else_in_it_stays_at_the_site(tmp_path, what, changes, reason):
     site = Site(tmp_path / "run")
     assert site.message("hello", HELLO, introduction(**changes)) == Introduction(
         version=introduction().version, problem=BLOCKED
     )
-    assert told in site.problem
+    assert reason in site.problem
 
 
 def test_the_baseline_does_not_pass_and_does_not_keep_the_introduction_back(tmp_path):
@@ -196,16 +196,16 @@ def test_a_site_cannot_announce_something_else_later(site, changes):
 
 
 @pytest.mark.parametrize(
-    ("own", "told"), [({}, "head is off"), (None, "takes part in no job"), ({"head": True}, "")], ids=str
+    ("own", "reason"), [({}, "head is off"), (None, "takes part in no job"), ({"head": True}, "")], ids=str
 )
-def test_a_head_leaves_only_where_the_site_allows_it(tmp_path, own, told):
+def test_a_head_leaves_only_where_the_site_allows_it(tmp_path, own, reason):
     site = Site(tmp_path / "run")
     if own is not None:
         (tmp_path / "run" / "local").mkdir()
         write_json(tmp_path / "run" / "local" / "fedpeft.json", own)
     sent = site.message("hello", HELLO, introduction(state={**adapter(), "head.0.weight": torch.ones(3, 2)}))
-    assert (sent.problem == BLOCKED) == bool(told)
-    assert not told or told in site.problem
+    assert (sent.problem == BLOCKED) == bool(reason)
+    assert not reason or reason in site.problem
 
 
 def put(**parts):
@@ -247,12 +247,12 @@ SPOILS = [
 ]
 
 
-@pytest.mark.parametrize(("what", "spoil", "told"), SPOILS, ids=[row[0] for row in SPOILS])
-def test_nothing_but_the_message_travels_with_a_reply(site, what, spoil, told):
+@pytest.mark.parametrize(("what", "spoil", "reason"), SPOILS, ids=[row[0] for row in SPOILS])
+def test_nothing_but_the_message_travels_with_a_reply(site, what, spoil, reason):
     shareable = site.answer("train", train_order(), train_reply(), spoil=spoil)
     assert FLModelUtils.from_shareable(shareable).meta["fedpeft"]["problem"] == BLOCKED
     assert SECRET not in repr(shareable)
-    assert told in site.problem
+    assert reason in site.problem
 
 
 def test_a_problem_passes_and_brings_nothing_along(site):
@@ -298,11 +298,11 @@ CLOSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "settings", "how", "told"), CLOSED, ids=[row[0] for row in CLOSED])
-def test_a_filter_that_is_not_in_order_lets_nothing_out(tmp_path, what, settings, how, told):
+@pytest.mark.parametrize(("what", "settings", "how", "reason"), CLOSED, ids=[row[0] for row in CLOSED])
+def test_a_filter_that_is_not_in_order_lets_nothing_out(tmp_path, what, settings, how, reason):
     site = Site(tmp_path / "run", **settings)
     assert site.message("hello", HELLO, introduction(), **how).problem == BLOCKED
-    assert told in site.problem
+    assert reason in site.problem
 
 
 def test_a_broken_memory_lets_nothing_out(site):
@@ -328,6 +328,6 @@ def _empty(message):
 
 def test_nor_one_that_scoring_has_loaded(site):
     site.message("score", score_order(), score_reply())
-    asked = site.message("hello", Hello(version="1", initial=True), introduction())
-    assert asked.problem == BLOCKED
+    sent = site.message("hello", Hello(version="1", initial=True), introduction())
+    assert sent.problem == BLOCKED
     assert "this site has trained, so it depends" in site.problem

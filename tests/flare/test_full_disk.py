@@ -39,7 +39,7 @@ def test_a_checkpoint_that_cannot_be_written_ends_the_job_in_one_sentence(run, t
 
 
 @pytest.mark.parametrize("file", ["history.json", "manifest.json"])
-def test_the_reason_is_told_where_not_even_the_manifest_can_be_written(run, tmp_path, monkeypatch, file):
+def test_the_reason_is_reported_where_not_even_the_manifest_can_be_written(run, tmp_path, monkeypatch, file):
     original = record_module.write_json
 
     def write(path, value):

@@ -96,11 +96,11 @@ UNABLE = [
 ]
 
 
-@pytest.mark.parametrize(("site", "changes", "told"), UNABLE)
-def test_a_site_that_does_not_fit_does_not_take_part(run, site, changes, told):
+@pytest.mark.parametrize(("site", "changes", "problem"), UNABLE)
+def test_a_site_that_does_not_fit_does_not_take_part(run, site, changes, problem):
     harness, manifest, history = run(lambda name: introduction(name, **(changes if name == site else {})), quorum=2)
     assert manifest["status"] == "completed", manifest.get("reason")
-    assert told in manifest["sites"][site]["problem"]
+    assert problem in manifest["sites"][site]["problem"]
     assert site not in history["rounds"][0]["sites"]
     assert len(harness.saved) == 2
 

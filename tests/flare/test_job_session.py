@@ -126,7 +126,7 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (JobNotFound(), "has no job an-id"),
         (AuthenticationError("no"), "refuses this kit"),
@@ -135,17 +135,17 @@ def test_an_ended_job_says_where_the_rest_is(state, connect):
         (RuntimeError("odd"), "could not answer"),
     ],
 )
-def test_errors_are_told(error, told, connect):
-    with connect(Server(*[error] * job_session.ATTEMPTS)) as session, pytest.raises(FedpeftError, match=told):
+def test_errors_of_the_server_are_refused_with_the_remedy(error, reported, connect):
+    with connect(Server(*[error] * job_session.ATTEMPTS)) as session, pytest.raises(FedpeftError, match=reported):
         session.progress()
 
 
-def test_a_server_that_is_busy_once_is_asked_again(connect):
+def test_a_request_is_repeated_where_the_server_is_busy_once(connect):
     with connect(Server(NoConnection("busy"), "RUNNING")) as session:
         assert session.progress().round == 2
 
 
-def test_a_server_that_is_not_there_is_told(kit, monkeypatch):
+def test_a_server_that_does_not_answer_is_reported(kit, monkeypatch):
     def refuse(*_, **__):
         raise NoConnection("cannot connect")
 
@@ -176,8 +176,8 @@ def test_the_server_tells_its_progress_to_flares_collector(tmp_path, monkeypatch
     server.handle_event("another event", context)
     assert not collector.info
     server.handle_event(InfoCollector.EVENT_TYPE_GET_STATS, context)
-    told = SimpleNamespace(**json.loads(json.dumps(collector.info))["fedpeft"])
-    assert (told.job, told.round, told.rounds, told.state) == ("small", 1, 4, "running")
+    reported = SimpleNamespace(**json.loads(json.dumps(collector.info))["fedpeft"])
+    assert (reported.job, reported.round, reported.rounds, reported.state) == ("small", 1, 4, "running")
 
 
 def test_a_job_whose_server_part_is_over_is_not_called_running(connect):

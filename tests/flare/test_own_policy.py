@@ -49,7 +49,7 @@ def answer(context, task, order, **sections):
 
 
 TRAINING = TrainOrder(lineage="small-1", round=1, base=0, version=0, layers=None, scored=False, state={})
-ASKED = [
+NOT_ALLOWED = [
     ({"data": {"exclude": [SECRET]}}, "setting-not-allowed", "data.exclude"),
     ({"data": {"root": SECRET}}, "setting-not-allowed", "data.root"),
     ({"data": {"site": SECRET}}, "setting-not-allowed", "data.site"),
@@ -69,8 +69,10 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("sections", "code", "setting"), ASKED)
-def test_a_job_that_asks_for_more_is_told_the_setting_and_leaves_nothing(context, tmp_path, sections, code, setting):
+@pytest.mark.parametrize(("sections", "code", "setting"), NOT_ALLOWED)
+def test_a_job_that_requests_more_is_refused_by_the_setting_and_leaves_nothing(
+    context, tmp_path, sections, code, setting
+):
     site = context()
     (tmp_path / "local" / "fedpeft.json").write_text("{}")
     got = from_model(Introduction, answer(site, HELLO, Hello(version="1", lineage="small-1"), **sections))

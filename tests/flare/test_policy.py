@@ -48,7 +48,7 @@ def test_the_command_prints_the_file(capsys):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["noise=2"], "privacy lacks clip"),
         (["clip=1", "nois=2"], "did you mean 'noise'"),
@@ -57,9 +57,9 @@ def test_the_command_prints_the_file(capsys):
         (["clip=nan", "noise=1"], "clip is nan"),
     ],
 )
-def test_the_command_refuses_what_the_filter_would(arguments, told, capsys):
+def test_the_command_refuses_what_the_filter_would(arguments, message, capsys):
     assert main(arguments) == 1
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.fixture

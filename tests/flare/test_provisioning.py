@@ -108,7 +108,7 @@ def test_the_project_may_set_values_of_all_sites_and_of_one(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_policy_of_a_site_that_is_not_there_is_told(tmp_path, capsys):
+def test_a_policy_of_an_unknown_site_is_refused(tmp_path, capsys):
     provision(tmp_path, site_policies={"slak": {}})
     assert "site_policies names 'slak', which is not a client of this project." in capsys.readouterr().err
     assert not (tmp_path / "fedpeft" / "prod_00").exists()
@@ -137,7 +137,7 @@ def test_a_site_starts_a_killed_process_again(kits, name):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"storage": "jobs"}, "storage is 'jobs', it must be an absolute path"),
         ({"storage": "/srv", "max_jobs": 0}, "max_jobs is 0"),
@@ -146,8 +146,8 @@ def test_a_site_starts_a_killed_process_again(kits, name):
         ({"storage": "/srv", "site_policies": {"slake": {"most_rounds": 0}}}, "most_rounds is 0"),
     ],
 )
-def test_a_setting_that_cannot_be_is_told(settings, told):
-    with pytest.raises(FedpeftError, match=re.escape(told)):
+def test_an_impossible_setting_is_refused_with_the_reason(settings, message):
+    with pytest.raises(FedpeftError, match=re.escape(message)):
         PolicyBuilder(**settings)
 
 

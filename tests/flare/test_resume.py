@@ -21,10 +21,10 @@ WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}
 def drawn(site, order, **changes):
     """A reply that depends on the adapter received, so that a wrong start would show."""
     generator = torch.Generator().manual_seed(order.round * 100 + len(site))
-    told = reply(site, order)
+    plain = reply(site, order)
     state = {
         key: tensor * 0 + torch.randn(tensor.shape, generator=generator) + order.state.get(key, torch.zeros(()))
-        for key, tensor in told.state.items()
+        for key, tensor in plain.state.items()
     }
     return reply(site, order, state=state, **changes)
 
@@ -92,16 +92,16 @@ def test_scores_outlive_the_server(run):
 
     with pytest.raises(SystemExit):
         run(scheduled, dies_in(2, train), schedule=WITH_REPLY, rounds=3)
-    asked = []
+    scored = []
 
     def score(site, order):
-        asked.append(site)
+        scored.append(site)
         return scores(site, order)
 
     later = lambda site: introduction(site, schema=LAYERS, budget=1, finished=1)  # noqa: E731
     _, manifest, history = run(later, train, score, schedule=WITH_REPLY, rounds=3, resume_from="latest")
     assert manifest["status"] == "completed", manifest.get("reason")
-    assert asked == []
+    assert scored == []
     assert history["rounds"][1]["schedule"]["scores"]["slake"] == [0.1, 0.2, 0.7]
 
 
@@ -114,7 +114,7 @@ def test_a_site_without_its_state_is_named(run):
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "plain"),
     [
         ({"resume_from": "latest", "rounds": 2}, "training.rounds is 2, it was 4"),
         ({"resume_from": "latest", "method": PIA}, "method.aggregation is 'pia', it was 'fedavg'"),
@@ -122,12 +122,12 @@ def test_a_site_without_its_state_is_named(run):
         ({"resume_from": "../../etc"}, "resume_from is '../../etc', it must be 'latest', the lineage"),
     ],
 )
-def test_what_cannot_be_resumed_is_one_sentence(run, changes, told):
+def test_what_cannot_be_resumed_is_one_sentence(run, changes, plain):
     with pytest.raises(SystemExit):
         run(train=dies_in(3), rounds=4)
     harness, manifest, _ = run(**{"train": drawn, "rounds": 4, **changes})
     assert manifest["status"] == "failed"
-    assert told in manifest["reason"]
+    assert plain in manifest["reason"]
     assert harness.panics
 
 

@@ -85,10 +85,10 @@ LOST = {
 }
 
 
-@pytest.mark.parametrize(("deed", "reason"), LOST.values(), ids=LOST)
-def test_without_one_member_the_round_is_lost_by_name_and_earlier_ones_stay(run, consortium, deed, reason):
+@pytest.mark.parametrize(("fault", "reason"), LOST.values(), ids=LOST)
+def test_without_one_member_the_round_is_lost_by_name_and_earlier_ones_stay(run, consortium, fault, reason):
     def train(site, order):
-        return (deed if (site, order.round) == ("chest", 2) else consortium.train)(site, order)
+        return (fault if (site, order.round) == ("chest", 2) else consortium.train)(site, order)
 
     harness, manifest, history = run(consortium.introduce, train, method=METHOD)
     assert manifest["status"] == "failed"

@@ -175,6 +175,6 @@ def test_bad_settings_are_refused(settings, sentence):
         MemorySettings(**settings)
 
 
-def test_an_unknown_device_has_to_be_told(case):
+def test_the_memory_of_an_unknown_device_must_be_given(case):
     with pytest.raises(FedpeftError, match="device meta is not known: set available_mib"):
         available_memory(torch.device("meta"))

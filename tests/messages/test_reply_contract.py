@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A reply is usable only as it was announced and asked for; a refusal names the site."""
+"""A reply is usable only as it was announced and requested; a refusal names the site."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ def changed(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"state": {}}, "lacks layer.0.output.down.bias, layer.0.output.down.weight"),
         ({"state": changed("head.weight", torch.ones(1))}, "unannounced keys head.weight"),
@@ -55,8 +55,8 @@ def changed(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         ({"seconds": float("inf")}, "reports inf seconds"),
     ],
 )
-def test_a_bad_reply_is_refused_by_name(changes, told):
-    with pytest.raises(FedpeftError, match=told) as refused:
+def test_a_bad_reply_is_refused_by_name(changes, message):
+    with pytest.raises(FedpeftError, match=message) as refused:
         check_train_reply(reply(**changes), **EXPECTED)
     assert "slake" in str(refused.value)
 

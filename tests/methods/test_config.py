@@ -98,7 +98,7 @@ def test_settings_that_do_not_fit_the_backbone(name, settings, hidden_size, mess
         adapters.schema(adapters.config(name, **settings), "vilt", 2, hidden_size)
 
 
-def test_an_unknown_family_is_told_what_to_do():
+def test_an_unknown_family_is_refused_with_what_to_set():
     unknown = r"'bart' are not known \(known: .*bert, .*\).*'{}': 'path.*', '{}': 'path"
     for family, message in (("bart", unknown), (None, "give the model family")):
         for name, roles in (("houlsby", ("attention", "output")), ("lora", ("query", "value"))):

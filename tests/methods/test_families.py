@@ -139,7 +139,7 @@ def test_lora_templates_survive_saving(tmp_path):
     ("name", "roles"),
     [("houlsby", ("attention", "output")), ("lora", ("query", "value")), ("ia3", ("key", "value", "second_linear"))],
 )
-def test_an_unknown_family_is_told_every_role(name, roles):
+def test_an_unknown_family_is_refused_with_every_role(name, roles):
     model = hf.MambaModel(hf.MambaConfig(vocab_size=50, hidden_size=32, num_hidden_layers=2))
     paths = ", ".join(rf"'{role}': 'path\.\{{layer\}}\.to\.{role}'" for role in roles)
     message = rf"'mamba' are not known .* layers \(2 of MambaBlock\).*target_modules=\{{{paths}\}}"

@@ -58,7 +58,7 @@ def test_a_release_without_noise_has_no_epsilon(noise):
         epsilon(noise, DELTA)
 
 
-def test_a_missing_accountant_is_told_with_its_remedy(monkeypatch):
+def test_a_missing_accountant_is_refused_with_the_remedy(monkeypatch):
     original = builtins.__import__
 
     def without(name, *rest):

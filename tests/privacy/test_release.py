@@ -68,7 +68,7 @@ def test_a_small_update_is_not_touched():
     assert all(torch.equal(update[k], sent[k].double() - reference[k].double()) for k in KEYS)
 
 
-def test_noise_is_gaussian_and_of_the_asked_deviation():
+def test_noise_is_gaussian_and_of_the_requested_deviation():
     draws = gaussian((200, 500), 3.0, seeded())
     assert draws.shape == (200, 500)
     assert kstest(draws.reshape(-1).numpy() / 3.0, "norm").pvalue > 0.01
@@ -123,7 +123,7 @@ def test_scores_are_noised_and_not_negative():
 
 
 @pytest.mark.parametrize(
-    ("act", "told"),
+    ("act", "message"),
     [
         (lambda: clipped_update({KEYS[0]: torch.tensor([float("nan")])}, None, 1.0), "NaN or infinity"),
         (lambda: clipped_update({KEYS[0]: torch.tensor([float("inf")])}, None, 1.0), "NaN or infinity"),
@@ -138,13 +138,13 @@ def test_scores_are_noised_and_not_negative():
         ),
     ],
 )
-def test_what_cannot_be_protected_is_refused(act, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_what_cannot_be_protected_is_refused(act, message):
+    with pytest.raises(FedpeftError, match=message):
         act()
 
 
 @pytest.mark.parametrize(
-    ("changes", "told"),
+    ("changes", "message"),
     [
         ({"clip": 0}, "clip is 0, it must be above 0"),
         ({"clip": float("nan")}, "clip is nan"),
@@ -161,6 +161,6 @@ def test_what_cannot_be_protected_is_refused(act, told):
         ({"metrics": "noise"}, "metrics is 'noise', allowed are withhold, pass"),
     ],
 )
-def test_settings_that_protect_nothing_are_refused(changes, told):
-    with pytest.raises(FedpeftError, match=told):
+def test_settings_that_protect_nothing_are_refused(changes, message):
+    with pytest.raises(FedpeftError, match=message):
         chosen(**changes)

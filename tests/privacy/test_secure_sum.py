@@ -177,28 +177,28 @@ def test_the_private_key_is_for_the_sites_user_alone(tmp_path):
     assert (tmp_path / "paris" / secure_sum.FILE).stat().st_mode & 0o077 == 0
 
 
-def replaced(chosen, kits, deed):
+def replaced(chosen, kits, kind):
     """What a server passes on in place of the key of paris."""
     own = chosen.offered["paris"]
-    if deed == "unsigned":
+    if kind == "unsigned":
         return {**own, "signature": [], "certificate": []}
-    if deed == "of the server's own making":
+    if kind == "of the server's own making":
         return {**own, "public": Round(chosen.folder / "x", None).offered["paris"]["public"]}
-    if deed == "of another authority":
+    if kind == "of another authority":
         return secure_sum.offer(chosen.folder / "x", kits.foreign, job=JOB, round=1, site="paris")
-    if deed == "of a person":
+    if kind == "of a person":
         return secure_sum.offer(chosen.folder / "x", kits.lead, job=JOB, round=1, site="paris")
-    if deed == "of another site":
+    if kind == "of another site":
         return secure_sum.offer(chosen.folder / "x", kits.rome, job=JOB, round=1, site="paris")
-    if deed == "of another round":
+    if kind == "of another round":
         return chosen.offer("paris", round=2)
-    if deed == "of another job":
+    if kind == "of another job":
         return chosen.offer("paris", job="small-0")
-    assert deed == "malformed"
+    assert kind == "malformed"
     return {**own, "public": [own["public"][0][:-2]]}
 
 
-DEEDS = {
+REPLACED = {
     "unsigned": "certificate of site paris was not issued by this consortium's authority",
     "of the server's own making": "key of site paris is not signed by it for round 1 of this job",
     "of another authority": "certificate of site paris was not issued by this consortium's authority",
@@ -210,10 +210,10 @@ DEEDS = {
 }
 
 
-@pytest.mark.parametrize(("deed", "reason"), DEEDS.items(), ids=DEEDS)
-def test_a_key_that_is_not_the_sites_own_is_refused(tmp_path, kits, deed, reason):
+@pytest.mark.parametrize(("kind", "reason"), REPLACED.items(), ids=REPLACED)
+def test_a_key_that_is_not_the_sites_own_is_refused(tmp_path, kits, kind, reason):
     chosen = Round(tmp_path, kits)
-    chosen.offered["paris"] = replaced(chosen, kits, deed)
+    chosen.offered["paris"] = replaced(chosen, kits, kind)
     with pytest.raises(FedpeftError, match=reason):
         chosen.send("berlin", adapter(0))
 

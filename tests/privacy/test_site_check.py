@@ -203,16 +203,16 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("what", "asked", "own", "setting"), REFUSED, ids=[row[0][:60] for row in REFUSED])
-def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, own, setting):
+@pytest.mark.parametrize(("what", "requested", "own", "setting"), REFUSED, ids=[row[0][:60] for row in REFUSED])
+def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, requested, own, setting):
     with pytest.raises(FedpeftError) as refused:
-        admitted(SitePolicy(**own), job(**asked))
+        admitted(SitePolicy(**own), job(**requested))
     assert refused.value.setting.startswith(setting)
     assert refused.value.code == "setting-not-allowed"
 
 
 @pytest.mark.parametrize(
-    ("asked", "own"),
+    ("requested", "own"),
     [
         ({"backbone": {"source": usual_source("tiny-vilt")}}, {}),
         ({"backbone": {"source": "/srv/vilt"}}, {"sources": ("/srv/vilt",)}),
@@ -235,8 +235,8 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, asked, 
         ({"method": adapter("houlsby", target_modules={"output": "encoder.layer.{layer}.output"})}, {}),
     ],
 )
-def test_what_the_file_allows_is_not_refused(asked, own):
-    assert not list(refusals(SitePolicy(**own), job(**asked)))
+def test_what_the_file_allows_is_not_refused(requested, own):
+    assert not list(refusals(SitePolicy(**own), job(**requested)))
 
 
 HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere

@@ -16,7 +16,7 @@ from fedpeft.report.palette import LIGHT
 PIXELS = np.zeros((2, 2, 3), np.uint8)
 
 
-def asked(site, answers):
+def answered(site, answers):
     examples = tuple(Example(PIXELS, "what?", a, closed=False, image_id=f"{n}") for n, a in enumerate(answers))
     return SiteData(site, examples[:-1], (), examples[-1:], "a test")
 
@@ -27,7 +27,7 @@ def labelled(site, labels):
 
 
 SITES = [
-    asked("north", ["yes", "yes", "no", "left"]),
+    answered("north", ["yes", "yes", "no", "left"]),
     labelled("south", [("mass",), (), ("effusion", "mass"), ("mass",), ()]),
 ]
 
@@ -74,7 +74,7 @@ def test_procedural_data_are_called_so():
 @pytest.mark.slow
 def test_of_many_answers_the_rest_is_one_row_and_of_many_sites_no_count_is_written():
     answers = [f"answer {number}" for number in range(100) for _ in range(100 - number)]
-    figure = drawn([asked(f"site-{number}", answers) for number in range(40)])
+    figure = drawn([answered(f"site-{number}", answers) for number in range(40)])
     rows, _, _ = texts(figure)
     assert len(rows) == MOST_LABELS
     assert rows[-1] == f"{100 - MOST_LABELS + 1} others"

@@ -44,7 +44,7 @@ def test_a_file_where_the_folder_should_be(tmp_path):
         render(tmp_path, tmp_path / "out")
 
 
-def test_show_prints_the_metrics_that_are_asked_for(tmp_path):
+def test_show_prints_the_metrics_that_are_named(tmp_path):
     write(tmp_path, record())
     for metrics, count in (((), 0), (("overall",), 1), (("overall", "open", "closed"), 3)):
         console = Console(file=io.StringIO(), width=120)

@@ -145,7 +145,7 @@ def test_the_mean_is_over_the_sites_that_have_a_figure():
             assert mean.complete == (len(values) == 9 - (metric == "open"))
 
 
-def test_rejections_are_told_once_for_each_reason():
+def test_rejections_are_listed_once_for_each_reason():
     printed = terminal(gaps())
     assert printed.count("layer.3.output.up.weight holds NaN") == 1
     assert "ct, rounds 5, 9: reply rejected" in printed

@@ -69,10 +69,10 @@ OTHERS = {
 
 @pytest.mark.parametrize("other", OTHERS)
 def test_what_does_not_fit_takes_no_part_and_the_reason_is_said(other):
-    changes, told = OTHERS[other]
+    changes, message = OTHERS[other]
     able, problems = agreed(a=introduction(4), b=introduction(2), x=introduction(2, **changes))
     assert list(able) == ["a", "b"]
-    assert re.search(told, problems["x"]), problems["x"]
+    assert re.search(message, problems["x"]), problems["x"]
 
 
 def test_unequal_widths_and_depths_go_together():

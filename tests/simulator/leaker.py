@@ -11,12 +11,12 @@ class Leaker(SiteExecutor):
 
     def __init__(self, culprit: str, round: int, secret: str, **settings) -> None:
         super().__init__(**settings)
-        self._deed = culprit, round, secret
+        self._leak = culprit, round, secret
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         """Answer as it should, and add something."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        culprit, round, secret = self._deed
+        culprit, round, secret = self._leak
         fields = reply["DXO"]["meta"]["fedpeft"]
         task = fl_ctx.get_prop(FLContextKey.TASK_NAME)
         if fl_ctx.get_identity_name() == culprit and task == "train" and fields["round"] == round:

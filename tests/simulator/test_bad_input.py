@@ -10,7 +10,7 @@ pytestmark = pytest.mark.simulator
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["jobs/nothing"], "jobs/nothing is not a FLARE job folder"),
         (["jobs/fedpia_task1", "-t", "9"], "-t 9 is more than the 5 sites"),
@@ -18,10 +18,10 @@ pytestmark = pytest.mark.simulator
         (["jobs/fedpia_task1", "--set", "method.name=houlsbi"], "houlsbi"),
     ],
 )
-def test_arguments_are_checked_before_anything_starts(arguments, told, tmp_path, capsys, monkeypatch, request):
+def test_arguments_are_checked_before_anything_starts(arguments, message, tmp_path, capsys, monkeypatch, request):
     monkeypatch.chdir(request.config.rootpath)
     assert main(["simulate", *arguments, "-w", str(tmp_path)]) == 1
-    assert told in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_a_site_without_data_is_named_with_the_remedy(tmp_path, sections):

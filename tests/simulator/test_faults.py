@@ -35,11 +35,11 @@ def history(run):
 @pytest.fixture(scope="module")
 def faulty(tmp_path_factory, sections):
     """A job with a fault in every second round, and with the quorum all the same."""
-    deeds = {number: deed for number, (deed, _) in FAULTS.items()}
+    faults = {number: fault for number, (fault, _) in FAULTS.items()}
     rounds = f"training.rounds={max(FAULTS) + 1}"
     # where slake was alone it may have gone further than the next round's median allows, which is not the subject here
     chosen = "federation.quorum=1", "method.robust.update_factor=0", rounds
-    run = sabotage(tmp_path_factory.mktemp("faulty"), sections, deeds, *chosen)
+    run = sabotage(tmp_path_factory.mktemp("faulty"), sections, faults, *chosen)
     assert run.code == 0, run.text
     return run
 

@@ -42,7 +42,7 @@ def test_a_leak_below_the_quorum_ends_the_job_by_name(filtered):
     assert SECRET.encode() not in run.frames
 
 
-def test_only_noised_adapters_leave_and_epsilon_is_told(filtered):
+def test_only_noised_adapters_leave_and_epsilon_is_reported(filtered):
     privacy = PrivacySettings(clip=1.0, noise=2.0, score_clip=1.0, score_noise=2.0)
     run = filtered(default_scope(privacy), "method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=1")
     assert run.code == 0, run.text

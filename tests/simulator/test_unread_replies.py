@@ -10,25 +10,25 @@ pytestmark = pytest.mark.simulator
 SERVER_MB = 800  # 520 in this job; 1050 and 1210 where the giant of 256 MB is read
 TOO_LARGE = "site vqa-rad sent more than"
 # the giants last: under load, one of them was once named as the reason why a later round lacked a reply
-DEEDS = {2: ("hang", "sent no usable reply in round 2"), 4: ("giant", TOO_LARGE), 6: ("giant text", TOO_LARGE)}
+FAULTS = {2: ("hang", "sent no usable reply in round 2"), 4: ("giant", TOO_LARGE), 6: ("giant text", TOO_LARGE)}
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, sections):
-    """A job of seven rounds with a deed in every second one."""
-    deeds = {number: deed for number, (deed, _) in DEEDS.items()}
+    """A job of seven rounds with a fault in every second one."""
+    faults = {number: fault for number, (fault, _) in FAULTS.items()}
     folder = tmp_path_factory.mktemp("silent")
     chosen = "federation.quorum=1", "federation.grace=20", "method.robust.update_factor=0", "training.rounds=7"
-    done = sabotage(folder, sections, deeds, *chosen)
+    done = sabotage(folder, sections, faults, *chosen)
     assert done.code == 0, done.text
     done.manifest = json.loads((done.results / "manifest.json").read_text())
     done.rounds = json.loads((done.results / "history.json").read_text())["rounds"]
     return done
 
 
-@pytest.mark.parametrize("number", DEEDS, ids=lambda number: DEEDS[number][0])
+@pytest.mark.parametrize("number", FAULTS, ids=lambda number: FAULTS[number][0])
 def test_it_costs_that_site_the_round_and_nothing_else(run, number):
-    _, reason = DEEDS[number]
+    _, reason = FAULTS[number]
     (fault,) = (fault for fault in run.manifest["faults"] if fault["round"] == number)
     assert fault["site"] == "vqa-rad"
     assert reason in fault["what"]
@@ -38,7 +38,7 @@ def test_it_costs_that_site_the_round_and_nothing_else(run, number):
 
 def test_nothing_else_went_wrong(run):
     assert len(run.rounds) == 7
-    assert len(run.manifest["faults"]) == len(DEEDS)
+    assert len(run.manifest["faults"]) == len(FAULTS)
 
 
 def test_what_goes_beyond_what_was_announced_is_not_read(run):

@@ -83,13 +83,13 @@ class Site:
         self.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, task, order, reply, *, spoil=lambda shareable: shareable, forget=False):
-        """Run one task: what the executor was asked, and the shareable that leaves."""
+        """Run one task: what the executor received, and the shareable that leaves."""
         context = self._context(task)
         before, after = RememberOrder(**self.remember), AdapterOnly(**self.settings)
         for one in (before, after):
             one.set_prop(FilterContextKey.SOURCE, self.source)
         sent = FLModelUtils.to_shareable(to_model(order, round=getattr(order, "round", 0)))
-        self.asked = sent if forget else before.process(sent, context)
+        self.received = sent if forget else before.process(sent, context)
         back = FLModelUtils.to_shareable(to_model(reply, round=getattr(reply, "round", 0)))
         return after.process(spoil(back) or back, context)
 
@@ -111,7 +111,7 @@ class Site:
 
     @property
     def problem(self):
-        """What the site was told."""
+        """The reason in the site's own file."""
         import json
 
         return json.loads((self.folder / "fedpeft" / "problem.json").read_text())["problem"]

@@ -115,8 +115,8 @@ class Harness(FederationController):
         if task == HELLO:
             self.hello = from_model(Hello, order)
             answer = self.introduce(site)
-            asked_later = first_adapter.is_needed(self._method, self._schedule) and not self.hello.initial
-            return replace(answer, state={}) if asked_later and isinstance(answer, Introduction) else answer
+            requested_later = first_adapter.is_needed(self._method, self._schedule) and not self.hello.initial
+            return replace(answer, state={}) if requested_later and isinstance(answer, Introduction) else answer
         if task == SCORE:
             return self.score(site, from_model(ScoreOrder, order))
         return self.train(site, from_model(TrainOrder, order))

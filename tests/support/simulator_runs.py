@@ -86,10 +86,10 @@ def workspace_for_tests(folder):
     return folder
 
 
-def sabotage(folder, sections, deeds, *overrides):
-    """Run a job of two sites in which vqa-rad does deeds in some rounds; `peak` is the server's memory."""
-    two = sections("federation.sites=[slake, vqa-rad]", f"training.rounds={max(2, *deeds)}", *overrides)
-    saboteur = {"deeds": {str(number): deed for number, deed in deeds.items()}, "culprit": "vqa-rad"}
+def sabotage(folder, sections, faults, *overrides):
+    """Run a job of two sites in which vqa-rad has a fault in some rounds; `peak` is the server's memory."""
+    two = sections("federation.sites=[slake, vqa-rad]", f"training.rounds={max(2, *faults)}", *overrides)
+    saboteur = {"faults": {str(number): fault for number, fault in faults.items()}, "culprit": "vqa-rad"}
     job = write(folder / "job", two, saboteur=saboteur, peak=folder / "peak")
     done = simulate(job, workspace_for_tests(folder / "ws"), threads=2)
     done.peak = folder / "peak"

@@ -33,7 +33,7 @@ def hang(connection):
     threading.Event().wait()
 
 
-def leave_an_heir(connection):
+def leave_a_child(connection):
     """A process of its own, such as one that decodes images, holds the pipe open for longer than it lives."""
     if os.fork() == 0:
         connection.poll(None)
@@ -51,7 +51,7 @@ def stumble(connection):
     sys.exit(0)
 
 
-DEEDS = {f.__name__: f for f in (die, leave, babble, stop_halfway, hang, leave_an_heir, complain, stumble)}
+ACTIONS = {f.__name__: f for f in (die, leave, babble, stop_halfway, hang, leave_a_child, complain, stumble)}
 
 
 def main():
@@ -65,7 +65,7 @@ def main():
         begun = Path(request["folder"]) / "begun"
         begun.write_text(begun.read_text() + "x" if begun.exists() else "x")
         if len(begun.read_text()) <= request["times"]:
-            DEEDS[request["do"]](connection)
+            ACTIONS[request["do"]](connection)
         else:
             send(connection, {"values": {"pid": os.getpid(), "opened": opened, "number": request.get("number")}}, state)
 

@@ -40,7 +40,7 @@ def modules(tmp_path, monkeypatch):
     """Modules of the tests, which every Python finds."""
     folder = tmp_path / "modules"
     folder.mkdir()
-    for name, code in {"telling": MODULE, "waiting": WAITING}.items():
+    for name, code in {"sending": MODULE, "waiting": WAITING}.items():
         (folder / f"{name}.py").write_text(code)
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH")))))
 
@@ -61,7 +61,7 @@ def test_what_is_forked_sees_what_a_fresh_python_would(fork_server_name, modules
     for name in ("", fork_server_name):
         monkeypatch.setenv(ADDRESS, name)
         read, write = os.pipe()
-        states.append(state_of(start_python("telling", write), read, write))
+        states.append(state_of(start_python("sending", write), read, write))
     for state in states:
         assert len(state.pop("open")) == 1
         variables = state.pop("environment")
@@ -75,8 +75,8 @@ def test_a_forked_process_holds_nothing_of_another(fork_server_name, modules, mo
     other = start_python("waiting", write)
     os.read(read, 4)
     assert other.poll() is None
-    told, telling = os.pipe()
-    assert len(state_of(start_python("telling", telling), told, telling)["open"]) == 1
+    receiving, sending = os.pipe()
+    assert len(state_of(start_python("sending", sending), receiving, sending)["open"]) == 1
     other.kill()
     assert other.wait(60) == -9
     os.close(read)
@@ -86,7 +86,7 @@ def test_a_forked_process_holds_nothing_of_another(fork_server_name, modules, mo
 def test_a_server_that_has_gone_is_done_without(modules, monkeypatch):
     monkeypatch.setenv(ADDRESS, "fedpeft-gone")
     read, write = os.pipe()
-    process = start_python("telling", write)
+    process = start_python("sending", write)
     assert isinstance(process, subprocess.Popen)
     state_of(process, read, write)
 
@@ -94,7 +94,7 @@ def test_a_server_that_has_gone_is_done_without(modules, monkeypatch):
 def test_another_user_s_server_gets_nothing(fork_server_name, monkeypatch):
     monkeypatch.setattr(fork_server.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PermissionError):
-        ForkedProcess(fork_server_name, "telling", 0)
+        ForkedProcess(fork_server_name, "sending", 0)
 
 
 def test_a_process_that_has_a_server_starts_no_other(fork_server_name, monkeypatch):

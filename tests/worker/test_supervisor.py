@@ -64,7 +64,7 @@ LOST = {
     "leave": "ended with exit code 3",
     "babble": "sent a header that is not JSON",
     "stop_halfway": "ended with exit code 0",
-    "leave_an_heir": "was killed by signal 9",
+    "leave_a_child": "was killed by signal 9",
 }
 
 
@@ -115,7 +115,7 @@ def test_what_may_end_better_is_tried_again_in_a_new_process(supervisor, tmp_pat
     assert ask(supervisor, tmp_path, "stumble", times=1).values["pid"] != first
 
 
-def test_a_module_that_is_not_there_is_told(tmp_path):
+def test_a_missing_module_is_reported_with_its_exit_code(tmp_path):
     supervisor = WorkerSupervisor({}, module="fedpeft.no_such_module")
     with pytest.raises(RequestFailed) as failed:
         ask(supervisor, tmp_path)

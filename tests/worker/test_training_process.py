@@ -73,7 +73,7 @@ def opening(sections, folder):
     return {"do": OPEN, "sections": sections, "site": "slake", "log": str(folder / "log"), "policy": None}
 
 
-def test_bad_settings_are_told_each_time_and_the_process_goes_on(sections, tmp_path, monkeypatch):
+def test_bad_settings_are_reported_each_time_and_the_process_goes_on(sections, tmp_path, monkeypatch):
     monkeypatch.setattr("fedpeft.worker.training_process._print_to", lambda file: None)
     bad = sections()
     bad["training"]["device"] = "tpu9"
@@ -94,7 +94,7 @@ def test_bad_settings_are_told_each_time_and_the_process_goes_on(sections, tmp_p
         (torch.OutOfMemoryError("CUDA out of memory"), "out-of-memory"),
     ],
 )
-def test_any_other_error_ends_the_process_after_it_was_told(sections, tmp_path, monkeypatch, error, code):
+def test_any_other_error_ends_the_process_after_it_was_reported(sections, tmp_path, monkeypatch, error, code):
     monkeypatch.setattr("fedpeft.worker.training_process._print_to", lambda file: None)
 
     def fail(*_):
@@ -181,7 +181,7 @@ def test_scores_and_introduction_are_the_learners(sections, tmp_path, supervisor
     assert trained.values["scores"] == learner.score_trained(1)
 
 
-def test_data_that_cannot_be_read_are_told_without_their_path(sections, tmp_path, supervisors):
+def test_data_that_cannot_be_read_are_reported_without_their_path(sections, tmp_path, supervisors):
     chosen = sections()
     chosen["data"] = {"dataset": "manifest", "root": str(tmp_path / "private")}
     with pytest.raises(RequestFailed) as failed:
