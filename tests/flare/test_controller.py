@@ -15,6 +15,7 @@ from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import to_model
 from fedpeft.messages.types import METRICS, Introduction, TrainOrder
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.handshake import SLACK
 
 
 @pytest.mark.slow
@@ -100,6 +101,15 @@ def test_declared_widths_may_differ(run):
     method = {"aggregation": "pia", "site_settings": {"chest": {"reduction_factor": 2}}}
     _, manifest, _ = run(lambda s: introduction(s, schema=wide if s == "chest" else SCHEMA), train, method=method)
     assert manifest["status"] == "completed", manifest.get("reason")
+
+
+@pytest.mark.parametrize(("aggregation", "largest"), [("none", SLACK), ("fedavg", 2 * 6 * 9 * 4 * 11 // 10 + SLACK)])
+def test_what_no_site_sends_bounds_no_message(run, monkeypatch, aggregation, largest):
+    limits = []
+    monkeypatch.setattr(module, "limit_messages", limits.append)
+    long = {key: [side * 3 for side in shape] for key, shape in SCHEMA.items()}
+    run(lambda site: introduction(site, schema=long), method={"aggregation": aggregation})
+    assert limits[-1].size == largest
 
 
 def test_a_site_that_never_answers_is_named(run):

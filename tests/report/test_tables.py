@@ -123,6 +123,11 @@ def test_the_warning_stands_at_every_table_exactly_when_the_data_are_procedural(
     assert notes == [PROCEDURAL * procedural] * 10
 
 
+def test_the_name_of_a_job_is_no_formula():
+    rows = csv.DictReader(io.StringIO(tidy_csv(parse(record() | {"job": "=1+1"}, origin="h"))))
+    assert {row["job"] for row in rows} == {"'=1+1"}
+
+
 def test_marks_are_explained_exactly_where_they_stand():
     for table in all_tables(parse(gaps(), origin="h")):
         cells = [cell for row in table.rows for cell in row[1:]]
