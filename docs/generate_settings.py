@@ -18,7 +18,7 @@ import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from fedpeft import adapters, backbones, methods
 from fedpeft.alignment.robust_settings import RobustSettings
@@ -28,16 +28,23 @@ from fedpeft.backbones.slots import SLOTS
 from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.federation import FederationSettings
+from fedpeft.importance.registry import SCORES
 from fedpeft.jobs import FlareSettings
 from fedpeft.messages.types import TASKS
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.catalog import entries
+from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
+from fedpeft.methods.peft_tuner import PeftTuning
+from fedpeft.methods.prompts import PromptTuning
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.slot_tuning import SlotTuning
 from fedpeft.privacy import PrivacySettings
 from fedpeft.privacy.problem_codes import CODES
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.scheduling.solvers import SOLVERS
+from fedpeft.settings import hints_of
 from fedpeft.training_settings import TrainingSettings
 
 PAGES = Path(__file__).parent
@@ -55,7 +62,6 @@ SECTIONS: dict[str, type] = {
     "site": SitePolicy,
 }
 ADAPTERS = tuple(name for name in methods.names() if methods.get(name).peft_tuner)
-BY_ADAPTER = "[by adapter](methods.md#the-four-adapters)"
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
 KINDS = {
     str: "text",
@@ -67,6 +73,23 @@ KINDS = {
     list: "list",
     dict: "mapping",
     Mapping: "mapping",
+    typing.Literal: "text",
+}
+# PEFT's own settings that a site lets a job set
+OF_PEFT = {
+    "r": "rank of the product `B A`; of `vera` that of its frozen matrices; of `hra` the number of reflections; of "
+    "`oft` the number of blocks, 0: it follows from `oft_block_size`.",
+    "lora_alpha": "the product counts `lora_alpha / r` times; not set: 2 r.",
+    "lora_dropout": "share of a layer's inputs that training leaves out.",
+    "layers_to_transform": "transformer layers that get an adapter, counted from 0; not set: all.",
+    "bias": "biases that are trained besides; a site takes only `none`.",
+    "use_rslora": "the product counts `lora_alpha / sqrt(r)` times.",
+    "init_lora_weights": "PEFT's way to draw the first values; a site takes true (B is 0) and false.",
+    "start_std": "standard deviation of the normal distribution of A's first values; not set: uniform, as PEFT has it.",
+    "oft_block_size": "width of a block, which divides that of the layer's input; 0: it follows from `r`.",
+    "d_initial": "first value of the trained vector of `r` numbers.",
+    "projection_prng_key": "seed of the frozen matrices, the same at all sites.",
+    "vera_dropout": "share of a layer's inputs that training leaves out.",
 }
 ENTRY = re.compile(r" {4}(\w+(?:, \w+)*): (.*)")
 BLOCK = re.compile(r"(<!-- table: (\S+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -76,7 +99,10 @@ def tables() -> dict[str, str]:
     """Every table by name: one for each section of a job, `adapters`, `methods`, `orders`, `replies` and others."""
     return {
         **{section: settings_table(cls) for section, cls in SECTIONS.items()},
-        "settings": _method_settings(),
+        "settings": _by_owner("method", {name: method_settings(name) for name in _with_own_settings()}),
+        "composed": _composed(),
+        "solvers": _by_owner("solver", {name: _dataclass_settings(cls) for name, cls in solver_classes().items()}),
+        "scores": _by_owner("score", {name: _dataclass_settings(cls) for name, cls in score_classes().items()}),
         "adapters": _adapters(),
         "roles": _roles(),
         "methods": _methods(),
@@ -142,21 +168,99 @@ def markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _method_settings() -> str:
-    configs = {name: getattr(adapters, f"{name.capitalize()}Config") for name in ADAPTERS}
-    rows = [
-        _adapter_row(name, text, "all four", list(configs.values()))
-        for name, text in argument_texts(BottleneckConfig).items()
+class Setting(NamedTuple):
+    """A setting of a method, solver or score, as a table shows it."""
+
+    name: str
+    kind: str
+    meaning: str
+    default: str
+
+
+def method_settings(name: str) -> list[Setting]:
+    """Return the settings that a method has of its own; none where it takes those of other methods."""
+    method = METHODS.get(name)
+    code = None if method.base else method.tuning()
+    if isinstance(code, PromptTuning):
+        return _dataclass_settings(code.settings_cls)
+    if not isinstance(code, SlotTuning):
+        return []
+    roles = ", ".join(f"`{role}`" for role in getattr(code.config_cls, "roles", None) or _roles_of_peft(code))
+    targets = next(setting for setting in _dataclass_settings(BottleneckConfig) if setting.name == "target_modules")
+    own = [targets._replace(default=roles)]
+    if issubclass(code.config_cls, BottleneckConfig):
+        return own + [setting for setting in _dataclass_settings(code.config_cls) if setting.name != "target_modules"]
+    return own + [_peft_setting(code, setting) for setting in method.limits if setting != "target_modules"]
+
+
+def _roles_of_peft(code: SlotTuning) -> Sequence[str]:
+    return code.roles if isinstance(code, PeftTuning) else sorted(code.config({}).target_modules)
+
+
+def _peft_setting(code: SlotTuning, name: str) -> Setting:
+    default = getattr(code.config({}), name, None)
+    field = dataclasses.field(default=default)
+    hint = float if name in ("lora_alpha", "start_std") else typing.get_type_hints(code.config_cls)[name]
+    return Setting(name, kind_of(hint), OF_PEFT[name], default_of(field))
+
+
+def _dataclass_settings(cls: type) -> list[Setting]:
+    """Return the settings of a dataclass, with what the docstrings of its bases say about those that it inherits."""
+    hints, meanings = typing.get_type_hints(cls), {}
+    for base in reversed(cls.__mro__):
+        meanings |= argument_texts(base) if dataclasses.is_dataclass(base) else {}
+    return [
+        Setting(f.name, kind_of(hints[f.name]), meanings[f.name].replace("``", "`"), default_of(f))
+        for f in dataclasses.fields(cls)
+        if f.name in meanings  # PEFT's configurations have more fields
     ]
-    for owner, cls in configs.items():
-        rows += [_adapter_row(name, text, owner, [cls]) for name, text in argument_texts(cls).items()]
-    return markdown(("setting", "adapter", "kind", "default", "meaning"), rows)
 
 
-def _adapter_row(name: str, text: str, owner: str, configs: Sequence[type]) -> tuple[str, ...]:
-    defaults = {default_of(field) for cls in configs for field in dataclasses.fields(cls) if field.name == name}
-    default = defaults.pop() if len(defaults) == 1 else BY_ADAPTER
-    return f"`{name}`", owner, kind_of(typing.get_type_hints(configs[0])[name]), default, text.replace("``", "`")
+def _with_own_settings() -> list[str]:
+    return [name for name in METHODS.own_names() if method_settings(name)]
+
+
+def solver_classes() -> dict[str, type]:
+    """Return the settings dataclass of each solver."""
+    return {name: hints_of(SOLVERS.get(name))["settings"] for name in SOLVERS.own_names()}
+
+
+def score_classes() -> dict[str, type]:
+    """Return the settings dataclass of each score that has one."""
+    found = {name: hints_of(SCORES.get(name)).get("settings") for name in SCORES.own_names()}
+    return {name: cls for name, cls in found.items() if cls}
+
+
+def _by_owner(kind: str, settings: Mapping[str, Sequence[Setting]]) -> str:
+    """A row for every setting; methods, solvers or scores that share it share the row."""
+    defaults: dict[tuple[str, str, str], dict[str, list[str]]] = {}
+    for owner, own in settings.items():
+        for setting in own:
+            defaults.setdefault(setting[:3], {}).setdefault(setting.default, []).append(f"`{owner}`")
+    rows = []
+    for (name, types_, meaning), owners in defaults.items():
+        everyone = ", ".join(owner for some in owners.values() for owner in some)
+        default = "; ".join(f"{value} ({', '.join(some)})" for value, some in owners.items())
+        rows.append((f"`{name}`", everyone, types_, next(iter(owners)) if len(owners) == 1 else default, meaning))
+    return markdown(("setting", kind, "kind", "default", "meaning"), rows)
+
+
+def _composed() -> str:
+    rows: dict[str, list[str]] = {}
+    for name in METHODS.own_names():
+        if not method_settings(name):
+            rows.setdefault(_settings_from(name), []).append(f"`{name}`")
+    return markdown(("method", "settings"), [(", ".join(names), text) for text, names in rows.items()])
+
+
+def _settings_from(name: str) -> str:
+    method = METHODS.get(name)
+    if method.base:
+        return f"those of `{methods.with_bases(name)[0]}`, under that name"
+    if isinstance(code := method.tuning(), CombinedTuning):
+        parts = [part for part in code.homes if part in method.limits]
+        return " and ".join(f"under `{part}` those of `{part}`" for part in parts)
+    return "none"
 
 
 def _adapters() -> str:

@@ -12,6 +12,7 @@ sys.path.insert(0, str(DOCS))
 import generate_settings as generator  # noqa: E402
 
 from fedpeft.messages.types import METRICS, TASKS, TrainReply  # noqa: E402
+from fedpeft.methods import METHODS  # noqa: E402
 
 PAGES = sorted(DOCS.glob("*.md"))
 
@@ -48,6 +49,19 @@ def test_every_field_of_a_message_is_described(message):
 def test_every_figure_that_leaves_a_site_is_described():
     described = generator.argument_texts(TrainReply)["metrics"]
     assert [name for name in METRICS if f"`{name}`" not in described] == []
+
+
+@pytest.mark.parametrize("classes", [generator.solver_classes, generator.score_classes])
+def test_every_setting_of_a_solver_or_score_is_described(classes):
+    for name, cls in classes().items():
+        described = [setting.name for setting in generator._dataclass_settings(cls)]
+        assert described == [field.name for field in dataclasses.fields(cls)], name
+
+
+def test_a_methods_own_settings_are_those_that_a_site_lets_a_job_set_and_more():
+    for name in METHODS.own_names():
+        own = {setting.name for setting in generator.method_settings(name)}
+        assert not own or own >= set(METHODS.get(name).limits), name
 
 
 def test_a_docstrings_arguments_are_read():

@@ -43,8 +43,10 @@ class DataSettings:
             has to be cut; 0: none.
         test_fraction: share of the images in a test set that has to be cut ("image_disjoint", "paper", a manifest
             without split).
-        train_size, validation_size, test_size: examples per split of a site, procedural data only; None: their own
-            sizes. Images of which several belong to a patient, or that sites share, are split by these shares.
+        train_size: training examples of a site, procedural data only; None: the data set's own number. Where several
+            images belong to a patient, or sites share them, the three sizes are the shares by which they are split.
+        validation_size: validation examples of a site, likewise.
+        test_size: test examples of a site, likewise.
         dialects: phantom and phantom_modalities only: how many of seven pairs of words (left and right, disc and ring,
             ...) mean the opposite at about half of the sites, each pair at other ones; 0: all sites mean the same.
         label_skew: phantom only: how much the sites differ in the types of question that they ask. 0: all ask the nine

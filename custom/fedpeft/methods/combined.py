@@ -50,27 +50,27 @@ class CombinedTuning(Tuning):
     """
 
     def __init__(self, name: str, homes: Mapping[str, str]) -> None:
-        self.name, self._homes = name, homes
+        self.name, self.homes = name, homes
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings of other methods, or that a part refuses."""
         for part in settings:
-            if part not in self._homes:
+            if part not in self.homes:
                 raise FedpeftError(f"{self.name} has no part {part!r}: its settings are those of {self._names}.")
             if not isinstance(settings[part], Mapping):
                 raise FedpeftError(f"the settings of {part} in {self.name} are {settings[part]!r}, not an object.")
-        for part, home in self._homes.items():
+        for part, home in self.homes.items():
             imported(home).check(settings.get(part, {}))
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Prepare every part in turn; see `Tuning.prepare`."""
         self.check(settings)
-        parts = self._homes.items()
+        parts = self.homes.items()
         return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])
 
     @property
     def _names(self) -> str:
-        return " and ".join(self._homes)
+        return " and ".join(self.homes)
 
 
 LORA, ATTENTION = "fedpeft.methods.lora:TUNING", "fedpeft.methods.backbone_part:ATTENTION"

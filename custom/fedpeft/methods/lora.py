@@ -94,7 +94,7 @@ class LoraTuning(SlotTuning):
         for slot, template in templates.items():
             if not any(locate(path, {slot: template}) for path in paths):
                 raise FedpeftError(
-                    f"lora: {slot!r} is {template} in target_modules, which matches no module of "
+                    f"{self.name}: {slot!r} is {template} in target_modules, which matches no module of "
                     f"{type(model).__name__}: name its projections with target_modules={{role: path}}."
                 )
         if not isinstance(targets, str):
@@ -109,12 +109,12 @@ class LoraTuning(SlotTuning):
             return templates
         if not targets or isinstance(targets, str):
             raise FedpeftError(
-                f"lora: target_modules={targets!r} must list roles or modules, for instance ['query', 'value'], or be "
-                "made by fedpeft.adapters.config('lora', target_modules={role: path}): modules of other patterns have "
-                "no keys."
+                f"{self.name}: target_modules={targets!r} must list roles or modules, for instance ['query', 'value'], "
+                f"or be made by fedpeft.adapters.config({self.name!r}, target_modules={{role: path}}): modules of "
+                f"other patterns have no keys."
             )
         if family is None:
-            raise FedpeftError("lora: give the model family (model_type, such as 'vilt').")
+            raise FedpeftError(f"{self.name}: give the model family (model_type, such as 'vilt').")
         if family not in SLOTS:
             return slot_templates(family, sorted(targets))  # which refuses the family and names every role
         templates = {}
@@ -159,8 +159,8 @@ class LoraTuning(SlotTuning):
             located = locate(path, templates)
             if located is None:
                 raise FedpeftError(
-                    f"lora: module {path} has no role in model family {family!r}, so its tensors have no keys: use "
-                    "target_modules={role: path}."
+                    f"{self.name}: module {path} has no role in model family {family!r}, so its tensors have no keys: "
+                    "use target_modules={role: path}."
                 )
             slot, layer, _ = located
             places[place_of(layer, slot)] = {

@@ -150,16 +150,16 @@ class PromptTuning(Tuning):
         std: float | None = None,
         at_once: bool = False,
     ) -> None:
-        self.name, self._settings, self._tower = name, settings, tower
+        self.name, self.settings_cls, self._tower = name, settings, tower
         self._deep, self._std, self._at_once = deep, std, at_once
 
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that are unknown or not allowed."""
-        build(self._settings, settings, section=f"method.settings.{self.name}")
+        build(self.settings_cls, settings, section=f"method.settings.{self.name}")
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
-        chosen = build(self._settings, settings, section=f"method.settings.{self.name}")
+        chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
         layers = transformer_layers(backbone.model, self._tower)
         count, width = len(layers) if self._deep else 1, stream_width(layers)
         tokens = {

@@ -69,7 +69,8 @@ class SitePolicy:
         exclude: ids of images that take part in nothing.
         unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
         splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
-        validation_fraction, test_fraction: as in the section `data`, for data that have no split of their own.
+        validation_fraction: share of the images that become the validation split, where the data have none.
+        test_fraction: share of the images that become the test split, where the data have none.
         seed: of the cuts by `splits` and fractions.
         least_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
             samples reveals each of them.
@@ -84,25 +85,31 @@ class SitePolicy:
         least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
             step before it.
         least_probe_samples: samples whose activations decide the order of neurons.
-        most_rounds, most_local_epochs: how long a job may train here.
+        most_rounds: rounds that a job may have.
+        most_local_epochs: passes over this site's training split in one round.
         most_batch_size: samples per step, of training and of evaluation.
-        most_probe_samples, most_score_samples: samples that a job may look at beside training.
-        most_image_size, most_text_length: pixels and tokens.
-        most_learning_rate, most_weight_decay: larger ones let the last few samples decide what leaves.
+        most_probe_samples: samples whose activations a job may compare neurons by.
+        most_score_samples: samples that a job may score layers on.
+        most_image_size: pixels that a job may set as `backbone.image_size`.
+        most_text_length: tokens that a job may set as `backbone.text_length`.
+        most_learning_rate: a larger one lets the last few samples decide what leaves.
+        most_weight_decay: a larger one lets the last few samples decide what leaves.
         most_samples: samples in each split of data that are drawn by program.
         methods: what a job may choose as `method.name`; `full` sends the whole backbone.
         most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
         most_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
             simulator.
         device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
-        most_threads, most_workers: threads of the training process, processes that decode images.
+        most_threads: torch threads of the training process.
+        most_workers: processes that decode images.
         most_kept_mib: main memory that a job may fill with features, and the same with decoded images.
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         compile: whether a job may have this machine's compiler run (`training.compile`).
         backbones: registered backbones that a job may name.
         sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
-        score_methods, solvers, answering: what a job may name as `schedule.score`, `schedule.solver` and
-            `training.answering`; a plugin has to be listed.
+        score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
+        solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
+        answering: what a job may name as `training.answering`; a plugin has to be listed.
         most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
             differentiates every logit; memory grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
