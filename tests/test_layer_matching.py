@@ -26,7 +26,7 @@ def test_layers_keep_their_order_and_the_ends_meet(deepest):
             assert abs(number / max(1, deepest - 1) - layer / (own - 1)) <= 0.5 / max(1, deepest - 1) + 1e-12
 
 
-def test_examples():
+def test_the_layers_of_shallower_backbones_are_spread_evenly():
     assert matched(6, 12) == (0, 2, 4, 7, 9, 11)
     assert matched(3, 4) == (0, 2, 3)
 

@@ -174,7 +174,7 @@ def test_a_job_goes_before_a_folder_with_its_name(clinics, capsys, monkeypatch):
         (["{clinics}", "north"], "is a folder and no job: leave 'north' out"),
     ],
 )
-def test_what_is_neither_is_one_sentence(arguments, sentence, clinics, capsys):
+def test_names_of_no_job_and_no_site_are_refused_in_one_sentence(arguments, sentence, clinics, capsys):
     assert cli.main(["data", *(part.format(clinics=clinics) for part in arguments)]) == 1
     error = capsys.readouterr().err
     assert sentence in error

@@ -36,7 +36,7 @@ NAN, INFINITY = float("nan"), float("inf")
         ({"b": torch.tensor([1.0, -11.0, 1.0])}, {"bound": 10.0}, "size", "b"),
     ],
 )
-def test_the_first_misfit(change, how, what, key):
+def test_the_first_tensor_that_does_not_fit_is_named_with_the_reason(change, how, what, key):
     misfit = first_misfit({**STATE, **change}, SHAPES, **how)
     assert (misfit and misfit.what, misfit.key if misfit else "") == (what, key)
 

@@ -200,7 +200,7 @@ def test_gpus_may_be_asked_for(files):
     ],
     ids=lambda value: ascii(value)[:20],
 )
-def test_json_is_strict(text, reason):
+def test_json_that_is_not_strict_is_refused(text, reason):
     data = text if isinstance(text, bytes) else text.encode()
     assert refused(lambda: parse(data, "file.json")).reason == reason
 

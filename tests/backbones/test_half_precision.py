@@ -131,6 +131,6 @@ def test_every_method_begins_with_the_same_bits(stored, method, monkeypatch):
 
 
 @pytest.mark.parametrize(("name", "method"), [("llava", "lora"), ("blip2", "houlsby"), ("llava", "attention")])
-def test_models_that_write_too(stored, name, method, monkeypatch):
+def test_models_that_write_are_the_same_whether_read_in_half_precision_or_converted(stored, name, method, monkeypatch):
     ways = [site(name, stored(name), method, monkeypatch, direct=way, answering="generation") for way in (True, False)]
     same(*(dict(way.answering.named_parameters()) for way in ways))

@@ -71,7 +71,7 @@ def test_phantom_questions_have_one_token_a_word(tiny):
     assert all(len(tiny.tokenizer.tokenize(word)) == 1 for word in words)
 
 
-def test_no_word_is_unknown(tiny):
+def test_the_tokenizer_knows_every_word(tiny):
     text = "Is there a Pneumomediastinum (T2-weighted), 12.5 cm? café"
     assert tiny.tokenizer.unk_token not in tiny.tokenizer.tokenize(text)
 

@@ -79,7 +79,7 @@ def test_what_is_in_the_file_is_not_run_again(study, command, started, published
     assert found[0]["rounds"][0] == {"slake": {"overall": 0.5}}
 
 
-def test_methods_chooses_rows(study, command, started, published, capsys):
+def test_the_option_methods_selects_rows_of_the_study(study, command, started, published, capsys):
     command("--seeds", 1, "--methods", "ours", study.RANDOM)
     expected = [run for run in study.runs([1]) if run.method in ("ours", study.RANDOM)]
     assert len(expected) == 6  # two worlds of twelve rounds, two of thirty, the one in the middle; four layers

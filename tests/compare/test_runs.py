@@ -175,7 +175,7 @@ def test_a_schedule_stands_behind_a_plus():
 
 
 @pytest.mark.parametrize("texts", [["nope"], ["fedavg+nope"], ["x:"], ["local", "local"], [": local"]])
-def test_what_is_no_method_is_refused(texts):
+def test_names_of_no_method_are_refused(texts):
     with pytest.raises(FedpeftError, match=r"method|schedule"):
         [sections_of(CONFIGS, "fedpia_task1", one, []) for one in variants(texts)]
 

@@ -79,7 +79,7 @@ def test_the_lead_submits_lists_and_downloads(federation, small_job):
     assert verify(run_folder(federation.kits / LEAD / "transfer" / job))["rounds"] == 2
 
 
-def test_the_lead_aborts(federation, sections, tmp_path):
+def test_the_lead_aborts_and_deletes_a_job(federation, sections, tmp_path):
     write_job(tmp_path / "long", "long", sections(f"federation.sites=[{', '.join(SITES)}]", "training.rounds=500"))
     with console(federation, LEAD) as lead:
         job = submitted(lead.type(f"submit_job {tmp_path / 'long'}"))

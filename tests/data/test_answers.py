@@ -27,7 +27,7 @@ def _example(answer: str, *alternatives: str) -> Example:
         ("CTA -  CT Angiography", "cta - ct angiography"),
     ],
 )
-def test_normal_form(answer, normal):
+def test_an_answer_has_one_normal_form(answer, normal):
     assert normalize(answer) == normal
     assert normalize(normal) == normal
 
@@ -38,7 +38,7 @@ def test_what_is_no_answer_is_refused(answer):
         normalize(answer)
 
 
-def test_open_and_closed():
+def test_questions_are_closed_by_their_type_or_by_yes_and_no():
     assert closed_by_type("CLOSED ")
     assert closed_by_type("closed")
     assert not closed_by_type("OPEN")

@@ -277,7 +277,7 @@ def test_arrays_of_another_form_are_refused(tmp_path, changes):
         load("octmnist", tmp_path)
 
 
-def test_a_file_that_is_none_is_refused(tmp_path):
+def test_a_file_that_is_no_medmnist_is_refused(tmp_path):
     with pytest.raises(DataError, match=r"holds no octmnist.npz, nor one with _64, _128 or _224"):
         load("octmnist", tmp_path)
     (tmp_path / "octmnist.npz").write_bytes(b"PK\x03\x04 not a zip")

@@ -90,7 +90,7 @@ def examples(site):
     return {example.image_id: example for split in site.splits().values() for example in split}
 
 
-def test_the_owners_layout(mimic):
+def test_the_layout_of_the_owners_is_read_and_what_is_left_out_is_counted(mimic):
     site = load(mimic)
     of = examples(site)
     left_out = {

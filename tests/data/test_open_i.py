@@ -65,7 +65,7 @@ def kaggle(tmp_path):
     return tmp_path
 
 
-def test_kaggles_layout(kaggle):
+def test_the_layout_of_kaggle_is_read_and_what_is_left_out_is_counted(kaggle):
     site = load(kaggle)
     assert counted(site) == (
         11,

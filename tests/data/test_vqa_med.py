@@ -36,7 +36,7 @@ def _sizes(site) -> list[int]:
         ("vqa_med_2021", "paper", [16, 0, 4]),
     ],
 )
-def test_sizes(tmp_path, dataset, split, sizes):
+def test_the_splits_have_the_sizes_of_the_layout_and_share_no_image(tmp_path, dataset, split, sizes):
     root = getattr(layouts, dataset)(tmp_path)
     site = _load(root, dataset, split=split, validation_fraction=0)
     assert _sizes(site) == sizes

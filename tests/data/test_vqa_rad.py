@@ -66,7 +66,7 @@ def test_both_layouts_give_the_official_pairs(tmp_path, layout):
     assert "real data" in site.source
 
 
-def test_the_layouts_agree(tmp_path):
+def test_both_layouts_of_vqa_rad_give_the_same_examples(tmp_path):
     one, other = (_load(make(tmp_path / make.__name__), site="abd-a") for make in (_mevf, _official))
     assert (one.splits(), one.source) == (other.splits(), other.source)
     templates = ("a template that the owners do not publish as a pair", 40)

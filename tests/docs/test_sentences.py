@@ -100,105 +100,105 @@ def answered(here, task, order, sections):
 
 
 @case("no such job")
-def _(here):
+def no_such_job(here):
     simulate(here.folder / "nothing", workspace=here.folder, threads=1)
 
 
 @case("more threads than sites")
-def _(here):
+def more_threads_than_sites(here):
     simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder, threads=9)
 
 
 @case("unknown adapter")
-def _(here):
+def unknown_adapter(here):
     composed("method.name=houlsbi")
 
 
 @case("unknown setting")
-def _(here):
+def unknown_setting(here):
     composed("method.nam=houlsby")
 
 
 @case("a value out of range")
-def _(here):
+def a_value_out_of_range(here):
     composed("federation.quorum=6")
 
 
 @case("a checkpoint that is no plain name")
-def _(here):
+def a_checkpoint_that_is_no_plain_name(here):
     composed("resume_from=../../etc")
 
 
 @case("a workspace in use")
-def _(here):
+def a_workspace_in_use(here):
     with held(here.folder / "ws"):
         simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "ws", threads=1)
 
 
 @case("a folder with something of yours in it")
-def _(here):
+def a_folder_with_something_of_yours_in_it(here):
     (here.folder / "ws" / "scans").mkdir(parents=True)
     simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "ws", threads=1)
 
 
 @case("a folder that cannot be made")
-def _(here):
+def a_folder_that_cannot_be_made(here):
     (here.folder / "file").touch()
     simulate(ROOT / "jobs" / "fedpia_task1", workspace=here.folder / "file" / "ws", threads=1)
 
 
 @case("nothing to resume")
-def _(here):
+def nothing_to_resume(here):
     write_job(here.folder / "job", "small", here.sections("resume_from=latest"))
     simulate(here.folder / "job", workspace=here.folder / "ws", threads=1)
 
 
 @case("the job of another lead")
-def _(here):
+def the_job_of_another_lead(here):
     facts = {"job": "small", "lineage": "small-1", "round": 1, "state": {}, "scores": {}, "settings": {}, "history": {}}
     checkpoint.save(here.folder / "small-1", checkpoint.Checkpoint(**facts, submitter="lead@north.org (north)"), keep=1)
     checkpoint.find(here.folder, "small-1", job="small", submitter="lead@south.org (south)")
 
 
 @case("YAML that explodes")
-def _(here):
+def yaml_that_explodes(here):
     composed("data.sites={slake: &a {b: *a}}")
 
 
 @case("a brace in a text")
-def _(here):
+def a_brace_in_a_text(here):
     here.sections('method.name="{$HOME}"')
 
 
 @case("null")
-def _(here):
+def a_setting_of_null(here):
     build(TrainingSettings, {"rounds": None}, section="training")
 
 
 @case("unknown setting of an adapter")
-def _(here):
+def unknown_setting_of_an_adapter(here):
     sections = here.sections("method.settings.houlsby.reduction=3")
     Learner.from_sections(sections, site="slake", folder=here.folder)
 
 
 @case("no data folder, told to the site")
-def _(here):
+def no_data_folder_at_the_site(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     data.load(data.DataSettings(dataset="vqa_rad"))
 
 
 @case("an image is missing, told to the site")
-def _(here):
+def an_image_is_missing_at_the_site(here):
     manifest(here.folder, "none.png,What?,yes,train")
 
 
 @case("an empty split, told to the site")
-def _(here):
+def an_empty_split_at_the_site(here):
     manifest(here.folder, "scan.png,What?,yes,train", "scan.png,Where?,yes,validation")
 
 
 @case("the same three, told to the server")
-def _(here):
+def the_same_three_at_the_server(here):
     here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
     sections = here.sections()
     hello = Hello(version=fedpeft.__version__, lineage="job-1")
@@ -207,13 +207,13 @@ def _(here):
 
 
 @case("no weights for the backbone")
-def _(here):
+def no_weights_for_the_backbone(here):
     sections = here.sections(f"backbone.source={here.folder / 'nowhere'}")
     Learner.from_sections(sections, site="slake", folder=here.folder)
 
 
 @case("weights that are a pickle, told to the site")
-def _(here):
+def weights_that_are_a_pickle_at_the_site(here):
     shutil.copytree(TINY_FOLDER, here.folder / "backbone")
     (here.folder / "backbone" / "model.safetensors").rename(here.folder / "backbone" / "pytorch_model.bin")
     Learner.from_sections(
@@ -222,54 +222,54 @@ def _(here):
 
 
 @case("another version")
-def _(here):
+def another_version(here):
     return agreement(version="0.0.1")
 
 
 @case("another kind of adapter")
-def _(here):
+def another_kind_of_adapter(here):
     return agreement(schema={"layer.0.query.A": [4, 8]})
 
 
 @case("another width, not declared")
-def _(here):
+def another_width_not_declared(here):
     return agreement(schema={"layer.0.output.down.bias": [3]})
 
 
 @case("another number of layers, not declared")
-def _(here):
+def another_number_of_layers_not_declared(here):
     return agreement(schema={f"layer.{layer}.output.down.bias": [2] for layer in range(2)})
 
 
 @case("no answer")
-def _(here):
+def no_answer(here):
     return controller.SILENCE[HELLO].format(site="north", timeout=300)
 
 
 @case("a broken image, told to the site")
-def _(here):
+def a_broken_image_at_the_site(here):
     (here.folder / "broken.jpg").write_bytes(b"\xff\xd8\xff")
     open_image(here.folder / "broken.jpg")
 
 
 @case("the loss diverges")
-def _(here):
+def the_loss_diverges(here):
     sections = here.sections("training.learning_rate=1.0e+30", "training.local_epochs=20")
     Learner.from_sections(sections, site="slake", folder=here.folder).train_round(1, {})
 
 
 @case("NaN or infinity in a reply")
-def _(here):
+def nan_or_infinity_in_a_reply(here):
     reply({"layer.0.output.down.bias": torch.tensor([0.0, float("nan")])})
 
 
 @case("a tensor of another shape")
-def _(here):
+def a_tensor_of_another_shape(here):
     reply({"layer.0.output.down.bias": torch.zeros(3)})
 
 
 @case("a tensor too many")
-def _(here):
+def a_tensor_too_many(here):
     reply({"head.weight": torch.zeros(3)})
 
 
@@ -280,25 +280,25 @@ def trained(here):
 
 
 @case("a site's training process dies, twice")
-def _(here):
+def a_sites_training_process_dies_twice(here):
     here.monkeypatch.setattr(WorkerProcess, "send", lambda process, *_: process.kill())
     trained(here)
 
 
 @case("any other error, twice")
-def _(here):
+def any_other_error_twice(here):
     failure = asdict(Failure.of(RuntimeError("a question")))
     here.monkeypatch.setattr(WorkerProcess, "receive", lambda *_: ({"failure": failure}, {}))
     trained(here)
 
 
 @case("a site's process is gone")
-def _(here):
+def a_sites_process_is_gone(here):
     return controller.SILENCE[TRAIN].format(site="north", timeout=1800, round=2)
 
 
 @case("too few valid replies")
-def _(here):
+def too_few_valid_replies(here):
     controller._enough("round 2", ["slake"], 2, {"north": "the reason."})
 
 

@@ -55,7 +55,7 @@ def text(findings):
         (lambda: versions.tested("a==1.0  # note\n", {"a": "1.1"}), "warn: .*a 1.1 \\(==1.0\\)"),
     ],
 )
-def test_versions(finding, expected):
+def test_python_and_libraries_must_have_the_versions_that_are_required_and_tested(finding, expected):
     assert re.match(expected, text(finding()))
 
 
@@ -86,7 +86,7 @@ LISTED = [*COMPONENTS]
     ],
 )
 @pytest.mark.parametrize("role", ["server", "site", None])
-def test_allow_list(role, local, expected, make_kit, tmp_path):
+def test_the_allow_list_must_have_the_classes_of_the_jobs(role, local, expected, make_kit, tmp_path):
     if role is None:
         (tmp_path / "local").mkdir()
         (tmp_path / "local" / "resources.json").write_text(json.dumps(local))
@@ -120,7 +120,7 @@ STREAMER = {"path": "nvflare.app_common.logging.site_log_streamer.SiteLogStreame
         ({"components": ["text", {}]}, "warn: a job may request this site's log"),
     ],
 )
-def test_log_streaming(local, expected):
+def test_a_site_whose_log_a_job_may_request_is_warned(local, expected):
     assert text(allow_list.streaming(local, Path("resources.json"))).startswith(expected)
 
 
@@ -151,7 +151,7 @@ def scoped(privacy="off", **changes):
         ([], "fail: .*must be a JSON object"),
     ],
 )
-def test_privacy(content, expected, make_kit, monkeypatch):
+def test_the_sites_privacy_file_must_have_the_filters(content, expected, make_kit, monkeypatch):
     monkeypatch.setattr(privacy, "find_spec", lambda name: object())
     folder = make_kit("site")
     if content is not None:
@@ -179,7 +179,7 @@ def test_noise_needs_its_accountant(monkeypatch):
         (2, 9, "fail: client.crt is valid from"),
     ],
 )
-def test_validity_of_certificates(begins, ends, expected, make_kit):
+def test_a_certificate_must_be_valid_now_and_for_some_time(begins, ends, expected, make_kit):
     context = open_context(startup_kit=make_kit("site", begins=begins, ends=ends))
     assert text(clock.check(context)).startswith(expected)
 
@@ -264,7 +264,7 @@ def test_a_relative_data_folder_is_warned_of_where_flare_starts(make_job, make_k
     assert "warn" not in text(data.check(open_context(job, site="slake")))
 
 
-def test_job_settings_and_agreement(make_job, make_kit):
+def test_a_job_must_name_the_site_and_give_server_and_sites_the_same_settings(make_job, make_kit):
     folder = make_job("federation.sites=[vqa-rad]")
     assert text(job.check(open_context(folder))).startswith("pass")
     context = open_context(folder, startup_kit=make_kit("site"))
@@ -313,7 +313,7 @@ def test_leftovers_of_earlier_jobs_are_named(make_kit):
         (("model.safetensors", "tokenizer.json", "vocab.txt"), "fail: .*lacks model.safetensors, tokenizer.json"),
     ],
 )
-def test_backbone_in_a_folder(remove, expected, tmp_path, tiny_source):
+def test_a_backbone_must_have_its_files_in_its_folder(remove, expected, tmp_path, tiny_source):
     for file in Path(tiny_source).iterdir():
         if file.name not in remove:
             (tmp_path / file.name).write_bytes(file.read_bytes())
@@ -399,17 +399,17 @@ SMALL = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cpu", m
         (2 * GB, 1, "fail: .*lower training.batch_size"),
     ],
 )
-def test_memory(free, count, expected):
+def test_a_site_needs_the_main_memory_of_its_footprint(free, count, expected):
     assert re.match(expected, text(memory.main_memory(SMALL, free, count, on_gpu=False)))
 
 
-def test_memory_on_a_gpu():
+def test_a_site_that_trains_on_a_gpu_needs_its_footprint_there():
     assert text(memory.gpu(SMALL, 3 * GB, 1, name="H200")).startswith("fail: memory of H200: a site needs about 3.5 GB")
     shown = text(memory.main_memory(SMALL, 2 * GB, 1, on_gpu=True))
     assert shown.startswith("pass: main memory: a site needs about 1.3 GB")
 
 
-def test_a_containers_limit_counts(tmp_path, monkeypatch):
+def test_the_memory_limit_of_a_container_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "CONTAINER", tmp_path)
     (tmp_path / "memory.max").write_text("3000\n")
     (tmp_path / "memory.current").write_text("1000\n")
@@ -459,7 +459,7 @@ def test_a_device_that_is_not_there_is_reported(make_job):
         context.footprint  # noqa: B018
 
 
-def test_disk(tmp_path, monkeypatch):
+def test_a_folder_that_is_full_or_cannot_be_written_to_is_reported(tmp_path, monkeypatch):
     assert text(disk.writable(tmp_path / "not" / "there", GB)).startswith("pass")
     assert "free some space" in text(disk.writable(tmp_path, 10**18))
     (tmp_path / "file").touch()

@@ -79,7 +79,9 @@ def text(kit):
     ],
 )
 @pytest.mark.parametrize(("serve", "scheme"), [(serving, "grpc"), (speaking_http, "http")])
-def test_reachable(serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch):
+def test_the_server_answers_where_both_certificates_are_valid(
+    serve, scheme, server, client, expected, make_kit, authority, tmp_path, monkeypatch
+):
     monkeypatch.setattr(ports, "SECONDS_TO_LISTEN", 0.5)
     client = dict(client)
     with serve(read_kit(make_kit("server", **server))) as port:
@@ -110,7 +112,7 @@ def test_a_server_that_closes_without_a_word_has_refused(scheme, make_kit, tmp_p
     ("seconds", "expected"),
     [(0.4, "pass: this clock and"), (-59, "pass"), (90, "warn: this clock is 90 s ahead of"), (-90, "warn: .*behind")],
 )
-def test_skew(seconds, expected):
+def test_a_clock_that_differs_from_the_servers_is_reported_with_the_seconds(seconds, expected):
     finding = ports.skew(seconds)
     assert re.match(expected, f"{finding.verdict}: {finding.sentence}")
 

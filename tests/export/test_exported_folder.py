@@ -93,7 +93,7 @@ def test_plain_peft_loads_it(sections, tmp_path, tiny_source):
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels"])
-def test_classes_and_labels(sections, tmp_path, monkeypatch, kind):
+def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(sections, tmp_path, monkeypatch, kind):
     root = table(tmp_path / "data", kind)
     chosen = sections("method.aggregation=fedavg", "training.thresholds=validation")
     chosen = {**chosen, "data": {"dataset": "manifest", "root": str(root)}}

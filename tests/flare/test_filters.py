@@ -58,7 +58,7 @@ def test_an_adapter_that_has_trained_does_not_leave_through_the_handshake(site):
     assert site.message("hello", HELLO, introduction(schema=introduction().schema, state={})).problem != BLOCKED
 
 
-def test_bf16_passes(tmp_path):
+def test_bfloat16_passes_the_filters_unchanged(tmp_path):
     site = Site(tmp_path / "run")
     site.hello(state=adapter(dtype=torch.bfloat16))
     reply = site.train(state=adapter(0.75, torch.bfloat16))
@@ -326,7 +326,7 @@ def _empty(message):
     return empty
 
 
-def test_nor_one_that_scoring_has_loaded(site):
+def test_an_adapter_that_scoring_has_loaded_does_not_leave_through_the_handshake(site):
     site.message("score", score_order(), score_reply())
     sent = site.message("hello", Hello(version="1", initial=True), introduction())
     assert sent.problem == BLOCKED

@@ -73,7 +73,7 @@ def connect(kit, monkeypatch):
         (Server("FINISHED:ABORTED"), {"state": "failed", "ended": True}),
     ],
 )
-def test_progress(server, expected, connect):
+def test_the_progress_of_a_job_is_read_from_the_servers_answers(server, expected, connect):
     with connect(server) as session:
         found = session.progress()
     assert {name: getattr(found, name) for name in expected} == expected

@@ -45,7 +45,7 @@ def test_a_job_with_another_method_gets_that_of_the_recipe():
     assert FedPIARecipe("f3ocus_task1", configs=CONFIGS)._job.sections["schedule"] == {}
 
 
-def test_settings_are_those_of_set(tmp_path):
+def test_a_recipe_takes_settings_in_the_form_of_the_option_set(tmp_path):
     recipe = FedPIARecipe(settings=["training.rounds=2"], configs=CONFIGS)
     assert recipe._job.sections["training"]["rounds"] == 2
     with pytest.raises(FedpeftError, match="is not of the form"):

@@ -154,12 +154,12 @@ def test_a_finished_job_waits_half_a_minute():
         (Engine(started=None), "its own log says why"),
     ],
 )
-def test_what_keeps_a_site_out(engine, message):
+def test_a_site_that_cannot_rejoin_is_reported_with_the_reason(engine, message):
     with engine.new_context() as context, pytest.raises(FedpeftError, match=message):
         start_again(engine, JOB, engine.clients["south"], context)
 
 
-def test_a_job_that_has_ended_takes_nobody():
+def test_no_site_rejoins_a_job_that_has_ended():
     engine = Engine()
     engine.run_processes.clear()
     with engine.new_context() as context, pytest.raises(FedpeftError, match="has ended"):

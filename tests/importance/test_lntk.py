@@ -131,7 +131,7 @@ def test_several_batches_are_one_set_of_samples(target, held_bytes, monkeypatch)
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 40])
-def test_any_number_of_samples(samples):
+def test_scores_are_those_of_the_jacobian_for_any_number_of_samples(samples):
     model, batch = net(), tokens(samples)
     expected = kernel_eigenvalues(jacobian(model_fn(model), layers_of(model), batch))
     found = score(model_fn(model), layers_of(model), [batch], loss, normalize=False)

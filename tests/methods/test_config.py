@@ -8,7 +8,7 @@ from fedpeft import adapters
 from fedpeft.errors import FedpeftError
 
 
-def test_names():
+def test_every_method_of_peft_has_a_configuration_of_its_own_type():
     bottlenecks = ("houlsby", "pfeiffer", "parallel", "compacter")
     assert adapters.names() == (*bottlenecks, "lora", "dora", "layernorm", "ia3", "oft", "hra", "vera")
     for name in (*bottlenecks, "lora", "ia3", "oft", "hra", "vera"):

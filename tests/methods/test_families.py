@@ -94,7 +94,7 @@ def test_lora_finds_query_and_value_by_role(family):
     assert shapes == adapters.schema(config, family, 2, 32) == adapters.schema(adapters.config("lora"), family, 2, 32)
 
 
-def test_lora_on_both_towers():
+def test_lora_trains_both_towers_of_clip():
     model = adapters.attach(build("clip"), adapters.config("lora"))
     roles = {key.split(".")[2] for key in adapters.adapter_state(model)}
     assert roles == {"text_query", "text_value", "vision_query", "vision_value"}

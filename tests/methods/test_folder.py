@@ -132,7 +132,7 @@ def test_a_spoilt_folder_is_named_and_the_model_stays_as_it_was(what, message, a
     assert torch.equal(run(model), before)
 
 
-def test_keys_that_are_none(tmp_path, draw):
+def test_a_state_with_keys_of_no_slot_is_refused(tmp_path, draw):
     config = adapters.config("houlsby")
     for key, message in (
         ("encoder.layer.1.down", "is not an adapter key"),

@@ -41,12 +41,12 @@ def test_own_and_peft_keys_are_inverse(method, wire, peft):
         f"{ROOT}.classifier.weight",
     ],
 )
-def test_peft_keys_of_nobody(peft):
+def test_a_peft_key_outside_the_methods_slots_is_refused(peft):
     with pytest.raises(FedpeftError, match="belongs to no slot of houlsby"):
         own_key(peft, TEMPLATES, methods.get("houlsby").tuning())
 
 
-def test_parse_key():
+def test_a_key_is_parsed_into_layer_slot_and_tensor():
     assert parse_key("layer.12.output.down.weight") == SlotKey(12, "output", "down.weight")
     assert parse_key("shared.rule") is None
     for key in ("layer.x.output.down", "output.down.weight", "layer.1.output", "shared.", "head.weight", ""):
@@ -77,7 +77,7 @@ def test_every_slot_of_the_table_is_found_again(family):
             assert locate(f"no{module_path(template, layer)}", SLOTS[family]) is None
 
 
-def test_roles_of_a_family():
+def test_a_role_that_a_family_does_not_have_is_refused_with_those_it_has():
     assert list(slot_templates("vilt", ["output", "attention"])) == ["output", "attention"]
     with pytest.raises(FedpeftError, match=r"'vilt' has no role 'crossattention' \(it has: attention, output, query"):
         slot_templates("vilt", ["crossattention"])

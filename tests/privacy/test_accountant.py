@@ -40,7 +40,7 @@ def test_it_is_the_best_conversion_over_all_orders(noise):
     assert epsilon(noise, DELTA) == pytest.approx(converted.min(), rel=1e-3)
 
 
-def test_a_known_value():
+def test_epsilon_of_one_release_is_the_published_value():
     assert exact([1.0], DELTA) == pytest.approx(4.3772, abs=1e-4)  # Dong, Roth and Su 2022: mu = 1
     assert epsilon([1.0], DELTA) == pytest.approx(4.7285, abs=1e-3)
 

@@ -15,7 +15,7 @@ def test_folder_and_file_read_the_same(tmp_path):
     assert read(tmp_path) == read(file)
 
 
-def test_everything_is_kept(tmp_path):
+def test_reading_keeps_every_figure_of_the_file(tmp_path):
     made = gaps()
     history = read(write(tmp_path, made))
     assert (history.job, history.method, history.procedural) == (made["job"], made["method"], True)
@@ -118,14 +118,14 @@ def test_a_broken_history_is_refused_in_one_sentence(tmp_path, change, words):
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"job": "a", "rou', b"\xff\xfe{", b"[" * 100_000])
-def test_a_file_that_is_no_history(tmp_path, content):
+def test_a_file_that_is_no_history_is_refused_by_name(tmp_path, content):
     file = tmp_path / "history.json"
     file.write_bytes(content)
     with pytest.raises(HistoryError, match=r"history\.json"):
         read(file)
 
 
-def test_no_file(tmp_path):
+def test_a_missing_history_is_refused_with_what_to_name(tmp_path):
     with pytest.raises(HistoryError, match=r"history\.json does not exist; name a run's folder"):
         read(tmp_path)
 

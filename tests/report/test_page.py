@@ -85,7 +85,7 @@ def test_nothing_is_loaded_and_nothing_runs(made):
     assert policy == ["default-src 'none'; img-src data:; style-src 'unsafe-inline'"]
 
 
-def test_site_names_are_text():
+def test_names_of_sites_are_escaped():
     html = page(parse(record(NASTY, 1), origin="h"), PICTURE)
     assert "<script" not in html
     assert all(name in read(record(NASTY, 1)).text for name in NASTY)

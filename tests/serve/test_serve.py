@@ -53,7 +53,7 @@ def only(workspace):
     return f"/run/{key}"
 
 
-def test_an_empty_workspace(server):
+def test_the_page_of_an_empty_workspace_says_that_there_is_no_run_yet(server):
     status, headers, text = get(server)
     assert status == 200
     assert "No run yet" in text

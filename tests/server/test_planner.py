@@ -39,7 +39,7 @@ def test_each_site_may_train_its_own_best_layers():
         ({"solver": "own", "scoring": "with_reply"}, [3, 0, 0, 0]),
     ],
 )
-def test_who_scores_anew(schedule, due):
+def test_sites_score_in_the_rounds_of_the_schedule(schedule, due):
     plan = planner(**schedule)
     counts = []
     for round in range(1, 5):

@@ -37,7 +37,7 @@ def test_the_names_of_an_installed_plugin_are_known(environment):
     subprocess.run([sys.executable, "-c", PROBE], check=True, env=environment)
 
 
-def test_a_job_of_it_ends_with_its_adapter(environment, tmp_path):
+def test_a_job_of_an_installed_plugin_ends_with_its_adapter(environment, tmp_path):
     shutil.copytree(ROOT / "app_configs", tmp_path / "app_configs")
     (tmp_path / "jobs").mkdir()
     with (tmp_path / "app_configs" / "jobs.yml").open("a") as recipes:

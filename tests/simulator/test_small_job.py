@@ -50,7 +50,7 @@ def test_it_ends_with_table_picture_adapters_and_manifest(five_sites):
     assert "procedural" in five_sites.text
 
 
-def test_it_says_whose_values_hold(five_sites):
+def test_each_site_logs_that_the_simulator_uses_the_jobs_values(five_sites):
     assert five_sites.text.count("the simulator uses the job's values") == 5
 
 

@@ -27,7 +27,7 @@ def run(tmp_path_factory, sections):
 
 
 @pytest.mark.parametrize("number", FAULTS, ids=lambda number: FAULTS[number][0])
-def test_it_costs_that_site_the_round_and_nothing_else(run, number):
+def test_a_reply_that_is_not_read_costs_its_site_the_round_and_nothing_else(run, number):
     _, reason = FAULTS[number]
     (fault,) = (fault for fault in run.manifest["faults"] if fault["round"] == number)
     assert fault["site"] == "vqa-rad"
@@ -36,7 +36,7 @@ def test_it_costs_that_site_the_round_and_nothing_else(run, number):
     assert set(run.rounds[number]["sites"]) == {"slake", "vqa-rad"}
 
 
-def test_nothing_else_went_wrong(run):
+def test_no_other_fault_is_in_the_manifest(run):
     assert len(run.rounds) == 7
     assert len(run.manifest["faults"]) == len(FAULTS)
 

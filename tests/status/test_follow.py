@@ -37,7 +37,7 @@ def shown(progress, *, width=120):
         (Progress(rejected=("[red]head[/], round 1: [bold]late",)), ["rejected: [red]head[/], round 1: [bold]late"]),
     ],
 )
-def test_show(progress, expected):
+def test_the_progress_is_shown_with_its_figures(progress, expected):
     text = shown(progress)
     assert all(part in text for part in expected), text
 
@@ -49,7 +49,7 @@ def test_no_end_is_estimated_without_a_pace():
 @pytest.mark.parametrize(
     ("seconds", "expected"), [(0, "0.0 s"), (8.24, "8.2 s"), (61, "1 min"), (3599, "1 h 00 min"), (14700, "4 h 05 min")]
 )
-def test_duration(seconds, expected):
+def test_a_duration_is_written_in_its_largest_units(seconds, expected):
     assert duration(seconds) == expected
 
 
@@ -77,7 +77,7 @@ def test_one_look_does_not_wait():
     assert follow(lambda: RUNNING, console=Console(file=io.StringIO()), until_end=False) == RUNNING
 
 
-def test_the_command(tmp_path, capsys, monkeypatch):
+def test_the_status_command_prints_a_run_and_ends_with_1_where_it_failed(tmp_path, capsys, monkeypatch):
     (tmp_path / "history.json").write_text(json.dumps({"job": "small", "rounds": []}))
     assert cli.main(["status", str(tmp_path)]) == 0
     assert "small" in capsys.readouterr().out

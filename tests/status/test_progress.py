@@ -50,7 +50,7 @@ def write(folder, *, history=None, manifest=None, at=1000):
         ({"history": {"rounds": [{"round": 1, "sites": {}}]}}, {"round": 1, "rounds": None, "pace": None, "job": ""}),
     ],
 )
-def test_progress(files, expected, tmp_path):
+def test_the_progress_of_a_run_is_read_from_its_files(files, expected, tmp_path):
     progress = read_progress(write(tmp_path, **files), now=1005)
     assert {name: getattr(progress, name) for name in expected} == pytest.approx(expected)
 
