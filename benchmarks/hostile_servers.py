@@ -26,10 +26,11 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.client.accepted import accept
 from fedpeft.client.order_limits import REPEATS, note_order
-from fedpeft.flare.executor import PROBLEM, SiteExecutor
+from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.messages.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
 from fedpeft.privacy.problem_codes import sentence
+from fedpeft.run_names import PROBLEM
 
 SECRET = "/home/lead/patient-7"
 PATTERN = "(.+)+[.]0"

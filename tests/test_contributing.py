@@ -47,7 +47,7 @@ from fedpeft.backbones.images import SquareImages
 from fedpeft.backbones.vilt import build, skeleton
 
 def mine(settings):
-    return build(settings, usual="mine", images=lambda size, patch: SquareImages(size))
+    return build(settings, images=lambda size, patch: SquareImages(size))
 
 MINE = Pretrained(build=mine, usual="mine", skeleton=skeleton)
 """,

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from fedpeft.errors import FedpeftError
-from fedpeft.verify import MANIFEST, verify
+from fedpeft.run_names import MANIFEST
+from fedpeft.verify import verify
 
 
 def written(folder, **changes):

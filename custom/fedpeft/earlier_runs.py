@@ -11,7 +11,8 @@ from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.status.progress import FAILED, HISTORY, MANIFEST
+from fedpeft.run_names import HISTORY, MANIFEST
+from fedpeft.status.progress import FAILED
 from fedpeft.status.runs import SIMULATED
 from fedpeft.workspace_lock import runs_folder
 

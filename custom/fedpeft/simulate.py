@@ -25,12 +25,10 @@ from fedpeft.errors import FedpeftError
 from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job_folder import job_folder
+from fedpeft.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
 from fedpeft.workspace_lock import SERVER, held, kept_folder
 
-RUN = Path("simulate_job") / "fedpeft"
-MANIFEST, HISTORY = "manifest.json", "history.json"
-DATA, STATE = "FEDPEFT_DATA", "FEDPEFT_STATE"
 SECONDS_TO_END = 60
 ROOM = 10**7  # bytes below which a disk counts as full
 
@@ -53,7 +51,7 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
             then in the workspace).
     """
     workspace = workspace.resolve()
-    results = workspace / "server" / RUN
+    results = workspace / "server" / OF_SIMULATOR
     with tempfile.TemporaryDirectory() as scratch:
         folder = job_folder(job, overrides, Path(scratch))
         admit_folder(folder, classes=listed_classes(workspace))
@@ -122,16 +120,16 @@ def _controller_arguments(file: Path) -> Mapping[str, Any]:
 
 def _state(workspace: Path) -> Path:
     """Return the folder for state that outlives a run; FLARE deletes the workspace."""
-    return Path(os.environ.get(STATE) or kept_folder(workspace)).expanduser().resolve()
+    return Path(os.environ.get(STATE_VARIABLE) or kept_folder(workspace)).expanduser().resolve()
 
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:
     logging = workspace / "local" / LOG_CONFIG
     command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-l", str(logging)]
     command += ["-t", str(threads)]
-    environment = {**os.environ, STATE: str(_state(workspace))}
-    if DATA in environment:  # the simulator changes its working directory
-        environment[DATA] = str(Path(environment[DATA]).resolve())
+    environment = {**os.environ, STATE_VARIABLE: str(_state(workspace))}
+    if DATA_VARIABLE in environment:  # the simulator changes its working directory
+        environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
     ended_at = None
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
@@ -152,7 +150,7 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     manifest = _read(results / MANIFEST)
     if manifest.get("status") == "completed":
         return results
-    problems = [_read(workspace / site / RUN / "problem.json") for site in sites]
+    problems = [_read(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
     site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if p]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
     rounds = len(_read(results / HISTORY).get("rounds", []))

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-
-MANIFEST = "manifest.json"
+from fedpeft.run_names import MANIFEST
 
 
 def verify(run: Path) -> dict[str, Any]:

@@ -101,11 +101,6 @@ def build(settings: BackboneSettings) -> Albef:
     return Albef(*load(settings, AlbefModel), settings.text_length)
 
 
-def build_tiny(settings: BackboneSettings) -> Albef:
-    """Load the tiny ALBEF, or another folder."""
-    return build(dataclasses.replace(settings, source=settings.source or str(TINY_ALBEF_FOLDER)))
-
-
 def skeleton(source: str | None = None) -> Albef:
     """Return an ALBEF without weights and tokenizer on torch's meta device.
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, cast
 
@@ -60,11 +59,6 @@ class AlbefDecoder(Albef):
 def build(settings: BackboneSettings) -> AlbefDecoder:
     """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
     return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True), settings.text_length)
-
-
-def build_tiny(settings: BackboneSettings) -> AlbefDecoder:
-    """Load the tiny ALBEF with its decoder, or another folder."""
-    return build(dataclasses.replace(settings, source=settings.source or str(TINY_ALBEF_FOLDER)))
 
 
 def tiny_skeleton(source: str | None = None) -> AlbefDecoder:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedpeft.registry import imported
@@ -71,7 +71,8 @@ class Pretrained:
     """A backbone as it is registered. Functions may be import paths, so that registering imports no torch.
 
     Args:
-        build: from `BackboneSettings` to a `Backbone` with its weights in float32, or an import path.
+        build: from `BackboneSettings`, whose `source` is `usual` where a job names none, to a `Backbone` with its
+            weights in float32, or an import path.
         half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
         skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
@@ -97,13 +98,14 @@ class Pretrained:
     tiny: bool = False
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False) -> Backbone:
-        """Call `build`.
+        """Call `build`, with the default weights where a job names no source.
 
         Args:
             settings: of the job.
             half: read matrices in bfloat16, where `build` can.
         """
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
+        settings = replace(settings, source=settings.source or self.usual)
         return build(settings, half=True) if half and self.half else build(settings)
 
     def without_weights(self, source: str | None = None) -> Backbone:

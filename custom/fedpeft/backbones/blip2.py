@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
 from fedpeft.backbones.features import LAST, pooled
 from fedpeft.backbones.model_inputs import ModelInputs
-from fedpeft.backbones.registry import BACKBONES
 from fedpeft.backbones.transformers_model import TransformersModel, check_features
 from fedpeft.errors import FedpeftError
 
@@ -68,8 +67,7 @@ def build(settings: BackboneSettings, *, half: bool = False) -> Blip2:
     """
     from transformers import Blip2ForConditionalGeneration
 
-    source = settings.source or BACKBONES.get("blip2").usual
-    settings = replace(settings, source=source, prompt=settings.prompt or PROMPT)
+    source, settings = settings.source, replace(settings, prompt=settings.prompt or PROMPT)
     if not settings.prompt.startswith("{image}"):
         raise FedpeftError(
             f"prompt is {settings.prompt!r}, and BLIP-2 reads the image before all text: begin it with '{{image}}'.",

@@ -13,7 +13,6 @@ import torch
 
 from fedpeft.backbones import transformers_model
 from fedpeft.backbones.checkpoint import reading
-from fedpeft.backbones.registry import BACKBONES
 from fedpeft.backbones.transformers_model import TransformersModel
 
 if TYPE_CHECKING:
@@ -32,8 +31,8 @@ def build(settings: BackboneSettings, *, half: bool = False) -> TransformersMode
     Raises:
         FedpeftError: the source is missing, unreachable, damaged or no LLaVA.
     """
-    source, prompt = settings.source or BACKBONES.get("llava").usual, settings.prompt or PROMPT
-    return transformers_model.build(replace(settings, source=source, prompt=prompt), kinds=("llava",), half=half)
+    settings = replace(settings, prompt=settings.prompt or PROMPT)
+    return transformers_model.build(settings, kinds=("llava",), half=half)
 
 
 def skeleton(source: str | None = None) -> TransformersModel:

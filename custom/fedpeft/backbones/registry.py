@@ -34,7 +34,7 @@ BACKBONES.register(
 BACKBONES.register(
     "tiny-vit",
     Pretrained(
-        build="fedpeft.backbones.vit:build_tiny",
+        build="fedpeft.backbones.vit:build",
         skeleton="fedpeft.backbones.vit:tiny_skeleton",
         usual=str(TINY_VIT_FOLDER),
         license="Apache-2.0",
@@ -55,7 +55,7 @@ BACKBONES.register(
 BACKBONES.register(
     "tiny-albef",
     Pretrained(
-        build="fedpeft.backbones.albef:build_tiny",
+        build="fedpeft.backbones.albef:build",
         skeleton="fedpeft.backbones.albef:tiny_skeleton",
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
@@ -66,7 +66,7 @@ BACKBONES.register(
 BACKBONES.register(
     "tiny-albef-decoder",
     Pretrained(
-        build="fedpeft.backbones.albef_decoder:build_tiny",
+        build="fedpeft.backbones.albef_decoder:build",
         skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",

@@ -23,7 +23,7 @@ from fedpeft.backbones.checkpoint import (
     reading,
 )
 from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
-from fedpeft.backbones.registry import BACKBONES, TINY_FOLDER
+from fedpeft.backbones.registry import TINY_FOLDER
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -31,20 +31,17 @@ if TYPE_CHECKING:
 NAME = "ViLT"
 
 
-def build(
-    settings: BackboneSettings, *, usual: str, images: Callable[[int, int], SquareImages | ProportionalImages]
-) -> Vilt:
+def build(settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages]) -> Vilt:
     """Load ViLT and its tokenizer from a folder, the hub, or the package.
 
     Args:
         settings: of the job.
-        usual: source of the weights if the settings name none.
         images: from image size and patch size to the preprocessing of images.
 
     Raises:
         FedpeftError: the source is missing, unreachable, damaged or not a ViLT; the setting does not fit it.
     """
-    source = settings.source or usual
+    source = settings.source
     model, tokenizer = _load(source)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
@@ -55,12 +52,12 @@ def build(
 
 def build_tiny(settings: BackboneSettings) -> Vilt:
     """Load the tiny ViLT, or another one that reads square images."""
-    return build(settings, usual=str(TINY_FOLDER), images=lambda size, patch: SquareImages(size))
+    return build(settings, images=lambda size, patch: SquareImages(size))
 
 
 def build_full(settings: BackboneSettings) -> Vilt:
     """Load ViLT-B/32, or another one that keeps the proportions of images."""
-    return build(settings, usual=BACKBONES.get("vilt").usual, images=ProportionalImages)
+    return build(settings, images=ProportionalImages)
 
 
 def _load(source: str) -> tuple[nn.Module, Any]:

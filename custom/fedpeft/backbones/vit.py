@@ -25,7 +25,7 @@ from fedpeft.backbones.checkpoint import (
     unusable,
 )
 from fedpeft.backbones.images import Images, SquareImages
-from fedpeft.backbones.registry import BACKBONES, TINY_VIT_FOLDER
+from fedpeft.backbones.registry import TINY_VIT_FOLDER
 from fedpeft.backbones.vit_layouts import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
@@ -94,12 +94,12 @@ def build(settings: BackboneSettings) -> Vit:
     Raises:
         FedpeftError: the source is missing, unreachable, damaged or not a ViT; the setting does not fit it.
     """
-    return _built(settings, BACKBONES.get("vit").usual)
-
-
-def build_tiny(settings: BackboneSettings) -> Vit:
-    """Load the tiny ViT, or another source."""
-    return _built(settings, str(TINY_VIT_FOLDER))
+    source = settings.source
+    with reading(source, NAME):
+        model = _load(source)
+    size = settings.image_size or model.config.image_size
+    check_image_size(size, model.config.patch_size, source)
+    return Vit(model, size)
 
 
 def skeleton(source: str | None = None) -> Vit:
@@ -118,15 +118,6 @@ def skeleton(source: str | None = None) -> Vit:
 def tiny_skeleton(source: str | None = None) -> Vit:
     """Return the tiny ViT, or another one, as `skeleton` does."""
     return skeleton(source or str(TINY_VIT_FOLDER))
-
-
-def _built(settings: BackboneSettings, usual: str) -> Vit:
-    source = settings.source or usual
-    with reading(source, NAME):
-        model = _load(source)
-    size = settings.image_size or model.config.image_size
-    check_image_size(size, model.config.patch_size, source)
-    return Vit(model, size)
 
 
 def _config(source: str) -> dict[str, Any]:

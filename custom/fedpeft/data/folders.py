@@ -8,8 +8,8 @@ from pathlib import Path, PurePosixPath
 
 from fedpeft.data.errors import DataError
 from fedpeft.data.settings import DataSettings
+from fedpeft.run_names import DATA_VARIABLE
 
-VARIABLE = "FEDPEFT_DATA"
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
 _DEPTH = 4
 
@@ -29,23 +29,23 @@ def dataset_folder(settings: DataSettings, known_as: tuple[str, ...]) -> Path:
         if not root.is_dir():
             raise DataError(
                 f"The data folder {root} of {settings.dataset!r} does not exist; correct root, or leave it out and set "
-                f"{VARIABLE} to the folder that holds {known_as[0]!r}."
+                f"{DATA_VARIABLE} to the folder that holds {known_as[0]!r}."
             )
         return root
-    base = os.environ.get(VARIABLE, "")
+    base = os.environ.get(DATA_VARIABLE, "")
     if not base:
         raise DataError(
-            f"No data folder for {settings.dataset!r}: set the environment variable {VARIABLE} to the folder that "
+            f"No data folder for {settings.dataset!r}: set the environment variable {DATA_VARIABLE} to the folder that "
             f"holds {known_as[0]!r}, or give root."
         )
     if not Path(base).is_dir():
-        raise DataError(f"{VARIABLE}={base} is not a folder; correct the environment variable.")
+        raise DataError(f"{DATA_VARIABLE}={base} is not a folder; correct the environment variable.")
     for name in known_as:
         folder = Path(base, name)
         if folder.is_dir():
             return folder
     raise DataError(
-        f"{VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
+        f"{DATA_VARIABLE}={base} holds no folder for {settings.dataset!r}: put the unpacked data there as "
         f"{' or '.join(map(repr, known_as))}, or correct the variable."
     )
 

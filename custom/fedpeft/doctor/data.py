@@ -10,7 +10,6 @@ from typing import Any
 
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.data.folders import VARIABLE
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.remarks import remarks, without_variety
 from fedpeft.data.schema import SiteData
@@ -18,6 +17,7 @@ from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.run_names import DATA_VARIABLE
 from fedpeft.site_job import SiteJob
 
 MOST_OPENED = 2000  # images of all sites together, and
@@ -26,10 +26,11 @@ MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft
 
 def check(context: Context) -> Iterator[Finding]:
     """Count the samples of every site and decode its images, of many a part."""
-    folder = os.environ.get(VARIABLE, "")
+    folder = os.environ.get(DATA_VARIABLE, "")
     if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
-            f"{VARIABLE} is {folder!r}, and FLARE runs in another folder: use an absolute path when you start the site."
+            f"{DATA_VARIABLE} is {folder!r}, and FLARE runs in another folder: use an absolute path when you start the "
+            f"site."
         )
     for site in context.sites:
         try:

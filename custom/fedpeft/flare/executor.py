@@ -28,6 +28,7 @@ from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
 from fedpeft.messages.limits import LARGEST_MB, MB, Limit
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.run_names import PROBLEM
 from fedpeft.state_lock import StateLock
 from fedpeft.worker.connection import WORKER, Aborted
 from fedpeft.worker.failure import Failure
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from fedpeft.messages.types import Order
     from fedpeft.site_job import SiteJob
 
-PROBLEM = "problem.json"
 LARGER = "raise most_message_mb in local/fedpeft.json if the server's messages are so large."
 
 

@@ -27,7 +27,6 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
-from fedpeft.flare.executor import PROBLEM
 from fedpeft.flare.messages import FIELDS, from_model, to_model
 from fedpeft.flare.own_policy import policy_of, simulated
 from fedpeft.flare.run_folder import run_folder
@@ -39,6 +38,7 @@ from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.privacy.announced import FOLDER, AnnouncementStore
 from fedpeft.privacy.dp_release import release_reply
 from fedpeft.privacy.reply_policy import BLOCKED, allowed, check_known, has_head, only, permitted
+from fedpeft.run_names import PROBLEM
 from fedpeft.settings import build
 
 OFF = "off"

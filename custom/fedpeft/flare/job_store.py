@@ -16,7 +16,8 @@ from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.progress import GROUP
 from fedpeft.flare.run_folder import NAME
-from fedpeft.status.progress import FAILED, MANIFEST, Progress, read_progress
+from fedpeft.run_names import MANIFEST
+from fedpeft.status.progress import FAILED, Progress, read_progress
 
 LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
 MOST = 20  # rejected replies in the metadata

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.files import replacing
 from fedpeft.flare.run_folder import run_folder
-
-FILE = "global.safetensors"
+from fedpeft.run_names import GLOBAL_ADAPTER
 
 
 class SafetensorsPersistor(LearnablePersistor):
@@ -33,4 +32,4 @@ class SafetensorsPersistor(LearnablePersistor):
     @staticmethod
     def file(fl_ctx: FLContext) -> Path:
         """Path of this run's adapter."""
-        return run_folder(fl_ctx) / FILE
+        return run_folder(fl_ctx) / GLOBAL_ADAPTER

@@ -16,9 +16,9 @@ from nvflare.apis.fl_context import FLContext
 
 from fedpeft.errors import FedpeftError
 from fedpeft.files import drop
+from fedpeft.run_names import STATE_VARIABLE
 from fedpeft.state_lock import is_in_use
 
-VARIABLE = "FEDPEFT_STATE"
 NAME = "fedpeft"
 KEPT = 3
 SECONDS_IN_USE = 24 * 3600  # a lineage with a round in this time may belong to a running job
@@ -44,7 +44,7 @@ def state_folder(fl_ctx: FLContext, lineage: str) -> Path:
 
 def lineages_folder(fl_ctx: FLContext) -> Path:
     """The parent folder of all lineages."""
-    if chosen := os.environ.get(VARIABLE):
+    if chosen := os.environ.get(STATE_VARIABLE):
         return Path(chosen).expanduser() / fl_ctx.get_identity_name()
     return Path(fl_ctx.get_engine().get_workspace().get_root_dir()) / NAME
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.keys import PRIVATE, belongs
+from fedpeft.keys import PRIVATE
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.methods.bottleneck.module import Projection
@@ -94,11 +94,6 @@ class FusedAdapters(Trainable):
         self.load(state)
         self._branches.load(RECEIVED, beside.state)
         self._branches.use(OWN, RECEIVED)
-
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these layers of the own adapter and of the fusion."""
-        for key, parameter in self.parameters().items():
-            parameter.requires_grad_(belongs(key, layers))
 
 
 class FusionTuning(Tuning):

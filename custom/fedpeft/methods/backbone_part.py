@@ -12,7 +12,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import locate
 from fedpeft.backbones.structure import templates_in
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import BACKBONE, belongs
+from fedpeft.keys import BACKBONE
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import no_settings
 
@@ -36,11 +36,6 @@ class BackbonePart(Trainable):
 
     def merge(self) -> None:
         """Do nothing: the trained parameters are the backbone's own."""
-
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these layers; what belongs to no layer trains only with everything."""
-        for key, parameter in self.parameters().items():
-            parameter.requires_grad_(belongs(key, layers))
 
 
 class PartTuning(Tuning):

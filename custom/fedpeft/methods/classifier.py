@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from torch import nn
@@ -22,9 +22,6 @@ class HeadOnly(Trainable):
 
     def merge(self) -> None:
         """Do nothing: the backbone is as it was."""
-
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        """Do nothing: there is nothing to freeze."""
 
 
 class ClassifierTuning(Tuning):

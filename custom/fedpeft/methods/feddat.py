@@ -35,7 +35,7 @@ from torch.nn import functional as F
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import PRIVATE, belongs
+from fedpeft.keys import PRIVATE
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
 from fedpeft.seeds import derive
@@ -99,11 +99,6 @@ class DualAdapters(Trainable):
         self.load(state)
         self._branches.load(RECEIVED, beside.state)
         self._branches.use(LOCAL, RECEIVED)
-
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these layers of a0 and a1."""
-        for key, parameter in self.parameters().items():
-            parameter.requires_grad_(belongs(key, layers))
 
     def reuse_passes(self) -> None:
         """Compute the features of (a0 + a2) / 2 once in a step."""

@@ -31,7 +31,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import module_path, two_towers
 from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, templates_in
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import SHARED, belongs, place_of
+from fedpeft.keys import SHARED, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import at_least, build, one_of
@@ -103,11 +103,6 @@ class Prompts(Trainable):
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the prompts, or their factors, by key."""
         return {key: self._model.prompts[name] for key, name in self._names.items()}
-
-    def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze the prompts of all but these layers."""
-        for key, parameter in self.parameters().items():
-            parameter.requires_grad_(belongs(key, layers))
 
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import PRIVATE
+from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods.adapter_state import check_state
 from fedpeft.methods.products import Product
 from fedpeft.states import State
@@ -175,8 +175,12 @@ class Trainable:
         return {key: parameter.detach().cpu().clone() for key, parameter in chosen.items()}
 
     def train_only(self, layers: Sequence[int] | None) -> None:
-        """Freeze all but these transformer layers; None: train everything."""
-        raise NotImplementedError
+        """Freeze all but these transformer layers; None: train everything.
+
+        What belongs to no layer trains only with everything.
+        """
+        for key, parameter in self.parameters().items():
+            parameter.requires_grad_(belongs(key, layers))
 
     def products(self) -> Mapping[str, Product]:
         """Return the frozen matrices that products of its factors are added to, by place; none without factors."""

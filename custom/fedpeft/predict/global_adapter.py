@@ -23,11 +23,12 @@ from fedpeft.layer_matching import LayerNumbers
 from fedpeft.methods.factors import is_factor
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.run_names import GLOBAL_ADAPTER
 from fedpeft.state_schema import first_misfit
 from fedpeft.states import State, of_keys
 from fedpeft.status.runs import PLACES, SIMULATED
 
-GLOBAL, RESULT, CONFIG = "global", "global.safetensors", "adapter_config.json"
+GLOBAL, CONFIG = "global", "adapter_config.json"
 
 
 def find_adapter(named: str, run: Path) -> Path:
@@ -51,10 +52,10 @@ def find_adapter(named: str, run: Path) -> Path:
             f"server's result."
         )
     for place in PLACES:
-        if (path / place / RESULT).is_file():
-            return path / place / RESULT
+        if (path / place / GLOBAL_ADAPTER).is_file():
+            return path / place / GLOBAL_ADAPTER
     raise FedpeftError(
-        f"{path} holds neither {CONFIG} nor {RESULT}: name a PEFT folder, or the folder of the server's result."
+        f"{path} holds neither {CONFIG} nor {GLOBAL_ADAPTER}: name a PEFT folder, or the folder of the server's result."
     )
 
 
@@ -107,7 +108,7 @@ def _of_run(run: Path) -> Path:
             f"--adapter is {GLOBAL!r}, and {run} is no workspace of `fedpeft simulate`: download the server's result "
             f"and name its folder."
         )
-    file = run / SIMULATED / RESULT
+    file = run / SIMULATED / GLOBAL_ADAPTER
     if not file.is_file():
         raise FedpeftError(f"the run in {run} has no global adapter: leave --adapter out.")
     return file

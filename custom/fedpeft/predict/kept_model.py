@@ -19,13 +19,11 @@ from fedpeft.client.site_state import SiteState
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.predict import exported
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
-from fedpeft.status.progress import MANIFEST
+from fedpeft.run_names import MANIFEST, STATE_VARIABLE
 from fedpeft.status.runs import SIMULATED
 from fedpeft.training_settings import BEST, LAST
 from fedpeft.verify import read_manifest
 from fedpeft.workspace_lock import kept_folders
-
-STATE = "FEDPEFT_STATE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,12 +114,12 @@ def _of_simulator(workspace: Path, site: str | None) -> Path:
             return place / lineage
     raise FedpeftError(
         f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or lies where "
-        f"{STATE} pointed; set that variable as it was."
+        f"{STATE_VARIABLE} pointed; set that variable as it was."
     )
 
 
 def _chosen(site: str) -> list[Path]:
-    return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE)) else []
+    return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE_VARIABLE)) else []
 
 
 def _only_one(named: Path, places: list[Path]) -> Path:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from fedpeft.errors import FedpeftError
-from fedpeft.status.progress import HISTORY, MANIFEST
+from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.status.runs import SIMULATED
 from fedpeft.workspace_lock import SERVER
 

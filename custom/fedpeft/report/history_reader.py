@@ -13,8 +13,7 @@ from typing import Any
 from fedpeft.metrics import TITLES
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
-
-FILE_NAME = "history.json"
+from fedpeft.run_names import HISTORY
 
 
 def read(path: str | Path) -> History:
@@ -28,12 +27,12 @@ def read(path: str | Path) -> History:
     """
     file = Path(path)
     if file.is_dir():
-        file = file / FILE_NAME
+        file = file / HISTORY
     try:
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
         raise HistoryError(
-            f"{file} does not exist; name a run's folder or its {FILE_NAME}, which a run writes after its first round."
+            f"{file} does not exist; name a run's folder or its {HISTORY}, which a run writes after its first round."
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise HistoryError(f"{file} cannot be read as UTF-8 text ({error}); copy it from the run again.") from error

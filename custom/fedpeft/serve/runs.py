@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedpeft.errors import FedpeftError
-from fedpeft.status.progress import HISTORY, MANIFEST
+from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.status.runs import PLACES, SIMULATED
 from fedpeft.workspace_lock import runs_folder
 

@@ -21,6 +21,7 @@ from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.metrics import title_of
 from fedpeft.report.tensorboard import Board
+from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
@@ -29,9 +30,6 @@ from fedpeft.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
     from fedpeft.trackers import RunTracking
-
-MANIFEST = "manifest.json"
-HISTORY = "history.json"
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str]) -> str:

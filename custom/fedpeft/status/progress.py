@@ -12,8 +12,8 @@ from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import title_of
+from fedpeft.run_names import HISTORY, MANIFEST
 
-HISTORY, MANIFEST = "history.json", "manifest.json"
 RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
 RECENT = 3  # rounds whose mean duration is expected of the next ones
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from rich.console import Console
 
 from fedpeft.errors import FedpeftError
-from fedpeft.status.progress import HISTORY, MANIFEST
+from fedpeft.run_names import HISTORY, MANIFEST, OF_SIMULATOR
 
-SIMULATED = Path("server/simulate_job/fedpeft")
+SIMULATED = "server" / OF_SIMULATOR
 PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
 
 
