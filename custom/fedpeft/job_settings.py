@@ -16,15 +16,22 @@ from fedpeft.settings import build
 from fedpeft.training_settings import TrainingSettings
 
 
-def check_together(method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings) -> None:
+def check_together(
+    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, *, labelled: bool = False
+) -> None:
     """Refuse sections of a job that are right one by one, and not together.
+
+    Args:
+        method, training, schedule: of the job.
+        labelled: whether the images are known to have labels: `training.answering` then says nothing.
 
     Raises:
         FedpeftError: naming the setting.
     """
     method.check_schedule(active=schedule.active, joins=schedule.joins)
-    way = training.answering
-    method.method.check_answering(way, one_distribution=answering.get(way).one_distribution)
+    if not labelled:
+        way = training.answering
+        method.method.check_answering(way, one_distribution=answering.get(way).one_distribution)
 
 
 class CommonSettings(NamedTuple):

@@ -65,7 +65,8 @@ class SiteModel:
     ) -> None:
         torch.set_num_threads(training.threads)
         self.training, self.vocabulary = training, vocabulary
-        check_together(method, training, schedule)  # in a notebook there is no job that was checked before
+        # in a notebook there is no job that was checked before
+        check_together(method, training, schedule, labelled=labelled)
         self.device = computing.device_of(training)
         with about("backbone"):
             own = method.settings_of(site)
