@@ -21,14 +21,14 @@ class Misfit(NamedTuple):
         key: of the tensor; empty for `keys`.
         missing: keys of the schema that the state lacks, in its order.
         unknown: keys that the schema lacks; they may be anything.
-        largest: absolute value that is above the bound.
+        value: the one furthest above the bound, with its sign.
     """
 
     what: Literal["keys", "form", "dtype", "shape", "finite", "size"]
     key: str = ""
     missing: tuple[str, ...] = ()
     unknown: tuple[Any, ...] = ()
-    largest: float = 0.0
+    value: float = 0.0
 
 
 def first_misfit(
@@ -69,7 +69,7 @@ def first_misfit(
         if not (math.isfinite(low) and math.isfinite(high)):
             return Misfit("finite", key)
         if max(-low, high) > bound:
-            return Misfit("size", key, largest=max(-low, high))
+            return Misfit("size", key, value=low if -low > high else high)
     return None
 
 

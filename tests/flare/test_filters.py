@@ -156,7 +156,7 @@ HELLOS = [
     ("a round the server did not name", {"finished": 7}, "finished is 7"),
     ("no fraction", {"baseline": 2.0}, "2.0 as baseline"),
     ("encoded budget", {"budget": -1}, "-1 as budget"),
-    ("schema key of words", {"schema": {SECRET: [1]}}, "not an adapter key"),
+    ("schema key of words", {"schema": {SECRET: [1]}}, "not a tensor's name"),
     ("schema key of the head", {"schema": {**introduction().schema, "head.weight": [1]}}, "lacks head.weight"),
     ("schema key like the head's", {"schema": {**introduction().schema, "head. x": [1]}}, "not a tensor's name"),
     ("schema shape of text", {"schema": {KEYS[0]: [SECRET]}}, "as schema.layer.0"),

@@ -79,15 +79,23 @@ UNABLE = [
     (
         "slake",
         {"slots": {"output": "encoder.layer.{layer}.output"}},
-        "announces 1 slots of family vilt: it has its own",
+        "announces 1 slots of family vilt, which has its own",
     ),
-    ("slake", {"family": "siglip", "slots": {"output": "../{layer}"}}, "as the place of slot 'output': it is no path"),
+    (
+        "slake",
+        {"family": "siglip", "slots": {"output": "../{layer}"}},
+        "the place of slot 'output', which is no path",
+    ),
     (
         "slake",
         {"family": "siglip", "slots": {"output": "(a+)+{layer}"}},
-        "as the place of slot 'output': it is no path",
+        "the place of slot 'output', which is no path",
     ),
-    ("slake", {"family": "siglip", "slots": {"shared": "a.{layer}"}}, "as the place of slot 'shared': it is no path"),
+    (
+        "slake",
+        {"family": "siglip", "slots": {"shared": "a.{layer}"}},
+        "the place of slot 'shared', which is no path",
+    ),
     ("slake", {"family": "siglip", "slots": {"query": "a.{layer}"}}, "tensors in slot output, but not where that is"),
     ("slake", {"family": "siglip", "slots": {"output": "a.{layer}"}}, "backbone of family"),
     ("chest", {"schema": {**NARROW, 5: [2]}}, "site chest sent 5 as a name in schema"),

@@ -53,12 +53,14 @@ def changed(key: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
         ({"seconds": 1e10}, "seconds of work"),
         ({"metrics": dict.fromkeys(METRICS, 1.5)}, "must be a fraction from 0 to 1"),
         ({"seconds": float("inf")}, "reports inf seconds"),
+        ({"state": changed("layer.0.output.down.bias", torch.tensor([1.0, -1e38]))}, r"sent -1e\+38 in layer\.0"),
     ],
 )
 def test_a_bad_reply_is_refused_by_name(changes, message):
     with pytest.raises(FedpeftError, match=message) as refused:
         check_train_reply(reply(**changes), **EXPECTED)
     assert "slake" in str(refused.value)
+    assert "problem" in changes or str(refused.value).endswith(" or leave it out of federation.sites.")
 
 
 def test_a_reply_as_it_was_announced_is_not_refused():

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.simulator
 FAULTS = {  # what the site does in a round, and what is said of it
     2: ("nan", "site vqa-rad sent NaN or infinity in layer."),
     4: ("shape", "site vqa-rad sent layer."),
-    6: ("no tensors", "the adapter of site vqa-rad lacks layer."),
+    6: ("no tensors", "sent an adapter that lacks layer."),
     8: ("empty", "site vqa-rad sent no"),
     10: ("extra", "unannounced keys head.weight"),
     12: ("raise", "in 2 attempts: an error in its training code"),

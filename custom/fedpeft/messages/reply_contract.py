@@ -17,7 +17,7 @@ from fedpeft.backbones import BACKBONES
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import HEAD, SLOT, belongs, is_key, layers_of, parse_key
+from fedpeft.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
@@ -32,6 +32,8 @@ LARGEST_FIGURE = 1e9  # seconds and losses
 LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MOST_AXES = 8
 MOST_SLOTS = 64
+RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
+DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
@@ -69,36 +71,35 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     }
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
-            raise FedpeftError(f"site {site} names an unknown {name}: install the same fedpeft version everywhere.")
-    _check_slots(introduction, site)
+            raise _refused(site, f"names an unknown {name}")
     if introduction.dtype not in DTYPES:
-        raise FedpeftError(f"site {site} announces tensors of {introduction.dtype!r:.40}, allowed are {DTYPES}.")
+        raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
     if set(introduction.samples) != set(SPLITS):
-        raise FedpeftError(f"site {site} sent no counts of {', '.join(SPLITS)} samples.")
+        got = some(introduction.samples) or "nothing"
+        raise _refused(site, f"sent no counts of {', '.join(SPLITS)} samples, but of {got}")
     counts = {f"samples.{split}": count for split, count in introduction.samples.items()}
     counts |= {name: getattr(introduction, name) for name in ("classes", "budget", "finished")}
     for name, count in counts.items():
         if count < 0:
-            raise FedpeftError(f"site {site} announces {count} as {name}: it must be a count.")
+            raise _refused(site, f"announces {count} as {name}, which must be at least 0")
     if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
-        raise FedpeftError(f"site {site} announces {introduction.baseline} as baseline: it must be a fraction.")
+        raise _refused(site, f"announces {introduction.baseline} as baseline, which must be a fraction from 0 to 1")
     samples = introduction.samples["train"]
     if not 1 <= samples <= most_samples:
-        raise FedpeftError(
-            f"site {site} announces {samples} training samples, it must be from 1 to {most_samples} "
-            f"(federation.max_samples)."
-        )
+        limit = "raise that limit if it has so many, or leave it out of federation.sites"
+        what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
+        raise _refused(site, what, RESTART if samples < 1 else limit)
     _check_sum_key(introduction.sum_key, site)
     for key, shape in introduction.schema.items():
-        if key.startswith(HEAD):
-            if not is_key(key):
-                raise FedpeftError(f"site {site} announces {key!r:.120}, which is not a tensor's name.")
-        elif not key.startswith("backbone."):
-            parse_key(key)
-        elif not all(part.isidentifier() or part.isdigit() for part in key.split(".")):
-            raise FedpeftError(f"site {site} announces {key!r:.120}, which is not a tensor's name.")
+        if key.startswith(BACKBONE):
+            named = all(part.isidentifier() or part.isdigit() for part in key.split("."))
+        else:
+            named = is_key(key)
+        if not named:
+            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
         if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape):
-            raise FedpeftError(f"site {site} announces {key} with shape {shape!r:.60}, which is no shape.")
+            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
+    _check_slots(introduction, site)
 
 
 def _is_family(name: str) -> bool:
@@ -119,13 +120,15 @@ def _check_slots(introduction: Introduction, site: str) -> None:
     slots = introduction.slots
     for slot, path in slots.items():
         if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
-            raise FedpeftError(f"site {site} announces {path!r:.120} as the place of slot {slot!r:.60}: it is no path.")
-    if slots and (introduction.family in SLOTS or len(slots) > MOST_SLOTS):
-        raise FedpeftError(f"site {site} announces {len(slots)} slots of family {introduction.family}: it has its own.")
+            raise _refused(site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is no path")
+    if slots and introduction.family in SLOTS:
+        raise _refused(site, f"announces {len(slots)} slots of family {introduction.family}, which has its own")
+    if len(slots) > MOST_SLOTS:
+        raise _refused(site, f"announces {len(slots)} slots of its model, allowed are {MOST_SLOTS}")
     adapter = (key for key in introduction.schema if key.startswith("layer."))
     named = {parts.slot for key in adapter if (parts := parse_key(key))}
     if slots and named - set(slots):
-        raise FedpeftError(f"site {site} announces tensors in slot {min(named - set(slots))}, but not where that is.")
+        raise _refused(site, f"announces tensors in slot {min(named - set(slots))}, but not where that is")
 
 
 def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:
@@ -171,10 +174,10 @@ def check_train_reply(
         )
     _check_round(reply.round, order.round, site)
     if reply.samples != samples:
-        raise FedpeftError(f"site {site} reports {reply.samples} training samples, it announced {samples}.")
+        raise _refused(site, f"reports {reply.samples} training samples, announced were {samples}")
     _check_seconds(reply.seconds, site)
     if not 1 <= reply.attempts <= MOST_ATTEMPTS:
-        raise FedpeftError(f"site {site} reports {reply.attempts} attempts, a site makes 1 to {MOST_ATTEMPTS}.")
+        raise _refused(site, f"reports {reply.attempts} attempts, allowed are 1 to {MOST_ATTEMPTS}")
     _check_metrics(reply.metrics, site)
     check_scores(reply.scores, len(layers_of(schema)) if order.scored else 0, site)
     assigned = {key: shape for key, shape in schema.items() if belongs(key, order.layers)}
@@ -204,31 +207,31 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
     if misfit.what == "keys":
         missing, extra = misfit.missing, misfit.unknown
         what = f"lacks {some(missing)}" if missing else f"has unannounced keys {some(extra)}"
-        raise FedpeftError(f"the adapter of site {site} {what}: it must send exactly the tensors of its schema.")
+        raise _refused(site, f"sent an adapter that {what}")
     key, tensor = misfit.key, state[misfit.key]
     if masked and getattr(tensor, "dtype", None) != torch.int64:
-        raise FedpeftError(f"site {site} sent {key} without a mask in a secure sum: this round is lost.")
+        raise _refused(site, f"sent {key} without a mask in a secure sum, which loses this round")
     if misfit.what == "form" or not (masked or tensor.is_floating_point()):
         kind = f"{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
-        raise FedpeftError(f"site {site} sent {key} as {kind}: only dense floating-point tensors are accepted.")
+        raise _refused(site, f"sent {key} as {kind}, only dense floating-point tensors are accepted")
     if misfit.what == "dtype":
-        raise FedpeftError(f"site {site} sent {key} as {tensor.dtype}, announced was {dtype}.")
+        raise _refused(site, f"sent {key} as {tensor.dtype}, announced was {dtype}")
     if misfit.what == "shape":
-        raise FedpeftError(f"site {site} sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}.")
+        raise _refused(site, f"sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}")
     if misfit.what == "finite":
-        raise FedpeftError(f"site {site} sent NaN or infinity in {key}: its training diverged.")
-    raise FedpeftError(
-        f"site {site} sent {misfit.largest:.3g} in {key}, no weight is above {LARGEST_WEIGHT:g}: its training diverged."
-    )
+        raise _refused(site, f"sent NaN or infinity in {key}", DIVERGED)
+    limit = f"allowed are {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+    raise _refused(site, f"sent {misfit.value:.3g} in {key}, {limit}", DIVERGED)
 
 
 def check_scores(scores: Sequence[float], count: int, site: str) -> None:
     """Refuse scores that are not finite, negative or of the wrong number; the error names the site."""
     if len(scores) != count:
-        raise FedpeftError(f"site {site} sent {len(scores)} layer scores, {count} were asked for.")
+        raise _refused(site, f"sent {len(scores)} layer scores, {count} were asked for")
     for number, value in enumerate(scores):
         if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
-            raise FedpeftError(f"site {site} sent {value!r} as the score of layer {number}: its gradients diverged.")
+            limit = f"allowed are 0 to {LARGEST_SCORE:g}"
+            raise _refused(site, f"sent {value!r} as the score of layer {number}, {limit}", DIVERGED)
 
 
 def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
@@ -239,21 +242,27 @@ def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool 
 
 def _check_round(sent: int, expected: int, site: str) -> None:
     if sent != expected:
-        raise FedpeftError(f"site {site} answered for round {sent} in round {expected}.")
+        raise _refused(site, f"answered for round {sent} in round {expected}")
 
 
 def _check_seconds(seconds: float, site: str) -> None:
     if not 0 <= seconds <= LARGEST_FIGURE:
-        raise FedpeftError(f"site {site} reports {seconds} seconds of work: it must be a finite number.")
+        raise _refused(site, f"reports {seconds} seconds of work, allowed are 0 to {LARGEST_FIGURE:g}")
 
 
 def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
     if set(metrics) != set(METRICS):
-        raise FedpeftError(f"site {site} sent metrics {some(metrics, 9)}, declared are {', '.join(sorted(METRICS))}.")
+        raise _refused(site, f"sent metrics {some(metrics, 9)}, declared are {', '.join(sorted(METRICS))}")
     for name, value in metrics.items():
         if value is None:
             continue
         if not (math.isfinite(value) and abs(value) <= LARGEST_FIGURE):
-            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a finite number.")
+            limit = f"it must be a finite number, up to {LARGEST_FIGURE:g}"
+            raise _refused(site, f"sent {value!r} as metric {name}, {limit}", DIVERGED)
         if name in FRACTIONS and not 0 <= value <= 1:
-            raise FedpeftError(f"site {site} sent {value!r} as metric {name}: it must be a fraction from 0 to 1.")
+            raise _refused(site, f"sent {value!r} as metric {name}, it must be a fraction from 0 to 1")
+
+
+def _refused(site: str, what: str, remedy: str = RESTART) -> FedpeftError:
+    """Return the error of a message that is not used: who sent it, what is wrong, and what to do."""
+    return FedpeftError(f"site {site} {what}: {remedy}.")
