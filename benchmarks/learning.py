@@ -217,8 +217,7 @@ def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELIN
 def costs(results: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Numbers that a site trains, Mbit that all sites send in a round, and the median of the CPU seconds of a run."""
     for name, factor, form in (("trained", 1, ",.0f"), ("sent", BITS * len(results[0]["rounds"][0]) / 1e6, ".2f")):
-        known = [result[name] for result in results if name in result]  # not in a file that an older version wrote
-        yield format(factor * max(known), form) if known else ""
+        yield format(factor * max(result[name] for result in results), form)
     yield f"{statistics.median(result['seconds'] for result in results):.0f}"
 
 

@@ -79,7 +79,6 @@ def test_every_adapter_is_one_argument(job, name):
     ("override", "message"),
     [
         ("method.name=houlsbi", "houlsbi"),
-        ("method.adapter=houlsby", "method.adapter is no longer a setting: write method.name"),
         ("method.nam=houlsby", "method.nam is not a setting: did you mean 'name'"),
         ("training.rounds=none", "training.rounds is 'none'"),
         ("training.rounds=", "training.rounds is None"),

@@ -80,8 +80,6 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
             },
             "products of a count 0.5 times and those of the others 1 times",
         ),
-        (MethodSettings, {"trains": "head"}, "trains is no longer a setting: write method.name"),
-        (MethodSettings, {"adapter": "lora"}, "adapter is no longer a setting: write method.name"),
         (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),
         (
             MethodSettings,

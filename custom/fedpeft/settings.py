@@ -34,8 +34,7 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     """Build the dataclass `cls` from a JSON object; check names, types and values.
 
     Args:
-        cls: a keyword-only dataclass; its own `__post_init__` checks ranges. `RENAMED`, if it has that, maps an old
-            name to what to write instead.
+        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
         values: the JSON object; None means that FLARE handed over none.
         section: where the object stands in the job, e.g. `training`; errors begin with it.
         source: the file that the error asks to correct.
@@ -54,8 +53,6 @@ def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, sourc
     hints = hints_of(cls)
     for name, value in values.items():
         where = f"{section}.{name}"
-        if name in (renamed := getattr(cls, "RENAMED", {})):
-            raise FedpeftError(f"{where} is no longer a setting: {renamed[name]}.", setting=section)
         if name not in fields:
             raise FedpeftError(f"{where} is not a setting: {suggestion(name, fields)}.", setting=where)
         if value is None:

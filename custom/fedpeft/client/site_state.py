@@ -42,7 +42,7 @@ class SiteState:
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
-        record: what the model is; None: an earlier version wrote the state.
+        record: what the model is; None: the state holds tensors alone.
     """
 
     round: int
@@ -118,12 +118,12 @@ def load(path: Path) -> SiteState:
         files = {part: path / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
         parts = {part: load_file(file) for part, file in files.items() if part in _PARTS or file.exists()}
         record = read_record(path / RECORD) if (path / RECORD).exists() else None
-        round, facts = values["round"], values["facts"]
+        round, facts, agreement = values["round"], values["facts"], values["agreement"]
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise LocalError(
             f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
-    return SiteState(round=round, facts=facts, agreement=values.get("agreement"), record=record, **parts)
+    return SiteState(round=round, facts=facts, agreement=agreement, record=record, **parts)
 
 
 def read_record(file: Path) -> ModelRecord:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from fedpeft import methods
 from fedpeft.alignment.robust_settings import RobustSettings
@@ -48,14 +48,6 @@ class MethodSettings:
             single adapter; every site must answer in every round. Needs an aggregation that only adds up: `fedavg`, or
             `pia` with `aligned_at: site` or `server: false`.
     """
-
-    RENAMED: ClassVar[Mapping[str, str]] = {
-        "trains": "write method.name, which is classifier for head, full for all, and an adapter's name for adapters",
-        "adapter": "write method.name",
-        "adapter_settings": "write method.settings",
-        "site_adapter_settings": "write method.site_settings",
-        "initialisation": "write method.initialization",
-    }
 
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)

@@ -63,8 +63,8 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
     state = _loaded(folder)
     if state.record is None or not state.record.sections:
         raise FedpeftError(
-            f"{folder} does not say what the model is, an earlier version of fedpeft or a notebook wrote it: train "
-            f"again with a job and this version."
+            f"{folder} does not say what the model is, as where a notebook trains without a job: train again with a "
+            f"job."
         )
     _check_site(folder, state.record, site)
     return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(named, lineage))
