@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The picture of docs/architecture.md: the rooms of the package, and the way of one round through them.
+"""The picture of docs/architecture.md: the packages of fedpeft, and the way of one round through them.
 
 python docs/draw_architecture.py        # writes docs/architecture.svg
 """
@@ -45,14 +45,14 @@ ROUND = [  # who, what, where
 def main() -> None:
     """Draw both halves beside each other."""
     pyplot.rcParams["svg.hashsalt"] = "fedpeft"
-    figure, (rooms, way) = pyplot.subplots(1, 2, figsize=(12.5, 7), width_ratios=(1.05, 1))
-    draw_rooms(rooms)
+    figure, (packages, way) = pyplot.subplots(1, 2, figsize=(12.5, 7), width_ratios=(1.05, 1))
+    draw_packages(packages)
     draw_round(way)
     figure.tight_layout(w_pad=2)
     figure.savefig(Path(__file__).with_suffix("").with_name("architecture.svg"), metadata={"Date": None})
 
 
-def draw_rooms(axes: Axes) -> None:
+def draw_packages(axes: Axes) -> None:
     """One row for each floor; imports go down."""
     _blank(axes, "The packages: imports go down, with the exceptions in the text", len(FLOORS))
     for row, (floor, color, names) in enumerate(FLOORS):

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The page and the picture of the architecture name files and rooms that are there, and every room."""
+"""The page and the picture of the architecture name files and packages that are there, and every package."""
 
 import ast
 import re
@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "custom" / "fedpeft"
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 NAMED = sorted(set(re.findall(r"`([a-z_0-9]+(?:/[a-z_0-9]+)*(?:\.py|/))`", PAGE)))
-ROOMS = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
+PACKAGES = sorted(folder.name for folder in PACKAGE.iterdir() if (folder / "__init__.py").is_file())
 
 
 def pictured():
@@ -34,6 +34,6 @@ def test_what_the_picture_names_is_there(path):
     assert (PACKAGE / f"{path}.py").is_file()
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_every_room_is_on_the_page(room):
-    assert f"`{room}/`" in PAGE
+@pytest.mark.parametrize("package", PACKAGES)
+def test_every_package_is_on_the_page(package):
+    assert f"`{package}/`" in PAGE

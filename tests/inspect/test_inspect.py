@@ -96,7 +96,7 @@ def test_the_page_has_the_figures_of_the_run_and_no_image_unless_they_are_wanted
     assert figure == f"{100 * of_tables[kind][1]['overall']:.1f}"
     assert f" {figure} %" in printed
     assert text.count("<img") == 2  # how often each occurs, and the map
-    assert ("taken for which" in text) == (kind != "labels")
+    assert ("Confusion matrix" in text) == (kind != "labels")
     assert "http" not in re.sub(r"base64,[^\"]+", "", text).replace("http-equiv", "")
 
 

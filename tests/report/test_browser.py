@@ -156,7 +156,7 @@ def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
     file = tmp_path / "page.html"
     file.write_text(own_page(tmp_path), encoding="utf-8")
     seen = browser.open(file.as_uri(), width=400)
-    assert "Which is taken for which" in seen["text"]
+    assert "Confusion matrix" in seen["text"]
     assert max(seen["hidden"]) <= 0
 
 

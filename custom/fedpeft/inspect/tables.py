@@ -94,7 +94,7 @@ def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
     heads = [f"{number} {shorten(name, LONGEST)}" for number, name in zip(numbers, names, strict=True)]
     shown = [(text, row) for text, row in zip([*heads, OTHERS], counts, strict=True) if any(row)]
     return Table(
-        title="Which is taken for which",
+        title="Confusion matrix",
         columns=(f"right {head}", *numbers, OTHERS),
         rows=tuple((text, *map(str, row)) for text, row in shown),
         marks=f"Test examples with the {head} of a row that get that of a column; darker: a larger part of the row"

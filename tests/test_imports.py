@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Rooms that work without FLARE import neither it nor `fedpeft.flare`."""
+"""Packages that work without FLARE import neither it nor `fedpeft.flare`."""
 
 import ast
 from pathlib import Path
@@ -41,8 +41,8 @@ def uses_flare(file):
     return any(name == root or name.startswith(f"{root}.") for name in imported(file) for root in FLARE)
 
 
-@pytest.mark.parametrize("room", WITHOUT_FLARE)
-def test_a_room_works_without_flare(room):
-    files = sorted((HOUSE / room).rglob("*.py"))
+@pytest.mark.parametrize("package", WITHOUT_FLARE)
+def test_a_package_works_without_flare(package):
+    files = sorted((HOUSE / package).rglob("*.py"))
     assert files
     assert [file.name for file in files if uses_flare(file)] == []
