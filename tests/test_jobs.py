@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft import adapters, methods
+from fedpeft import adapters, backbones, methods
 from fedpeft.cli import main
 from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
@@ -18,6 +18,7 @@ from fedpeft.jobs import check, compose, outdated, recipes, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.setting_names import names
 from fedpeft.settings import build
+from fedpeft.site_job import SiteJob
 from fedpeft.workspace import COMPONENTS, resources, seed
 
 ROOT = Path(__file__).parents[1]
@@ -160,6 +161,43 @@ def test_a_method_that_needs_one_distribution_for_each_sample_is_refused_where_t
 def test_feddat_needs_one_distribution_for_each_sample_and_nothing_else_does():
     assert [name for name in methods.names() if name.startswith("feddat")] == ONE_EACH
     assert [way for way in answering.names() if answering.get(way).one_distribution] == ["classification"]
+
+
+ANSWERS = {  # backbone -> the ways to answer that it has
+    "tiny-vilt": ["classification"],
+    "vilt": ["classification"],
+    "tiny-vit": ["classification"],
+    "vit": ["classification"],
+    "tiny-albef": ["classification"],
+    "albef": ["classification"],
+    "tiny-albef-decoder": ["ranking"],
+    "albef-decoder": ["ranking"],
+    "llava": ["classification", "generation"],
+    "blip2": ["classification", "generation"],
+    "transformers": ["classification", "generation"],  # the second if the source is a causal language model
+}
+
+
+@pytest.mark.parametrize("name", backbones.BACKBONES.own_names())
+@pytest.mark.parametrize("way", ["classification", "generation", "ranking"])
+def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(name, way):
+    overrides = [f"backbone.name={name}", "backbone.source=folder", f"training.answering={way}"]
+    if way in ANSWERS[name]:
+        sections = compose(CONFIGS, "f3ocus_task1", overrides)
+        assert SiteJob.from_sections(sections, site="slake").training.answering == way
+        return
+    ways = " or ".join(ANSWERS[name])
+    able = ", ".join(one for one in backbones.BACKBONES.own_names() if way in ANSWERS[one])
+    sentence = f"^answering is '{way}', and backbone '{name}' answers by {ways} alone: .*{able}"
+    with pytest.raises(FedpeftError, match=sentence) as caught:
+        compose(CONFIGS, "f3ocus_task1", overrides)
+    assert caught.value.setting == "training.answering"
+
+
+def test_one_site_with_a_backbone_that_answers_otherwise_is_refused():
+    other = "backbone.sites={slake: {name: tiny-albef-decoder}}"
+    with pytest.raises(FedpeftError, match="'tiny-albef-decoder' answers by ranking alone: set"):
+        compose(CONFIGS, "fedpia_task1", [other])
 
 
 USER_ERRORS = [

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fedpeft.backbones import BackboneSettings
+from fedpeft.client import answering
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
 from fedpeft.federation import several_backbones, site_backbone, site_data
@@ -89,6 +90,7 @@ class SiteJob:
             check_plugins(policy, sections)
         method, training, schedule = CommonSettings.from_sections(sections)
         backbone = build(BackboneSettings, site_backbone(sections.get("backbone"), site), section="backbone")
+        answering.check_backbone(training.answering, backbone.name)
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")

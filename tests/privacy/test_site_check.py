@@ -153,7 +153,7 @@ REFUSED = [
     ),
     (
         "a way of answering that is not listed",
-        {"training": {"answering": "generation"}},
+        {"training": {"answering": "generation"}, "backbone": {"name": "llava"}},
         {"answering": ("classification",)},
         "training.answering",
     ),

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     from fedpeft.backbones.settings import BackboneSettings
 
+FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
+
 
 class Backbone(Protocol):
     """A torch module with these members; learner, methods, lists and checks use no others.
@@ -82,6 +84,9 @@ class Pretrained:
         sized: its skeleton needs no source, although a job has to name one.
         pickle: name of a file of torch.save that a folder may have instead of safetensors; of it tensors and
             plain values alone are read.
+        makes: what it makes of image and question, of which a way to answer reads one (`WayToAnswer.reads`):
+            `FEATURES`, a vector for each sample; `TEXT`, which it writes; `LIKELIHOODS` of given answers, token by
+            token.
         prompts: it reads the image within a text, which `backbone.prompt` may change.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
@@ -94,6 +99,7 @@ class Pretrained:
     tokenizer: bool = True
     sized: bool = False
     pickle: str = ""
+    makes: tuple[str, ...] = (FEATURES,)
     prompts: bool = False
     tiny: bool = False
 

@@ -3,7 +3,7 @@
 
 from pathlib import Path
 
-from fedpeft.backbones.backbone import Pretrained
+from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT, Pretrained
 from fedpeft.registry import Registry
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
@@ -68,6 +68,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef_decoder:build",
         skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
+        makes=(LIKELIHOODS,),
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
         pickle=ALBEF_PICKLE,
@@ -88,6 +89,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef_decoder:build",
         skeleton="fedpeft.backbones.albef_decoder:skeleton",
+        makes=(LIKELIHOODS,),
         sized=True,
         pickle=ALBEF_PICKLE,
     ),
@@ -98,6 +100,7 @@ BACKBONES.register(
         build="fedpeft.backbones.llava:build",
         skeleton="fedpeft.backbones.llava:skeleton",
         half=True,
+        makes=(FEATURES, TEXT),
         usual="llava-hf/llava-1.5-7b-hf",
         license="Llama 2 Community License",
         prompts=True,
@@ -109,6 +112,7 @@ BACKBONES.register(
         build="fedpeft.backbones.blip2:build",
         skeleton="fedpeft.backbones.blip2:skeleton",
         half=True,
+        makes=(FEATURES, TEXT),
         usual="Salesforce/blip2-opt-2.7b",
         license="MIT; that of OPT is for research only",
         prompts=True,
@@ -120,6 +124,7 @@ BACKBONES.register(
         build="fedpeft.backbones.transformers_model:build",
         skeleton="fedpeft.backbones.transformers_model:skeleton",
         half=True,
+        makes=(FEATURES, TEXT),  # text if it is a causal language model, which its source says
         prompts=True,
         tokenizer=False,  # a model of images has none; building it says what is missing
     ),

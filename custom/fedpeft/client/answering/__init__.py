@@ -9,10 +9,12 @@ is private to the site, the targets of a batch, the loss, and which answers are 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT
+from fedpeft.backbones.registry import BACKBONES
 from fedpeft.errors import FedpeftError
 from fedpeft.registry import Registry, imported
 
@@ -34,11 +36,13 @@ class WayToAnswer:
     Args:
         home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
             import path "package.module:object".
+        reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
         one_distribution: whether its logits are one distribution over answers for each sample, (B, C); not so where
             every token of an answer has one, (B, T, V).
     """
 
     home: Build | str
+    reads: str = FEATURES
     one_distribution: bool = True
 
     def build(
@@ -55,10 +59,42 @@ class WayToAnswer:
 
 ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
 ANSWERING.register("classification", WayToAnswer(home="fedpeft.client.answering.classification:build"))
-ANSWERING.register("generation", WayToAnswer(home="fedpeft.client.answering.generation:build", one_distribution=False))
-ANSWERING.register("ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", one_distribution=False))
+ANSWERING.register(
+    "generation", WayToAnswer(home="fedpeft.client.answering.generation:build", reads=TEXT, one_distribution=False)
+)
+ANSWERING.register(
+    "ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", reads=LIKELIHOODS, one_distribution=False)
+)
 
 register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
+
+
+def that_read(makes: Collection[str]) -> list[str]:
+    """Return the ways to answer of the package that a backbone with these `Pretrained.makes` has."""
+    return [name for name in ANSWERING.own_names() if get(name).reads in makes]
+
+
+def check_backbone(name: str, backbone: str) -> None:
+    """Refuse a way to answer that reads what a backbone does not make.
+
+    Args:
+        name: as `training.answering` writes it.
+        backbone: registered name.
+
+    Raises:
+        FedpeftError: the backbone answers in other ways.
+    """
+    reads, makes = get(name).reads, BACKBONES.get(backbone).makes
+    if reads in makes:
+        return
+    able = [other for other in BACKBONES.own_names() if reads in BACKBONES.get(other).makes]
+    ways = that_read(makes)
+    raise FedpeftError(
+        f"answering is {name!r}, and backbone {backbone!r} answers by {' or '.join(ways)} alone: set "
+        f"training.answering to {' or '.join(map(repr, ways))}, or backbone.name to one that answers so "
+        f"({', '.join(able)}).",
+        setting="training.answering",
+    )
 
 
 def build(
