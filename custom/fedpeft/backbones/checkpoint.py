@@ -52,12 +52,13 @@ def reading(source: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def read_config(source: str, *, pickle: str = "") -> dict[str, Any]:
+def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[str, Any]:
     """Return the checked content of a source's config.json; call it within `reading`.
 
     Args:
         source: a folder or a hub name.
         pickle: name of a file of which the caller reads tensors and plain values alone; any other pickle is refused.
+        timm: as for `check_config`.
 
     Raises:
         ValueError: it names code or files that are never loaded, or absurd numbers.
@@ -66,7 +67,7 @@ def read_config(source: str, *, pickle: str = "") -> dict[str, Any]:
     from transformers.utils import cached_file
 
     config = PreTrainedConfig.get_config_dict(source)[0]
-    check_config(config)
+    check_config(config, timm=timm)
     if Path(source).is_dir():
         weights.check_folder(Path(source), config, pickle=pickle)
         return config

@@ -19,11 +19,12 @@ ANSWERS = ("id2label", "label2id")
 OWN_ATTENTION = (None, "eager", "sdpa")
 
 
-def check_config(config: Mapping[str, Any]) -> None:
+def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
     """Refuse a configuration from which transformers would load code of others, or whose numbers are absurd.
 
     Args:
         config: the content of a config.json; it is only read.
+        timm: whether it may be timm's, which the caller reads itself and never gives to timm.
 
     Raises:
         ValueError: names the entry and the remedy.
@@ -37,7 +38,9 @@ def check_config(config: Mapping[str, Any]) -> None:
                     f"its config.json names {value!r:.80} as {name}, which may be code from elsewhere and is never "
                     f"loaded: remove that entry"
                 )
-        elif (name == "model_type" and str(value).startswith("timm")) or (name == "use_timm_backbone" and value):
+        elif not timm and (
+            (name == "model_type" and str(value).startswith("timm")) or (name == "use_timm_backbone" and value)
+        ):
             raise ValueError(
                 f"its config.json has {name} = {value!r:.80}, with which timm would read files that it names: give a "
                 f"model of transformers' own, or timm's folder of a ViT to backbone.name=vit"

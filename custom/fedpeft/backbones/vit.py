@@ -122,7 +122,7 @@ def tiny_skeleton(source: str | None = None) -> Vit:
 
 def _config(source: str) -> dict[str, Any]:
     """Return the settings of `ViTConfig` that a source has."""
-    stored = read_config(source)
+    stored = read_config(source, timm=True)
     kind = stored.get("model_type")
     if kind == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
