@@ -29,7 +29,6 @@ VARIANTS = {
 FULL_SIZE = [
     "backbone.name=vilt",
     "federation.sites=[slake, vqa-rad]",
-    "method.settings.houlsby.reduction_factor=16",
     "method.probe_samples=1",
     "data.train_size=28",
     "data.validation_size=1",

@@ -77,6 +77,34 @@ def test_every_adapter_is_one_argument(job, name):
 
 
 @pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        ([], {"reduction_factor": 4}),
+        (["backbone.name=vilt"], {}),
+        (["backbone.name=llava"], {}),
+        (["backbone.name=tiny-albef"], {"reduction_factor": 4}),
+        (["backbone.name=tiny-vit"], {}),
+        (["backbone.name=tiny-vit", "method.name=compacter"], {"reduction_factor": 4}),
+        (["backbone.name=vilt", "method.settings.houlsby.reduction_factor=4"], {"reduction_factor": 4}),
+        (["method.settings.houlsby.reduction_factor=16"], {"reduction_factor": 16}),
+    ],
+)
+def test_the_widths_of_adapters_change_with_the_backbone_unless_the_job_sets_them(overrides, settings):
+    sections = compose(CONFIGS, "fedpia_task1", overrides)
+    assert build(MethodSettings, sections["method"], section="method").settings_of("") == settings
+
+
+def test_what_a_job_changes_in_its_sections_stays_in_that_job():
+    compose(CONFIGS, "fedpia_task1")["method"]["settings"]["houlsby"]["reduction_factor"] = 2
+    assert compose(CONFIGS, "fedpia_task1")["method"]["settings"]["houlsby"] == {"reduction_factor": 4}
+
+
+@pytest.mark.parametrize(("name", "pretrained"), backbones.BACKBONES.usable())
+def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
+    MethodSettings(settings=pretrained.method_settings).check_settings()
+
+
+@pytest.mark.parametrize(
     ("override", "message"),
     [
         ("method.name=houlsbi", "houlsbi"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from copy import deepcopy
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,16 @@ def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] 
 def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
 
+    Under `method.settings` go those that the backbone declares (`Pretrained.method_settings`), so that a job says all
+    that its sites are to build, and another backbone is one setting.
+
     Raises:
         FedpeftError: as for `compose`.
     """
     sections: dict[str, Any] = {"schedule": {}}
     for part in (*parts, changed(overrides)):
         sections = merged(sections, part)
+    sections = _with_backbone(sections)
     check(sections)
     return sections
 
@@ -232,6 +237,18 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
         "app/config/config_fed_client.json": client,
     }
     return {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+
+
+def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections with what their backbone declares for methods; wrong ones as they are, for `check` to refuse."""
+    from fedpeft.backbones import BACKBONES, BackboneSettings
+
+    backbone, method = sections.get("backbone"), sections.get("method")
+    name = backbone.get("name", BackboneSettings.name) if isinstance(backbone, Mapping) else None
+    if name not in BACKBONES.names() or not isinstance(method, Mapping):
+        return dict(sections)
+    declared = BACKBONES.get(name).method_settings
+    return {**sections, "method": merged({"settings": deepcopy(declared)}, method) if declared else method}
 
 
 def _parse_override(text: str) -> dict[str, Any]:

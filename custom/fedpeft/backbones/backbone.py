@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedpeft.registry import imported
@@ -88,6 +88,9 @@ class Pretrained:
             `FEATURES`, a vector for each sample; `TEXT`, which it writes; `LIKELIHOODS` of given answers, token by
             token.
         prompts: it reads the image within a text, which `backbone.prompt` may change.
+        method_settings: by method, settings that fit this backbone better than the method's own, e.g.
+            `{"houlsby": {"reduction_factor": 4}}` for a narrow one. They are written into a job that is composed with
+            it, where `method.settings` does not set them.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
@@ -102,6 +105,7 @@ class Pretrained:
     makes: tuple[str, ...] = (FEATURES,)
     prompts: bool = False
     tiny: bool = False
+    method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False) -> Backbone:
         """Call `build`, with the default weights where a job names no source.

@@ -10,6 +10,8 @@ TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"
 TINY_ALBEF_FOLDER = Path(__file__).parent / "tiny_albef"
 ALBEF_PICKLE = "ALBEF.pth"
+# bottlenecks of 24 of 96 neurons; the papers' reductions would leave 6 or 3 of so narrow a backbone
+WIDE_BOTTLENECKS = {name: {"reduction_factor": 4} for name in ("houlsby", "pfeiffer", "parallel", "compacter")}
 
 BACKBONES: Registry[Pretrained] = Registry("backbone", "fedpeft.backbones", Pretrained)
 BACKBONES.register(
@@ -19,6 +21,7 @@ BACKBONES.register(
         skeleton="fedpeft.backbones.vilt:tiny_skeleton",
         usual=str(TINY_FOLDER),
         license="Apache-2.0",
+        method_settings=WIDE_BOTTLENECKS,
         tiny=True,
     ),
 )
@@ -39,6 +42,7 @@ BACKBONES.register(
         usual=str(TINY_VIT_FOLDER),
         license="Apache-2.0",
         tokenizer=False,
+        method_settings={"compacter": {"reduction_factor": 4}},  # of its own 32 its 4 blocks cannot share 3 neurons
         tiny=True,
     ),
 )
@@ -60,6 +64,7 @@ BACKBONES.register(
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
         pickle=ALBEF_PICKLE,
+        method_settings=WIDE_BOTTLENECKS,
         tiny=True,
     ),
 )
@@ -72,6 +77,7 @@ BACKBONES.register(
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
         pickle=ALBEF_PICKLE,
+        method_settings=WIDE_BOTTLENECKS,
         tiny=True,
     ),
 )
