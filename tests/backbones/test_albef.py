@@ -187,9 +187,25 @@ def compressed(file):
     (file.parent / "ALBEF.pth.new").rename(file)
 
 
+def swelling(file):
+    content = b"c__builtin__\nbytearray\nJ\x00\x00\x00\x40\x85R."  # a gigabyte of zeros
+    torch.save({"model": {}}, file)
+    with zipfile.ZipFile(file) as parts, zipfile.ZipFile(f"{file}.new", "w") as other:
+        for part in parts.namelist():
+            other.writestr(part, b"\x80\x02" + content if part.endswith("data.pkl") else parts.read(part))
+    (file.parent / "ALBEF.pth.new").rename(file)
+
+
+def shared(file):
+    numbers = torch.zeros(1000, 1000)
+    torch.save({"model": {f"text_encoder.{number}": numbers for number in range(50)}}, file)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        (swelling, "is damaged or holds more than tensors and plain values"),
+        (shared, r"the tensors of its ALBEF.pth have 200,000,000 bytes, the file has 4,0.*; download it again"),
         (hostile, "is damaged or holds more than tensors and plain values; convert it once where you trust"),
         (legacy, "is not a file of torch.save of version 1.6 or later"),
         (compressed, "is compressed, which torch.save does not do"),

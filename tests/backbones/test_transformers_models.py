@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from small_models import MODELS, SIZE, saved, tokenizer
 
 from fedpeft import adapters, methods
-from fedpeft.backbones import BackboneSettings, build, skeleton
+from fedpeft.backbones import BackboneSettings, build, skeleton, skeletons
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.checkpoint import read_config
@@ -258,11 +258,16 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"text_config": {"num_hidden_layers": 10**9}}, "num_hidden_layers = 1000000000, at most"),
         ("config.json", {"vision_config": {**SIZE, "hidden_size": 2**19}}, "describes a model of"),
         ("config.json", {"text_config": {"num_hidden_layers": -1}}, "cannot be loaded"),
+        ("config.json", {"model_type": "swin", "depths": [4096] * 9}, "more than 32,768, at depths: give a whole"),
+        ("config.json", {"model_type": "swin", "depths": [0] * 40_000}, "more than 32,768, at depths: give a whole"),
+        ("config.json", {"model_type": "albert", "num_hidden_groups": 10**9}, "than 500 modules and parameters: give"),
         ("preprocessor_config.json", {"crop_size": {"height": 10**6, "width": 16}}, "height = 1000000, at most"),
         ("tokenizer_config.json", {"tokenizer_class": "NoSuchTokenizer"}, None),
     ],
 )
-def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, message, folders, tmp_path):
+def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, message, folders, tmp_path, monkeypatch):
+    if "num_hidden_groups" in entries:
+        monkeypatch.setattr(skeletons, "MOST_PARTS", 500)
     folder = tmp_path / "model"
     folder.mkdir()
     edited(folders("clip"), folder, file, **entries)

@@ -152,6 +152,8 @@ def without(tensors, name):
         ),
         (timm_tensors() | {"norm.bias": draw(7)}, {}, "first layernorm.bias"),
         (timm_tensors(), {"model_args": {}}, "the number of heads of its width 32 is not known"),
+        (timm_tensors() | {"blocks.999999999.x": draw(1)}, {}, "3 blocks, .* the number 999999999: copy it"),
+        (timm_tensors() | {f"blocks.{'9' * 5000}.x": draw(1)}, {}, "3 blocks, .* the number 9{40}: copy it"),
         (without(timm_tensors(), "cls_token"), {}, "not those of timm's vision transformer"),
         (without(timm_tensors(), "blocks.0.attn.qkv.weight"), {}, "does not hold a ViT"),
         (timm_tensors(), {"model_type": "bert"}, "does not hold a ViT .model_type 'bert'"),

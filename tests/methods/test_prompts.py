@@ -92,6 +92,14 @@ def test_a_rank_that_prompts_cannot_have_is_refused(vilt):
         prepared("dvpt", vilt(), rank=8)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_counting_draws_no_prompts(name, vilt):
+    settings = {"tokens": 10**9} | ({"rank": 8} if name == "dvpt" else {})
+    parameters = prepared(name, vilt().to("meta"), **settings).parameters()
+    assert all(parameter.is_meta for parameter in parameters.values())
+    assert max(max(parameter.shape) for parameter in parameters.values()) == 10**9
+
+
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [({"tokens": 0}, "tokens is 0"), ({"decomposition": "all"}, "decomposition is 'all'"), ({"tokns": 3}, "tokns")],

@@ -29,6 +29,7 @@ from fedpeft.backbones.checkpoint import (
 )
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.registry import ALBEF_PICKLE, TINY_ALBEF_FOLDER
+from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.vit_layouts import misfits
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
 
 def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:
     """Return the model on the meta device."""
-    with torch.device("meta"):
+    with without_weights():
         return kind(config)
 
 

@@ -16,11 +16,12 @@ fine-tuned on questions: it has a decoder of its own
 from __future__ import annotations
 
 import math
+import pickletools
 import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -42,7 +43,9 @@ HEAD = {"bias": "word_bias"} | {
     for module in ("dense", "LayerNorm")
     for kind in ("weight", "bias")
 }
-LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d+)\.(.*)")
+LAYER = re.compile(r"text_encoder\.encoder\.layer\.(\d{1,4})\.(.*)")
+# what a pickle of tensors is made of; what else torch allows, as bytearray and encode, can fill the memory
+MADE = re.compile(r"collections OrderedDict|torch \w+Storage|torch\._utils _rebuild_(tensor|tensor_v2|parameter)")
 OUTPUT = re.compile(r"(encoder\.layer\.\d+\.(?:attention\.)?output)\.dense\.")
 
 
@@ -64,9 +67,13 @@ def read_tensors(folder: Path) -> dict[str, Tensor]:
     if not (folder / ALBEF_PICKLE).is_file():
         raise ValueError(f"it has neither {weights.WEIGHTS} nor {ALBEF_PICKLE}")
     stored = _unpickled(folder / ALBEF_PICKLE)
-    return {
-        name: tensor.to(torch.float32, copy=True) for name, tensor in stored.items() if not NOT_READ.fullmatch(name)
-    }
+    kept = {name: tensor for name, tensor in stored.items() if not NOT_READ.fullmatch(name)}
+    held, needed = (folder / ALBEF_PICKLE).stat().st_size, sum(tensor.nbytes for tensor in kept.values())
+    if needed > held:  # tensors can be views of the same numbers
+        raise ValueError(
+            f"the tensors of its {ALBEF_PICKLE} have {needed:,} bytes, the file has {held:,}; download it again"
+        )
+    return {name: tensor.to(torch.float32, copy=True) for name, tensor in kept.items()}
 
 
 def image_sizes(tensors: Mapping[str, Tensor]) -> dict[str, int]:
@@ -172,17 +179,19 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         ValueError: it is not such a file.
     """
     convert = f"convert it once where you trust its author, as docs/backbones.md shows, and give the {weights.WEIGHTS}"
+    more = f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
     if not zipfile.is_zipfile(file):
         raise ValueError(f"its {ALBEF_PICKLE} is not a file of torch.save of version 1.6 or later; {convert}")
     with zipfile.ZipFile(file) as parts:
         if any(part.compress_type != zipfile.ZIP_STORED for part in parts.infolist()):
             raise ValueError(f"its {ALBEF_PICKLE} is compressed, which torch.save does not do; download it again")
+        pickles = [parts.open(part) for part in parts.infolist() if part.filename.lower().endswith("data.pkl")]
+        if not all(map(_is_plain, pickles)):
+            raise ValueError(more)
     try:
         content: Any = torch.load(file, map_location="cpu", weights_only=True, mmap=True)
     except Exception as error:  # pickle, torch and zip raise their own kinds, over many lines
-        raise ValueError(
-            f"its {ALBEF_PICKLE} is damaged or holds more than tensors and plain values; {convert}"
-        ) from error
+        raise ValueError(more) from error
     model = content.get("model") if isinstance(content, Mapping) else None
     if not isinstance(model, Mapping) or not all(isinstance(tensor, Tensor) for tensor in model.values()):
         raise ValueError(
@@ -192,3 +201,12 @@ def _unpickled(file: Path) -> dict[str, Tensor]:
         if tensor.is_sparse or tensor.untyped_storage().nbytes() < tensor.numel() * tensor.element_size():
             raise ValueError(f"its {ALBEF_PICKLE} stores fewer numbers than {name!s:.120} has; download it again")
     return dict(model)
+
+
+def _is_plain(pickle: IO[bytes]) -> bool:
+    """Return whether tensors and plain values are all that a pickle makes; it is not run for this."""
+    try:
+        made = [argument for operation, argument, _ in pickletools.genops(pickle) if operation.name == "GLOBAL"]
+    except ValueError:
+        return False
+    return all(MADE.fullmatch(str(name)) for name in made)

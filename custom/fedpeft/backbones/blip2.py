@@ -10,12 +10,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_kind, load_model, read_config, reading, unusable
 from fedpeft.backbones.features import LAST, pooled
 from fedpeft.backbones.model_inputs import ModelInputs
+from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.transformers_model import TransformersModel, check_features
 from fedpeft.errors import FedpeftError
 
@@ -121,5 +121,5 @@ def _config(source: str) -> Any:
 def _empty(config: Any) -> nn.Module:
     from transformers import Blip2ForConditionalGeneration
 
-    with torch.device("meta"):
+    with without_weights():
         return Blip2ForConditionalGeneration(config)

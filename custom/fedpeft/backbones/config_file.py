@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A checkpoint's config.json, which others wrote: read it, and refuse what would fetch code or fill the memory.
 
-The number of layers is what transformers loops over before it allocates anything; sizes are held against what the
-weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
+The number of layers is what transformers loops over before it allocates anything; so their sum is bounded, over all
+entries and lists. What they make together is counted on the meta device (`skeletons.without_weights`). Sizes are held
+against what the weights' file has (`weights.check_size`), and before that against a bound, so that nothing overflows.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any
 LAYERS = re.compile(r"(layer|depth|block|stage|expert|label|level)")
 SIZES = re.compile(r"(size|dim|width|head|channel|embd|model|state)")
 MOST_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
+MOST_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
 MOST_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
 OWN_ATTENTION = (None, "eager", "sdpa")
@@ -29,6 +31,7 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
     Raises:
         ValueError: names the entry and the remedy.
     """
+    layers = 0
     for count, (name, value) in enumerate(_entries(config)):
         if count > MOST_ENTRIES:
             raise ValueError(f"its config.json has more than {MOST_ENTRIES:,} entries: give the one of its checkpoint")
@@ -52,6 +55,12 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
             if abs(value) > most:
                 raise ValueError(
                     f"its config.json has {name} = {value!s:.20}, at most {most:,} is read: give a whole checkpoint"
+                )
+            layers += max(1, abs(value)) if most == MOST_LAYERS else 0
+            if layers > MOST_IN_ALL:
+                raise ValueError(
+                    f"the layers, blocks, experts and labels in its config.json add up to more than {MOST_IN_ALL:,}, "
+                    f"at {name}: give a whole checkpoint"
                 )
 
 

@@ -20,6 +20,7 @@ from fedpeft.backbones.features import LAST, pooled, token_of
 from fedpeft.backbones.images import Images
 from fedpeft.backbones.matrices import products
 from fedpeft.backbones.model_inputs import ModelInputs
+from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.writing import Writer, writer
 
@@ -169,7 +170,7 @@ def _empty(config: Any) -> nn.Module:
     """Return the model on the meta device."""
     from transformers import AutoModel
 
-    with torch.device("meta"):
+    with without_weights():
         return AutoModel.from_config(config, trust_remote_code=False)
 
 

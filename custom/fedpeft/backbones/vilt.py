@@ -24,6 +24,7 @@ from fedpeft.backbones.checkpoint import (
 )
 from fedpeft.backbones.images import Images, ProportionalImages, SquareImages
 from fedpeft.backbones.registry import TINY_FOLDER
+from fedpeft.backbones.skeletons import without_weights
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
@@ -175,7 +176,7 @@ def skeleton(source: str | None = None) -> Vilt:
 
     with reading(source or "", NAME):
         config = ViltConfig(**read_config(source)) if source else ViltConfig()
-        with torch.device("meta"):
+        with without_weights():
             return Vilt(ViltModel(config), None, None, config.max_position_embeddings)
 
 

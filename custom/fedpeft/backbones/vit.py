@@ -26,6 +26,7 @@ from fedpeft.backbones.checkpoint import (
 )
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.registry import TINY_VIT_FOLDER
+from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.vit_layouts import TIMM_KEY, VILT_KEY, from_timm, from_vilt, misfits, timm_settings
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ def _empty(config: ViTConfig) -> nn.Module:
     """Return the model without pooler on the meta device."""
     from transformers.models.vit.modeling_vit import ViTModel
 
-    with torch.device("meta"):
+    with without_weights():
         return ViTModel(config, add_pooling_layer=False)
 
 

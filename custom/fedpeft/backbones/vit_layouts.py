@@ -57,10 +57,12 @@ def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, An
     try:
         width, patch = shapes["cls_token"][-1], shapes["patch_embed.proj.weight"][-1]
         grid = math.isqrt(shapes["pos_embed"][1] - 1)
-        layers = 1 + max(int(name.split(".")[1]) for name in shapes if name.startswith("blocks."))
+        blocks = {name.split(".")[1] for name in shapes if name.startswith("blocks.")}
         inner = shapes["blocks.0.mlp.fc1.weight"][0]
     except (KeyError, IndexError, ValueError) as error:
         raise ValueError(f"its tensors are not those of timm's vision transformer (first missing {error})") from error
+    if stray := sorted(blocks - set(map(str, range(len(blocks))))):
+        raise ValueError(f"it has {len(blocks)} blocks, and one of them has the number {stray[0]:.40}: copy it again")
     arguments = stored.get("model_args")
     heads = arguments.get("num_heads") if isinstance(arguments, Mapping) else None
     heads = heads or TIMM_HEADS.get(width)
@@ -71,7 +73,7 @@ def timm_settings(shapes: Mapping[str, tuple[int, ...]], stored: Mapping[str, An
         )
     return {
         "hidden_size": width,
-        "num_hidden_layers": layers,
+        "num_hidden_layers": len(blocks),
         "num_attention_heads": heads,
         "intermediate_size": inner,
         "patch_size": patch,

@@ -20,6 +20,7 @@ from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, quest
 from fedpeft.backbones.checkpoint import unusable
 from fedpeft.backbones.images import Images
 from fedpeft.backbones.matrices import products
+from fedpeft.backbones.skeletons import without_weights
 
 if TYPE_CHECKING:
     from fedpeft.backbones.transformers_model import TransformersModel
@@ -132,7 +133,7 @@ def _with_output(model: nn.Module, kind: type[nn.Module], source: str) -> nn.Mod
     Raises:
         FedpeftError: the source has none.
     """
-    with torch.device("meta"):
+    with without_weights():
         whole = kind(model.config)
     setattr(whole, whole.base_model_prefix, model)
     words = model.get_input_embeddings().weight

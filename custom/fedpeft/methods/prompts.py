@@ -172,6 +172,8 @@ class PromptTuning(Tuning):
         return Prompts(backbone.model, layers, first, deep=self._deep)
 
     def _drawn(self, model: nn.Module, count: int, width: int, layer: int, seed: int) -> Tensor:
+        if next(model.parameters()).is_meta:
+            return torch.empty(count, width, device="meta")
         generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
         empty = torch.empty(count, width, device="cpu")
         if self._std is not None:
