@@ -1,9 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Any transformers model as a backbone: what it reads, where its slots are, and that the adapters train in it."""
 
+import importlib
 import json
+import re
 import shutil
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +21,7 @@ from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecod
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.checkpoint import read_config
 from fedpeft.backbones.features import pooled
+from fedpeft.backbones.processor_limits import check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.weights import INDEX
@@ -262,6 +266,10 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"model_type": "swin", "depths": [0] * 40_000}, "more than 32,768, at depths: give a whole"),
         ("config.json", {"model_type": "albert", "num_hidden_groups": 10**9}, "than 500 modules and parameters: give"),
         ("preprocessor_config.json", {"crop_size": {"height": 10**6, "width": 16}}, "height = 1000000, at most"),
+        ("preprocessor_config.json", {"size": {"longest_edge": 2**24}}, "size.longest_edge = 16777216, at most 4,096"),
+        ("preprocessor_config.json", {"pad_size": {"height": 1e12, "width": 1}}, "pad_size.height = 1000000000000, at"),
+        ("preprocessor_config.json", {"size_divisor": 10**9}, "size_divisor = 1000000000, at most 256 is read"),
+        ("preprocessor_config.json", {"crop_size": {"height": 4096, "width": 8}}, "all its tiles together = "),
         ("tokenizer_config.json", {"tokenizer_class": "NoSuchTokenizer"}, None),
     ],
 )
@@ -276,6 +284,40 @@ def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, messag
         load(folder)
     assert caught is None or "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("kind", "entries", "message"),
+    [
+        ("mllama", {"max_image_tiles": 4096}, "all its tiles together = "),
+        (
+            "llava_next",
+            {"image_grid_pinpoints": [[4096, 4096]], "crop_size": {"height": 1, "width": 1}},
+            "all its tiles",
+        ),
+        ("got_ocr2", {"max_patches": 4096}, "all its tiles together = "),
+        ("idefics3", {"max_image_size": {"longest_edge": 1}}, "all its tiles together = "),
+        ("qwen2_vl", {"temporal_patch_size": 4096}, "all its tiles together = "),
+        ("qwen2_vl", {"patch_size": 256, "merge_size": 256}, "all its tiles together = "),
+        ("qwen2_vl", {"min_pixels": 10**9}, "size.shortest_edge = 1000000000, at most 16,777,216 is read"),
+        ("qwen2_vl", {"patch_size": 1, "merge_size": 1}, "the number of its patches = 1003520, at most 131,072"),
+        ("qwen2_vl", {"size": {"shortest_edge": 65536, "longest_edge": 2**24}}, None),
+        ("pix2struct", {}, None),
+        ("llava_onevision", {}, None),
+    ],
+)
+def test_an_image_processor_makes_no_huge_image(kind, entries, message):
+    files = importlib.import_module(f"transformers.models.{kind}.image_processing_pil_{kind}")
+    processor = getattr(files, next(name for name in files.__all__ if name.endswith("Pil")))(**entries)
+    with pytest.raises(ValueError, match=re.escape(message)) if message else nullcontext():
+        check_image_processor(processor)
+
+
+@pytest.mark.parametrize(("name", "value"), [("patch_size", 1), ("num_additional_image_tokens", 10**9)])
+def test_a_processor_writes_no_huge_text(name, value):
+    images = SimpleNamespace(to_dict=lambda: {"size": {"shortest_edge": 4096}})
+    with pytest.raises(ValueError, match="at most"):
+        check_processor({"image_processor": {"size": 1}, name: value}, images)
 
 
 @pytest.mark.parametrize("file", ["processor_config.json", "audio_tokenizer_config.json"])

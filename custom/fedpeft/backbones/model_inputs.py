@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
 from fedpeft.backbones.config_file import check_config
 from fedpeft.backbones.images import Images, pictures
+from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
 
-LARGEST_SIDE, MOST_PIXELS = 4096, 2**24
 USUAL_SIDE, LARGEST_USUAL_SIDE = 224, 1024
 OWN_CODE = {"trust_remote_code": False}
 
@@ -168,11 +168,7 @@ def _image_processor(source: str, image_size: int | None) -> Any:
     from transformers import AutoImageProcessor
 
     processor = AutoImageProcessor.from_pretrained(source, backend="pil", **OWN_CODE)
-    for sizes in (getattr(processor, "size", None), getattr(processor, "crop_size", None)):
-        for name, pixels in dict(sizes or {}).items():
-            most = MOST_PIXELS if name == "longest_edge" else LARGEST_SIDE  # Qwen's processors count all pixels there
-            if isinstance(pixels, int | float) and pixels > most:
-                raise ValueError(f"its image processor has {name} = {pixels}, at most {most} is read")
+    check_image_processor(processor)
     if image_size is not None:
         if image_size > LARGEST_SIDE:
             raise FedpeftError(f"image_size is {image_size}, at most {LARGEST_SIDE}.", setting="backbone.image_size")
@@ -187,8 +183,8 @@ def _resized(size: Any, pixels: int) -> dict[str, int]:
     return dict.fromkeys(names or ("height", "width"), pixels)
 
 
-def _check_processor(source: str) -> None:
-    """Refuse a processor that names a model for sound: transformers would load it unchecked, from anywhere."""
+def _check_processor(source: str, images: Any) -> None:
+    """Refuse a processor of huge texts, or that names a model for sound, which transformers would load unchecked."""
     from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME, cached_file
 
     sound = cached_file(source, AUDIO_TOKENIZER_NAME, _raise_exceptions_for_missing_entries=False)
@@ -200,6 +196,7 @@ def _check_processor(source: str) -> None:
             f"remove it"
         )
     check_config(content)
+    check_processor(content, images)
 
 
 def _processor(config: Any, source: str, images: Any) -> Any:
@@ -215,7 +212,7 @@ def _processor(config: Any, source: str, images: Any) -> Any:
 
     # videos are not read, and their processors need torchvision
     of_images = type(kind.__name__, (kind,), {"get_attributes": classmethod(attributes)})
-    _check_processor(source)
+    _check_processor(source, images)
     processor = of_images.from_pretrained(source, **OWN_CODE)
     processor.image_processor = images
     return processor
