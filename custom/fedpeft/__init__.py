@@ -2,9 +2,10 @@
 """Federated parameter-efficient fine-tuning of vision-language models on NVIDIA FLARE.
 
 ``import fedpeft`` imports neither torch nor PEFT. It registers fedpeft's adapters with PEFT as soon as PEFT is
-imported, whichever of the two comes first.
+imported, whichever of the two comes first. It switches off transformers' kernels from the hub, which are compiled code.
 """
 
+import os
 from typing import Any
 
 import wrapt
@@ -13,6 +14,7 @@ from fedpeft import lazy
 
 __version__ = "0.1.0"
 
+os.environ["USE_HUB_KERNELS"] = "0"  # transformers reads it when it is imported
 wrapt.register_post_import_hook("fedpeft.methods.peft_types:register_all", "peft")
 
 # torch and PEFT cost seconds: only a program that loads an adapter imports them

@@ -3,9 +3,11 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +16,14 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 from small_models import MODELS, SIZE, saved, tokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton, skeletons
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.checkpoint import read_config
+from fedpeft.backbones.config_file import FETCHING
 from fedpeft.backbones.features import pooled
 from fedpeft.backbones.processor_limits import check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
@@ -256,6 +260,8 @@ CODE = "from pathlib import Path\nPath({!r}).touch()\n"
         ("config.json", {"vision_config": {"model_type": "timm_backbone"}}, "timm would read"),
         ("config.json", {"vision_config": {"use_timm_backbone": True}}, "timm would read"),
         ("config.json", {"transformers_weights": "model.safetensors.index.json"}, "remove that entry"),
+        ("config.json", {"model_type": "yoso"}, "may fetch compiled code from the hub: give a model of another kind"),
+        ("config.json", {"text_config": {"model_type": "rwkv"}}, "may fetch compiled code from the hub"),
         ("config.json", {"model_type": "t5"}, "is an encoder with a decoder"),
         ("config.json", {"model_type": "mine"}, "transformers has no code of its own"),
         ("config.json", {"vision_config": {"hidden_size": 10**9}}, "hidden_size = 1000000000, at most"),
@@ -284,6 +290,16 @@ def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, messag
         load(folder)
     assert caught is None or "\n" not in str(caught.value)
     assert not (tmp_path / "ran").exists()
+
+
+def test_no_other_kind_of_transformers_fetches_compiled_code():
+    folder = Path(hf.__file__).parent / "models"
+    fetches = (b"get_kernel(", b"load_kernel(", b"attn_kernel(", b"cpp_extension")
+    files = ((file, file.read_bytes()) for file in folder.glob("*/modeling_*.py"))
+    assert {file.parent.name for file, text in files if any(name in text for name in fetches)} == set(FETCHING)
+    kinds = {kind for kind in CONFIG_MAPPING_NAMES if model_type_to_module_name(kind) in FETCHING}
+    assert kinds == set(FETCHING)
+    assert os.environ["USE_HUB_KERNELS"] == "0"
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ MOST_LAYERS, LARGEST_SIZE, LARGEST_NUMBER = 4096, 2**20, 2**40
 MOST_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_only_layers
 MOST_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
+FETCHING = ("mra", "rwkv", "sam3_video", "yoso")  # with the package kernels, whatever USE_HUB_KERNELS says
 OWN_ATTENTION = (None, "eager", "sdpa")
 
 
@@ -41,6 +42,11 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
                     f"its config.json names {value!r:.80} as {name}, which may be code from elsewhere and is never "
                     f"loaded: remove that entry"
                 )
+        elif name == "model_type" and value in FETCHING:
+            raise ValueError(
+                f"its config.json has model_type = {value!r}, for which transformers may fetch compiled code from the "
+                f"hub: give a model of another kind"
+            )
         elif not timm and (
             (name == "model_type" and str(value).startswith("timm")) or (name == "use_timm_backbone" and value)
         ):
