@@ -63,7 +63,7 @@ def run_card(folder, monkeypatch):
     ],
     ids=" ".join,
 )
-def test_the_lines_of_the_card_give_the_accuracy_of_the_run(sections, tmp_path, monkeypatch, overrides):
+def test_the_lines_of_the_card_give_the_accuracy_of_the_run(sections, tmp_path, tiny_source, monkeypatch, overrides):
     kept, metrics = site(sections, tmp_path, *overrides)
     export(kept, tmp_path / "out")
     card = run_card(tmp_path / "out", monkeypatch)
@@ -74,7 +74,7 @@ def test_the_lines_of_the_card_give_the_accuracy_of_the_run(sections, tmp_path, 
         chosen = head(backbone(**backbone.collate(images, questions))).argmax(-1)
     right = [answers[number] == example.answer for number, example in zip(chosen, examples, strict=True)]
     assert sum(right) / len(right) == metrics["overall"]
-    again = find(tmp_path / "out", site=None)
+    again = find(tmp_path / "out", site=None, backbone=tiny_source)
     assert figures(again, examples)[1] == metrics["overall"]
     assert figures(again, examples)[0] == figures(kept, examples)[0]
 
@@ -93,14 +93,16 @@ def test_plain_peft_loads_it(sections, tmp_path, tiny_source):
 
 
 @pytest.mark.parametrize("kind", ["classes", "labels"])
-def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(sections, tmp_path, monkeypatch, kind):
+def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(
+    sections, tmp_path, tiny_source, monkeypatch, kind
+):
     root = table(tmp_path / "data", kind)
     chosen = sections("method.aggregation=fedavg", "training.thresholds=validation")
     chosen = {**chosen, "data": {"dataset": "manifest", "root": str(root)}}
     folder, metrics = trained(chosen, tmp_path / "state", sites=("slake",))["slake"]
     kept, out = find(folder, site=None), tmp_path / "out"
     export(kept, out)
-    assert figures(find(out, site=None), of_split("test", kept).examples)[1] == metrics["overall"]
+    assert figures(find(out, site=None, backbone=tiny_source), of_split("test", kept).examples)[1] == metrics["overall"]
     card = run_card(out, monkeypatch)
     total = card["probabilities"].sum().item()
     assert (total == pytest.approx(1)) is (kind == "classes")
@@ -108,7 +110,7 @@ def test_an_exported_model_of_classes_or_labels_has_the_figures_of_the_run(secti
     assert str(tmp_path) not in "".join(file.read_text() for file in out.glob("*.json"))
 
 
-def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path):
+def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path, tiny_source):
     kept, _ = site(sections, tmp_path, "method.site_settings={slake: {reduction_factor: 2}, vqa-med-2020: {}}")
     assert kept.record.sections["method"].pop("name") == "houlsby"  # as in a job that leaves it to the default
     export(kept, tmp_path / "out")
@@ -125,7 +127,35 @@ def test_the_folder_has_what_its_own_site_needs_and_no_more(sections, tmp_path):
     assert "say nothing about medicine" in card
     assert card.count("\n| 1 |") == card.count("\n| 2 |") == 1
     with pytest.raises(FedpeftError, match="does not say where data are"):
-        of_split("test", find(tmp_path / "out", site=None))
+        of_split("test", find(tmp_path / "out", site=None, backbone=tiny_source))
+
+
+def test_a_strangers_folder_leads_nowhere_and_fills_no_memory(sections, tmp_path, tiny_source):
+    kept, _ = site(sections, tmp_path)
+    export(kept, tmp_path / "out")
+    file = tmp_path / "out" / "model.json"
+    whole = file.read_text()
+
+    def read(section, backbone=None, **values):
+        content = json.loads(whole)
+        content["record"]["sections"]["backbone"].pop("source")
+        content["record"]["sections"][section] |= values
+        file.write_text(json.dumps(content))
+        return find(tmp_path / "out", site=None, backbone=backbone)
+
+    with pytest.raises(FedpeftError, match=r"names 'stranger/model' as its backbone, .* name with --backbone a folder"):
+        read("backbone", source="stranger/model")
+    with pytest.raises(FedpeftError, match="names 'stranger/model' as its backbone"):
+        read("backbone", sites={"slake": {"source": "stranger/model"}})
+    with pytest.raises(FedpeftError, match=r"backbone.image_size = 1000000, at most 4,096"):
+        read("backbone", image_size=10**6)
+    assert "workers" not in read("training", workers=1000, images_mib=1e9).record.sections["training"]
+    with pytest.raises(FedpeftError, match=r"make an adapter of [\d,]+ parameters, it holds [\d,]+: export"):
+        Predictor(read("method", tiny_source, settings={"houlsby": {"reduction_factor": 1}}))
+    chosen = read("backbone", backbone=tiny_source, source="stranger/model")
+    assert Predictor(chosen).model.backbone.num_layers == 2
+    with pytest.raises(FedpeftError, match="is no exported folder: leave it out"):
+        find(kept.folder.parent, site=None, backbone=tiny_source)
 
 
 @pytest.mark.slow

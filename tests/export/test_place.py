@@ -55,7 +55,7 @@ def test_an_earlier_export_is_replaced_with_force_alone(tmp_path):
     check_place(tmp_path / "empty", force=False)
 
 
-def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_path, capsys):
+def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_path, tiny_source, capsys):
     folder, _ = trained(sections("training.rounds=1"), tmp_path / "state")["slake"]
     command = ["export", str(folder), "--out", str(tmp_path / "out")]
     assert main(command) == 0
@@ -64,7 +64,12 @@ def test_the_export_command_writes_once_and_overwrites_nothing(sections, tmp_pat
     assert "earlier export" in capsys.readouterr().err
     assert main([*command, "--force"]) == 0
     capsys.readouterr()
-    for arguments, sentence in ((["--round", "2"], "holds round 1 alone"), (["--site", "north"], "is of site slake")):
+    trusted = ["--backbone", tiny_source]
+    for arguments, sentence in (
+        ([*trusted, "--round", "2"], "holds round 1 alone"),
+        ([*trusted, "--site", "north"], "is of site slake"),
+        ([], "which whoever exported it chose: name with --backbone"),
+    ):
         assert main(["predict", str(tmp_path / "out"), "--image", str(tmp_path), *arguments]) == 1
         assert sentence in capsys.readouterr().err
     (tmp_path / "out" / "head.safetensors").write_bytes(b"none")

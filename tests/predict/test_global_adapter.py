@@ -103,7 +103,7 @@ def logits(kept, adapter=None):
         return predictor.model.answering.eval()(batch.inputs)
 
 
-def test_the_result_a_peft_folder_and_an_exported_head_are_one_model(run, tmp_path):
+def test_the_result_a_peft_folder_and_an_exported_head_are_one_model(run, tmp_path, tiny_source):
     workspace, chosen, state = run
     kept = find(workspace, site="slake")
     learner = Learner.from_sections(chosen, site="slake", folder=tmp_path / "none")
@@ -111,7 +111,7 @@ def test_the_result_a_peft_folder_and_an_exported_head_are_one_model(run, tmp_pa
     learner.head.load_state_dict(kept.state.head)
     folder = peft_folder(tmp_path / "adapter", state, chosen)
     export(kept, tmp_path / "model")
-    exported = find(tmp_path / "model", site=None)
+    exported = find(tmp_path / "model", site=None, backbone=tiny_source)
     result = find_adapter(str(workspace), tmp_path)
     assert find_adapter(str(folder), tmp_path) == folder
     assert measured(kept, result) == learner.evaluate()

@@ -9,9 +9,8 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.federation import site_backbone
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.predict.exported import OF_MACHINE
 from fedpeft.settings import build
-
-NOT_NEEDED = ("features_mib", "compile", "workers", "images_mib")  # of `training`: about the machine
 
 
 def exported_sections(record: ModelRecord) -> dict[str, Any]:
@@ -24,6 +23,6 @@ def exported_sections(record: ModelRecord) -> dict[str, Any]:
     return {
         "backbone": {"name": backbone.name, **own},
         "method": {**kept, "name": method.name, "settings": {method.name: method.settings_of(record.site)}},
-        "training": {name: value for name, value in sections["training"].items() if name not in NOT_NEEDED},
+        "training": {name: value for name, value in sections["training"].items() if name not in OF_MACHINE},
         "schedule": {},
     }

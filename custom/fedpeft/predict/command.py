@@ -38,6 +38,9 @@ def add(commands: Any) -> None:
     predict.add_argument(
         "--adapter", metavar="PATH", help="with the site's head: 'global', a PEFT folder, or the server's result"
     )
+    predict.add_argument(
+        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the usual one"
+    )
     predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
     predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
     predict.set_defaults(command=_run)
@@ -54,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from fedpeft.predict.table import write_csv
 
     console = Console()
-    kept = find(arguments.run, site=arguments.site, round=arguments.round)
+    kept = find(arguments.run, site=arguments.site, round=arguments.round, backbone=arguments.backbone)
     adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
     if arguments.image:
         wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))

@@ -7,24 +7,37 @@ model/                                            full weights, where they were 
 head.safetensors, answers.json                    what tells the answers apart, and the answers in its order
 model.json                                        what the model is (`fedpeft.client.model_record`)
 README.md, tokenizer and preparation of images
+
+It may come from a stranger: it leads to no other folder or hub name than the backbone's usual one, and sets nothing of
+the machine.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.client.site_state import RECORD, SiteState
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_backbone
 from fedpeft.settings import build
 
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
 ADAPTER = "adapter_config.json"
+OF_MACHINE = ("features_mib", "compile", "workers", "images_mib")  # settings of `training` that an export leaves out
+MOST = {
+    ("backbone", "image_size"): 4096,
+    ("backbone", "text_length"): 4096,
+    ("training", "evaluation_batch_size"): 4096,
+    ("training", "threads"): 256,
+}
 HEAD_ALONE = {"name": "classifier", "aggregation": "none"}  # the method of a folder with merged weights alone
 
 
@@ -33,11 +46,15 @@ def is_exported(folder: Path) -> bool:
     return all((folder / name).is_file() for name in (RECORD, HEAD, ANSWERS))
 
 
-def read(folder: Path) -> SiteState:
+def read(folder: Path, *, backbone: str | None = None) -> SiteState:
     """Read a site's model from an exported folder.
 
+    Args:
+        folder: of the export.
+        backbone: folder or hub name of its backbone, which the user chose; None: the usual one.
+
     Raises:
-        FedpeftError: a file is missing or damaged.
+        FedpeftError: a file is missing or damaged, or the model needs a backbone that the user has to choose.
     """
     try:
         values = json.loads((folder / RECORD).read_text())
@@ -46,23 +63,45 @@ def read(folder: Path) -> SiteState:
         head = load_file(folder / HEAD)
     except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
         raise FedpeftError(f"the exported folder {folder} cannot be read ({error}): export it again.") from error
+    own = site_backbone(record.sections.get("backbone"), record.site)
     if not (folder / ADAPTER).is_file():
-        return SiteState(round=round, adapter={}, head=head, optimizer={}, record=_of_weights(record, folder))
+        if backbone is not None:
+            raise FedpeftError(f"--backbone is {backbone!r:.200}, and {folder} has weights of its own: leave it out.")
+        record = _with(record, {**own, "source": str(folder / WEIGHTS)}, method=HEAD_ALONE)
+        return SiteState(round=round, adapter={}, head=head, optimizer={}, record=record)
     from fedpeft.methods.adapter_folder import read_config, read_state
 
+    own |= {} if backbone is None else {"source": backbone}
+    settings = build(BackboneSettings, own, section="backbone")
+    if backbone is None and settings.source not in (None, usual_source(settings.name)):
+        raise FedpeftError(
+            f"{folder} names {settings.source!r:.200} as its backbone, which whoever exported it chose: name with "
+            f"--backbone a folder or hub name that you trust, this one or your own copy of it."
+        )
+    record = _with(record, own)
     adapter = read_state(folder, read_config(folder), family)
     other = folder / BESIDE
     beside = read_state(other, read_config(other), family) if other.is_dir() else {}
     return SiteState(round=round, adapter=adapter, beside=beside, head=head, optimizer={}, record=record)
 
 
-def _of_weights(record: ModelRecord, folder: Path) -> ModelRecord:
-    backbone: dict[str, Any] = {**record.sections["backbone"], "source": str(folder / WEIGHTS)}
-    return build(
-        ModelRecord,
-        {**vars_of(record), "sections": {**record.sections, "backbone": backbone, "method": HEAD_ALONE}},
-        section=RECORD,
-    )
+def _with(record: ModelRecord, backbone: Mapping[str, Any], **sections: Any) -> ModelRecord:
+    """Return a record with other sections, without the settings about the machine that trained.
+
+    Raises:
+        FedpeftError: a number of the job is beyond what is predicted with.
+    """
+    training = record.sections.get("training")
+    if isinstance(training, Mapping):
+        sections["training"] = {name: value for name, value in training.items() if name not in OF_MACHINE}
+    sections = {**record.sections, "backbone": dict(backbone), **sections}
+    for (section, name), most in MOST.items():
+        value = sections[section].get(name) if isinstance(sections.get(section), Mapping) else None
+        if isinstance(value, int | float) and value > most:
+            raise FedpeftError(
+                f"the exported model has {section}.{name} = {value!r:.40}, at most {most:,} is read: get another one."
+            )
+    return build(ModelRecord, {**vars_of(record), "sections": sections}, section=RECORD)
 
 
 def vars_of(record: ModelRecord) -> dict[str, Any]:

@@ -35,21 +35,24 @@ class KeptModel:
         state: its tensors.
         record: what it is.
         policy: the site's own file; None in the simulator, and of an exported folder.
+        exported: whether it comes from an exported folder, which may be a stranger's.
     """
 
     folder: Path
     state: SiteState
     record: ModelRecord
     policy: SitePolicy | None = None
+    exported: bool = False
 
 
-def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
+def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
     """Return a site's model.
 
     Args:
         named: see above.
         site: its name; needed in a simulator's workspace, where all sites are.
         round: `last`, `best` by the validation split, or a number.
+        backbone: of an exported folder: a folder or hub name in place of the backbone's usual one.
 
     Raises:
         FedpeftError: there is none; says what to name instead.
@@ -57,7 +60,9 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
     if not named.is_dir():
         raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
     if exported.is_exported(named):
-        return _exported(named, site, round)
+        return _exported(named, site, round, backbone)
+    if backbone is not None:
+        raise FedpeftError(f"--backbone is {backbone!r:.200}, and {named} is no exported folder: leave it out.")
     lineage = _lineage(named.resolve(), site)
     folder = _round_folder(lineage, round)
     state = _loaded(folder)
@@ -70,13 +75,13 @@ def find(named: Path, *, site: str | None, round: str = LAST) -> KeptModel:
     return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(named, lineage))
 
 
-def _exported(folder: Path, site: str | None, round: str) -> KeptModel:
-    state = exported.read(folder)
+def _exported(folder: Path, site: str | None, round: str, backbone: str | None) -> KeptModel:
+    state = exported.read(folder, backbone=backbone)
     assert state.record
     _check_site(folder, state.record, site)
     if round not in (LAST, str(state.round)):
         raise FedpeftError(f"--round is {round!r:.80}, and {folder} holds round {state.round} alone: leave it out.")
-    return KeptModel(folder=folder, state=state, record=state.record)
+    return KeptModel(folder=folder, state=state, record=state.record, exported=True)
 
 
 def _check_site(folder: Path, record: ModelRecord, site: str | None) -> None:

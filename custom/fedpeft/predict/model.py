@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedpeft.backbones import BackboneSettings
+from fedpeft.backbones import BackboneSettings, skeleton
 from fedpeft.client import computing
 from fedpeft.client.answering.answering import Scored
 from fedpeft.client.batches import Batch, Batches
@@ -21,6 +21,8 @@ from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_backbone
 from fedpeft.job_settings import CommonSettings
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import parameter_count
 from fedpeft.predict.global_adapter import load_with_head
 from fedpeft.predict.kept_model import KeptModel
 from fedpeft.settings import build
@@ -133,9 +135,12 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
     training = replace(training, compile=False)
     if kept.policy and training.device == "auto":
         training = replace(training, device=kept.policy.device)
+    backbone = build(BackboneSettings, site_backbone(sections["backbone"], record.site), section="backbone")
+    if kept.exported:
+        _check_size(kept, backbone, method)
     model = SiteModel(
         site=record.site,
-        backbone=build(BackboneSettings, site_backbone(sections["backbone"], record.site), section="backbone"),
+        backbone=backbone,
         method=method,
         training=training,
         schedule=schedule,
@@ -148,6 +153,18 @@ def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:
     else:
         model.restore(kept.state)
     return model
+
+
+def _check_size(kept: KeptModel, backbone: BackboneSettings, method: MethodSettings) -> None:
+    """Refuse settings of an export that make a larger adapter than it holds, before memory is taken for it."""
+    held = sum(tensor.numel() for tensor in kept.state.adapter.values())
+    empty = skeleton(backbone.name, backbone.source)
+    made = parameter_count(empty, method.method.tuning(), method.settings_of(kept.record.site)).trained
+    if made > held:
+        raise FedpeftError(
+            f"the settings of the export {kept.folder} make an adapter of {made:,} parameters, it holds {held:,}: "
+            f"export the model again."
+        )
 
 
 def _check_sections(record: ModelRecord) -> None:
