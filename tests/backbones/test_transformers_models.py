@@ -12,6 +12,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import tokenizers
 import torch
 import transformers as hf
 from safetensors.torch import load_file
@@ -28,6 +29,7 @@ from fedpeft.backbones.features import pooled
 from fedpeft.backbones.processor_limits import check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
+from fedpeft.backbones.tokenizer_limits import check_growth
 from fedpeft.backbones.weights import INDEX
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import is_key
@@ -327,6 +329,29 @@ def test_an_image_processor_makes_no_huge_image(kind, entries, message):
     processor = getattr(files, next(name for name in files.__all__ if name.endswith("Pil")))(**entries)
     with pytest.raises(ValueError, match=re.escape(message)) if message else nullcontext():
         check_image_processor(processor)
+
+
+LONGER = {"type": "Replace", "pattern": {"String": "o"}, "content": "oo"}
+TWICE = [{"Sequence": {"id": "A", "type_id": 0}}] * 2
+TEMPLATE = {"type": "TemplateProcessing", "single": TWICE, "pair": TWICE, "special_tokens": {}}
+BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+
+
+@pytest.mark.parametrize(
+    ("part", "steps"),
+    [
+        ("normalizer", {"type": "Sequence", "normalizers": [LONGER] * 40}),
+        ("normalizer", {**LONGER, "content": "o" * 10_000}),
+        ("normalizer", {"type": "Sequence", "normalizers": [LONGER | {"pattern": {"Regex": ""}, "content": "o"}] * 40}),
+        ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [BYTES] * 40}),
+        ("post_processor", {"type": "Sequence", "processors": [TEMPLATE] * 40}),
+    ],
+)
+def test_a_tokenizer_makes_no_huge_text(part, steps, folders):
+    content = json.loads((folders("clip") / "tokenizer.json").read_text()) | {part: steps}
+    backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+    with pytest.raises(ValueError, match=rf"more than 1,024 times as long, at \w+ of its {part}: give the tokenizer"):
+        check_growth(SimpleNamespace(backend_tokenizer=backend))
 
 
 @pytest.mark.parametrize(("name", "value"), [("patch_size", 1), ("num_additional_image_tokens", 10**9)])

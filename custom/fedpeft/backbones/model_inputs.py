@@ -20,6 +20,7 @@ from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
 from fedpeft.backbones.config_file import check_config
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor
+from fedpeft.backbones.tokenizer_limits import check_growth
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
@@ -159,6 +160,7 @@ def _tokenizer(source: str) -> Any:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(source, **OWN_CODE)
+    check_growth(tokenizer)
     if tokenizer.pad_token is None:
         tokenizer.pad_token = tokenizer.eos_token or tokenizer.unk_token
     return tokenizer
