@@ -235,6 +235,7 @@ USER_ERRORS = [
         "schedule.site_budgets={slake: x}",
         "^schedule.site_budgets is .*, it must be an object of whole numbers: ",
     ),
+    (f"schedule.budget_range=[0, {2**63 - 1}]", r"budget_range is .*, it must be .*, at most 1,000,000"),
     ("schedule.budget_range=[a, b]", "^schedule.budget_range is .*, it must be a list of whole numbers: correct"),
     ("method.pia=3", "^method.pia is 3, it must be an object of settings: correct"),
     ("method.settings={houlsby: {widht: 3}}", "adapter 'houlsby' has no setting 'widht': it has"),

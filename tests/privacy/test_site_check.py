@@ -64,6 +64,8 @@ REFUSED = [
     ("the excluded images of the site", {"data": {"exclude": ["a"]}}, {"exclude": ("a",)}, "data.exclude"),
     ("a window", {"data": {"window": {"center": 1, "width": 2}}}, {}, "data.window"),
     ("a folder", {"data": {"root": "/etc"}}, {}, "data.root"),
+    ("a user's folder", {"data": {"root": "~root"}}, {}, "data.root"),
+    ("the folder of nobody", {"data": {"root": "~no-such-user"}}, {}, "data.root"),
     ("the folder of the site", {"data": {"root": "/srv"}}, {"roots": {"manifest": "/srv"}}, "data.root"),
     (
         "other columns of its tables",

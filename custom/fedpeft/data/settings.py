@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -105,7 +106,8 @@ class DataSettings:
                     f"root={self.root!r} is not a folder name; give a path, or None to use FEDPEFT_DATA.",
                     setting="root",
                 )
-            object.__setattr__(self, "root", Path(self.root).expanduser())
+            # a home that is not there stays as it is: a job must not learn from an error which users a site has
+            object.__setattr__(self, "root", Path(os.path.expanduser(self.root)))
         if self.site is not None and (not isinstance(self.site, str) or not self.site.strip()):
             raise DataError(
                 f"site={self.site!r} is not a site's name; give text, or None for the data set's own name.",

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
+MOST_BUDGET = 1_000_000
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
@@ -103,9 +104,11 @@ class ScheduleSettings:
         if self.budget_range and not (
             len(self.budget_range) == 2
             and all(isinstance(budget, int) for budget in self.budget_range)
-            and 0 <= self.budget_range[0] <= self.budget_range[1]
+            and 0 <= self.budget_range[0] <= self.budget_range[1] <= MOST_BUDGET
         ):
-            raise FedpeftError(f"budget_range is {list(self.budget_range)}, it must be [lowest, highest].")
+            raise FedpeftError(
+                f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MOST_BUDGET:,}."
+            )
         for site, budget in self.site_budgets.items():
             at_least(f"site_budgets.{site}", budget, 0)
         for site, round in self.joins.items():
