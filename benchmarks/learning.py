@@ -245,7 +245,7 @@ def main() -> None:
         file, methods = chosen.out or study.RESULTS, chosen.methods or ()
         if problem := study.refusal(methods, chosen.set, file):
             parser.error(problem)
-        run_study(file, chosen.seeds or study.SEEDS, methods=methods, overrides=chosen.set, processes=chosen.processes)
+        run_study(file, chosen.seeds, methods=methods, overrides=chosen.set, processes=chosen.processes)
         return
     seeds = chosen.seeds or SEEDS
     everything = chosen.methods == [ALL]
@@ -285,14 +285,19 @@ def main() -> None:
 
 
 def run_study(
-    file: Path, seeds: Sequence[int], *, methods: Sequence[str] = (), overrides: Sequence[str] = (), processes: int
+    file: Path,
+    seeds: Sequence[int] | None,
+    *,
+    methods: Sequence[str] = (),
+    overrides: Sequence[str] = (),
+    processes: int,
 ) -> None:
     """Run what is missing, a line at a time, and print the tables of all that is there.
 
     Args:
         file: of the results; its runs with the same overrides are not run again. Runs of the study as it is
             published have no overrides, and their lines no such field.
-        seeds: of the runs.
+        seeds: of the runs; None: those of the study.
         methods: rows of the study to run; none: all.
         overrides: settings that every run gets beside its own.
         processes: runs at the same time.

@@ -21,6 +21,7 @@ from fedpeft.compare.intervals import interval, paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "study.jsonl"
 SEEDS = (0, 1, 2, 3, 4)
+SEEDS_OF_LAYERS = tuple(range(10))  # the rows of `LAYERS` differ more from seed to seed
 WORLDS = (0, 7)
 MIDDLE_WORLD = 3
 SHORT, LONG = 12, 30
@@ -105,8 +106,14 @@ class Run:
         return [f"data.dialects={self.dialects}", f"training.rounds={self.rounds}", "training.local_epochs=1"]
 
 
-def runs(seeds: Sequence[int]) -> Iterator[Run]:
-    """All runs: those of `RUN_FIRST`, those of four layers and of the world in the middle, then the others."""
+def runs(seeds: Sequence[int] | None = None) -> Iterator[Run]:
+    """All runs: those of `RUN_FIRST`, those of four layers and of the world in the middle, then the others.
+
+    Args:
+        seeds: of every row; None: `SEEDS`, and last the rows of four layers with the others of `SEEDS_OF_LAYERS`.
+    """
+    later = [] if seeds else [seed for seed in SEEDS_OF_LAYERS if seed not in SEEDS]
+    seeds = seeds or SEEDS
     others = [method for method in METHODS if method not in RUN_FIRST]
     for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in RUN_FIRST)
@@ -116,6 +123,7 @@ def runs(seeds: Sequence[int]) -> Iterator[Run]:
     for seed in seeds:
         yield from (Run(world, method, seed) for world in reversed(WORLDS) for method in others)
         yield from (Run(world, method, seed, LONG) for world in WORLDS for method in METHODS_OF_LONG_RUNS)
+    yield from (Run(0, method, seed) for seed in later for method in LAYERS)
 
 
 def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str | None:

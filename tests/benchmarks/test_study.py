@@ -120,7 +120,7 @@ def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(stu
 
 def test_every_row_of_the_study_is_a_method_that_can_run(study, benchmark):
     assert set(study.ROWS) <= set(benchmark("learning").KNOWN)
-    every = list(study.runs(study.SEEDS))
+    every = list(study.runs())
     assert len(every) == len(set(every))
     assert {run.method for run in every} == set(study.ROWS)
 
@@ -130,7 +130,7 @@ def test_the_published_results_are_runs_of_the_study_without_other_settings(stud
     assert not [line for line in lines if "overrides" in line]
     known = [study.Run(line["dialects"], line["method"], line["seed"], len(line["rounds"])) for line in lines]
     assert len(known) == len(set(known))
-    assert set(known) <= set(study.runs(study.SEEDS))
+    assert set(known) <= set(study.runs())
 
 
 def test_aims_are_the_paired_differences_of_their_rows(study):

@@ -56,7 +56,7 @@ def as_started(runs):
 
 def test_without_seeds_all_of_the_study_run(study, command, started, published):
     command()
-    assert started == as_started(study.runs(study.SEEDS))
+    assert started == as_started(study.runs())
 
 
 @pytest.mark.parametrize("seeds", [(0, 1, 2), (4,)])
