@@ -16,7 +16,7 @@ import tokenizers
 import torch
 import transformers as hf
 from safetensors.torch import load_file
-from small_models import MODELS, SIZE, saved, tokenizer
+from small_models import MODELS, SIZE, gpt2, saved, tokenizer
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES, model_type_to_module_name
 
 from fedpeft import adapters, methods
@@ -146,6 +146,21 @@ def test_every_tower_has_its_slots(name, folders):
     # LoRA too is in all towers that have a projection of queries, whatever they call it
     keys = methods.get("lora").tuning().prepare(backbone, {}, seed=0).parameters()
     assert {key.split(".")[2] for key in keys} == {role for role in roles if role.endswith(("query", "value"))}
+
+
+JOINT = {  # of 2 layers with d = 32: a joint (96, 32) and a (32, 32); Qwen's text has three (32, 32) and one
+    ("gpt2", "attention"): 2 * (96 * 32 + 96 + 32 * 32 + 32),
+    ("gpt2", "ia3"): 2 * (96 + 128),
+    ("qwen_vl", "attention"): 2 * (96 * 32 + 96 + 32 * 32 + 32) + 2 * (3 * (32 * 32 + 32) + 32 * 32),
+    ("qwen_vl", "ia3"): 2 * (96 + 64) + 2 * (32 + 32 + 64),
+    ("qwen_vl", "vera"): 2 * 2 * (32 + 256),  # needs the query alone: the text has it
+}
+
+
+@pytest.mark.parametrize(("name", "method"), JOINT)
+def test_one_matrix_of_query_key_and_value_trains_as_three_do(name, method, folders, tmp_path):
+    backbone = load(gpt2(tmp_path) if name == "gpt2" else folders(name))
+    assert parameter_count(backbone, methods.get(method).tuning(), {}).trained == JOINT[name, method]
 
 
 CONFIGS = {

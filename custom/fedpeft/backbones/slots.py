@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping
 
 from fedpeft.errors import FedpeftError
 
+QKV, IN_QKV = "qkv", ("query", "key", "value")  # the role of a joint projection, and the roles that it stands for
+
 
 def _paths(layer: str, **modules: str) -> dict[str, str]:
     return {role: f"{layer}.{module}" for role, module in modules.items()}
@@ -47,6 +49,10 @@ def _towers(**towers: dict[str, str]) -> dict[str, str]:
     return {f"{tower}_{role}": path for tower, roles in towers.items() for role, path in roles.items()}
 
 
+def _within(module: str, roles: dict[str, str]) -> dict[str, str]:
+    return {role: f"{module}.{path}" for role, path in roles.items()}
+
+
 SLOTS: dict[str, dict[str, str]] = {
     "vilt": {
         "attention": "encoder.layer.{layer}.attention.output",
@@ -58,14 +64,12 @@ SLOTS: dict[str, dict[str, str]] = {
     "roberta": _BERT,
     "vit": _paths("layers.{layer}", **_VIT),
     "dinov2": _paths("encoder.layer.{layer}", **_VIT),
-    # one matrix, c_attn, makes query, key and value: there is no place for query or value alone
+    # one matrix, `qkv` below, makes query, key and value: there is no place for query or value alone
     "gpt2": _paths("h.{layer}", attention="attn", output="mlp"),
     "llama": _paths(
         "layers.{layer}", attention="self_attn", output="mlp", query="self_attn.q_proj", value="self_attn.v_proj"
     ),
-    "clip": {
-        f"{tower}_{role}": f"{tower}_model.{path}" for tower in ("text", "vision") for role, path in _CLIP_TOWER.items()
-    },
+    "clip": _towers(text=_within("text_model", _CLIP_TOWER), vision=_within("vision_model", _CLIP_TOWER)),
     "clip_text_model": _CLIP_TOWER,
     "clip_vision_model": _CLIP_TOWER,
     "albef": _towers(vision=_ALBEF_VISION, text=_ALBEF_TEXT),
@@ -101,8 +105,8 @@ _ALBEF_INNER = {
 _ALBEF_TEXT_INNER = _paths("text_encoder.encoder.layer.{layer}", **_ALBEF_INNER)
 _ALBEF_DECODER_INNER = _paths("decoder.encoder.layer.{layer}", **_ALBEF_INNER)
 
-# modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, the linear layers at the
-# end of the attention and of the feed-forward block, the norms of both
+# modules that PEFT's tuners of single matrices and norms need besides: the projection to keys, or the joint one to
+# query, key and value; the linear layers at the end of the attention and of the feed-forward block; the norms of both
 INNER: dict[str, dict[str, str]] = {
     "vilt": _paths(
         "encoder.layer.{layer}",
@@ -116,7 +120,14 @@ INNER: dict[str, dict[str, str]] = {
     "roberta": _BERT_INNER,
     "vit": _paths("layers.{layer}", **_VIT_INNER, **_VIT_NORMS),
     "dinov2": _paths("encoder.layer.{layer}", **_VIT_INNER, attention_norm="norm1", output_norm="norm2"),
-    "gpt2": _paths("h.{layer}", second_linear="mlp.c_proj", attention_norm="ln_1", output_norm="ln_2"),
+    "gpt2": _paths(
+        "h.{layer}",
+        qkv="attn.c_attn",
+        attention_linear="attn.c_proj",
+        second_linear="mlp.c_proj",
+        attention_norm="ln_1",
+        output_norm="ln_2",
+    ),
     "llama": _paths(
         "layers.{layer}",
         key="self_attn.k_proj",
@@ -125,9 +136,7 @@ INNER: dict[str, dict[str, str]] = {
         attention_norm="input_layernorm",
         output_norm="post_attention_layernorm",
     ),
-    "clip": {
-        f"{tower}_{role}": f"{tower}_model.{path}" for tower in ("text", "vision") for role, path in _CLIP_INNER.items()
-    },
+    "clip": _towers(text=_within("text_model", _CLIP_INNER), vision=_within("vision_model", _CLIP_INNER)),
     "clip_text_model": _CLIP_INNER,
     "clip_vision_model": _CLIP_INNER,
     "albef": _towers(vision=_ALBEF_VISION_INNER, text=_ALBEF_TEXT_INNER),
@@ -139,13 +148,14 @@ INNER: dict[str, dict[str, str]] = {
 ADAPTED_PART = {"llava": "language_model", "blip-2": "language_model"}
 
 
-def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
+def slot_templates(family: str, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
     """Return the module path templates of some roles of a model family.
 
     Args:
         family: transformers ``model_type``, a key of ``SLOTS``.
         roles: for instance ``("attention", "output")``, also those of ``INNER``; in a family with two towers each means
             both of them.
+        joint: see ``chosen``.
 
     Returns:
         role of the family -> template, in the order of ``roles``.
@@ -160,23 +170,42 @@ def slot_templates(family: str, roles: Iterable[str]) -> dict[str, str]:
             f"the modules of model family {family!r} are not known (known: {', '.join(sorted(SLOTS))}): "
             f"name them with target_modules={{{paths}}}."
         )
-    return chosen(SLOTS[family] | INNER.get(family, {}), roles, family)
+    return chosen(SLOTS[family] | INNER.get(family, {}), roles, family, joint=joint)
 
 
-def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str) -> dict[str, str]:
-    """Return the templates of some roles; where roles have a tower's name before them, those of every tower.
+def chosen(table: Mapping[str, str], roles: tuple[str, ...], family: str, *, joint: bool = False) -> dict[str, str]:
+    """Return the templates of some roles.
+
+    Where roles have a tower's name before them, they are those of every tower that has all of them: one that lacks a
+    role is left out whole.
+
+    Args:
+        table: role of the family -> template.
+        roles: without a tower's name, or with it.
+        family: which an error names.
+        joint: whether a tower's `qkv`, its one projection to query, key and value, stands for those of them that it
+            lacks.
 
     Raises:
-        FedpeftError: the table has no such role.
+        FedpeftError: no tower has all of the roles.
     """
-    members = {role: [name for name in table if name == role or name.endswith(f"_{role}")] for role in roles}
-    if missing := [role for role in roles if not members[role]]:
+
+    def entry(tower: str, role: str) -> str:
+        name = role if role in table else f"{tower}{role}"
+        return f"{tower}{QKV}" if joint and role in IN_QKV and name not in table else name
+
+    possible = (*roles, QKV) if joint else roles
+    towers = dict.fromkeys(n.removesuffix(r) for n in table for r in possible if n == r or n.endswith(f"_{r}"))
+    whole = [tower for tower in towers if all(entry(tower, role) in table for role in roles)]
+    if not whole:
+        missing = [role for role in roles if not any(entry(tower, role) in table for tower in towers)]
         usual = [name for name in table if name not in INNER.get(family, {})]
+        lack = f"no role {' or '.join(map(repr, missing))}" if missing else f"no tower with all of {', '.join(roles)}"
         raise FedpeftError(
-            f"model family {family!r} has no role {' or '.join(map(repr, missing))} (it has: {', '.join(usual)}): "
+            f"model family {family!r} has {lack} (it has: {', '.join(usual)}): "
             f"choose another adapter, or name modules with target_modules={{role: path}}."
         )
-    return {name: table[name] for names in members.values() for name in names}
+    return {entry(tower, role): table[entry(tower, role)] for role in roles for tower in whole}
 
 
 def two_towers(templates: Iterable[str]) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from torch import nn
 
-from fedpeft.backbones.slots import ADAPTED_PART, INNER, SLOTS, chosen
+from fedpeft.backbones.slots import ADAPTED_PART, INNER, QKV, SLOTS, chosen
 from fedpeft.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
@@ -32,18 +32,18 @@ TOWERS = {TEXT: re.compile(r"text|language"), VISION: re.compile(r"vision|visual
 WRAPPED = "base_layer"  # PEFT's name of what an adapter stands around
 
 
-def templates_in(model: nn.Module, roles: Iterable[str]) -> dict[str, str]:
+def templates_in(model: nn.Module, roles: Iterable[str], *, joint: bool = False) -> dict[str, str]:
     """Return the module path templates of some roles in a model, whose family need not be in the table.
 
     Args:
         model: with or without adapters.
-        roles: as for ``slot_templates``.
+        roles, joint: as for ``slot_templates``.
 
     Raises:
         FedpeftError: its layers cannot be read, or have no such role.
     """
     roles = tuple(roles)
-    return chosen(model_roles(model, roles), roles, str(family_of(model)))
+    return chosen(model_roles(model, roles), roles, str(family_of(model)), joint=joint)
 
 
 def model_roles(model: nn.Module, needed: Iterable[str] = ("output",)) -> dict[str, str]:
@@ -159,7 +159,7 @@ def _of_layer(layer: nn.Module) -> dict[str, str]:
 
 def _projections(linear: Mapping[str, nn.Module], block: str) -> dict[str, str]:
     """Return query, key, value and qkv -> path in a layer; empty: the attention has none such."""
-    kinds = {"query": QUERY, "key": KEY, "value": VALUE, "qkv": JOINT}
+    kinds = {"query": QUERY, "key": KEY, "value": VALUE, QKV: JOINT}
     return {
         role: next((path for path in linear if path.rpartition(".")[0] == block and path.split(".")[-1] in known), "")
         for role, known in kinds.items()

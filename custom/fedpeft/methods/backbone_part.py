@@ -72,7 +72,7 @@ def _biases(model: nn.Module) -> list[str]:
 
 def _attention(model: nn.Module) -> list[str]:
     """Return the weights and biases of query, key, value and output projection of every layer."""
-    templates = templates_in(model, ("query", "key", "value", "attention_linear"))
+    templates = templates_in(model, ("query", "key", "value", "attention_linear"), joint=True)
     modules = [path for path, _ in model.named_modules() if locate(path, templates)]
     return [f"{path}.{name}" for path in modules for name, _ in model.get_submodule(path).named_parameters()]
 

@@ -33,6 +33,7 @@ class PeftTuning(SlotTuning):
         roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
         defaults: settings that differ from PEFT's.
+        joint: whether a joint projection to query, key and value stands for each of them.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class PeftTuning(SlotTuning):
         roles: Iterable[str],
         tensors: Iterable[str],
         defaults: Mapping[str, Any] | None = None,
+        joint: bool = False,
     ) -> None:
         super().__init__(config_cls)
         self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
-        self.defaults = dict(defaults or {})
+        self.defaults, self.joint = dict(defaults or {}), joint
 
     @property
     def name(self) -> str:
@@ -68,7 +70,7 @@ class PeftTuning(SlotTuning):
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""
         targets = config.target_modules
         if not targets:
-            templates = templates_in(model, self.roles)
+            templates = templates_in(model, self.roles, joint=self.joint)
         elif isinstance(targets, str) and roles_of(targets):
             templates = roles_of(targets)
         else:
@@ -85,7 +87,7 @@ class PeftTuning(SlotTuning):
                 f"{self.name}: target_modules={targets!r} has no roles: attach the adapter with "
                 "fedpeft.adapters.attach, or make the configuration with target_modules={role: path}."
             )
-        return slot_templates(family, self.roles)
+        return slot_templates(family, self.roles, joint=self.joint)
 
     def shapes(self, config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> Shapes:
         """Refuse: PEFT decides the shapes when it sees the model."""

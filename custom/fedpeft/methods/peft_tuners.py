@@ -34,7 +34,7 @@ class IA3Tuning(PeftTuning):
 LAYERNORM = PeftTuning(
     LNTuningConfig, name="layernorm", roles=("attention_norm", "output_norm"), tensors=("ln_tuning_layers",)
 )
-IA3 = IA3Tuning(IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",))
+IA3 = IA3Tuning(IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",), joint=True)
 OFT = PeftTuning(OFTConfig, name="oft", roles=QUERY_VALUE, tensors=("oft_R",))
 HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",))
 VERA = PeftTuning(
