@@ -225,9 +225,7 @@ def test_a_hostile_or_damaged_file_runs_no_code(change, message, tmp_path):
     assert not (tmp_path / "ran").exists()
 
 
-def test_a_hub_name_is_refused():
-    with pytest.raises(FedpeftError, match="read from a folder alone"):
-        load("someone/albef")
+def test_without_a_source_there_are_no_weights():
     with pytest.raises(FedpeftError, match="'albef' has no weights of its own: give a folder"):
         BackboneSettings(name="albef")
 

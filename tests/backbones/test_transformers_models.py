@@ -23,14 +23,12 @@ from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton, skeletons
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderConfig, AlbefDecoderModel
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
-from fedpeft.backbones.checkpoint import read_config
 from fedpeft.backbones.config_file import FETCHING
 from fedpeft.backbones.features import pooled
 from fedpeft.backbones.processor_limits import check_image_processor, check_processor
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.tokenizer_limits import check_growth
-from fedpeft.backbones.weights import INDEX
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import is_key
 from fedpeft.methods.settings import MethodSettings
@@ -386,30 +384,6 @@ def test_a_processor_loads_no_second_model(file, folders, tmp_path):
     path.write_text(json.dumps(entries | ({"audio_tokenizer": second} if file.startswith("processor") else second)))
     with pytest.raises(FedpeftError, match=rf"its {file} names a model for sound, which is never loaded: remove it"):
         load(folder)
-
-
-@pytest.mark.parametrize(
-    ("config", "part", "message"),
-    [
-        ({}, "weights.bin", "its model.safetensors.index.json names 'weights.bin'"),
-        ({}, "../model.safetensors", r"names '\.\./model.safetensors'"),
-        (
-            {"transformers_weights": "a.bin"},
-            "model-1.safetensors",
-            "'a.bin' as transformers_weights: remove that entry",
-        ),
-        ({}, "model-1.safetensors", None),
-    ],
-)
-def test_a_hub_names_weights_are_checked_as_a_folders(config, part, message, tmp_path, monkeypatch):
-    index = tmp_path / INDEX
-    index.write_text(json.dumps({"weight_map": {"weight": part}}))
-    monkeypatch.setattr(
-        hf.PreTrainedConfig, "get_config_dict", classmethod(lambda *_: ({"model_type": "vit"} | config, {}))
-    )
-    monkeypatch.setattr(hf.utils, "cached_file", lambda _, file, **__: str(index) if file == INDEX else None)
-    with pytest.raises(ValueError, match=message) if message else nullcontext():
-        read_config("hospital/model")
 
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):

@@ -247,7 +247,7 @@ def with_adapter(folder):
         (pickled, "a pickle, pytorch_model.bin, which can run code and is never read (use_safetensors=True)"),
         (pickled_shards, "its model.safetensors.index.json names 'shard.bin'"),
         (pickled_by_configuration, "its config.json names 'adapter_model.bin' as transformers_weights"),
-        (lambda folder: None, "hub name or folder"),
+        (lambda folder: None, "neither a folder here nor a hub name"),
         (no_config, "config.json"),
         (no_weights, "model.safetensors"),
         (cut_weights, "cannot be loaded"),

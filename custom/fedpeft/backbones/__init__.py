@@ -29,12 +29,13 @@ def usual_source(name: str) -> str:
     return BACKBONES.get(name).usual
 
 
-def skeleton(name: str, source: str | None = None) -> Backbone:
+def skeleton(name: str, source: str | None = None, *, download: bool = True) -> Backbone:
     """Return a backbone without weights, on torch's meta device: its modules and shapes need no memory.
 
     Args:
         name: registered name.
         source: a folder or a hub name, whose configuration is read; None: that of the default weights, or of the paper.
+        download: whether a hub name's files may be fetched.
 
     Raises:
         FedpeftError: the name is unknown, or the backbone needs a source.
@@ -44,7 +45,7 @@ def skeleton(name: str, source: str | None = None) -> Backbone:
         raise FedpeftError(
             f"backbone {name!r} has no weights of its own: name a folder or a hub name, fedpeft backbones SOURCE."
         )
-    return pretrained.without_weights(source)
+    return pretrained.without_weights(source, download=download)
 
 
 def is_tiny(name: str) -> bool:
@@ -52,14 +53,15 @@ def is_tiny(name: str) -> bool:
     return BACKBONES.get(name).tiny
 
 
-def build(settings: BackboneSettings, *, half: bool = False) -> Backbone:
+def build(settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
     """Load a backbone with its pre-trained weights in float32.
 
     Args:
         settings: of the job.
         half: read the matrices of a large backbone in bfloat16; one that cannot do that has them in float32.
+        download: whether a hub name's files may be fetched; a site's own file decides it.
 
     Raises:
         FedpeftError: the weights are missing, unreachable, damaged or of another architecture.
     """
-    return BACKBONES.get(settings.name).loaded(settings, half=half)
+    return BACKBONES.get(settings.name).loaded(settings, half=half, download=download)

@@ -191,10 +191,8 @@ def _config(source: str, kind: type[AlbefConfig]) -> AlbefConfig:
 
     Raises:
         FedpeftError: it is of another model.
-        ValueError: it is not a folder, or image and text differ in width.
+        ValueError: image and text differ in width.
     """
-    if not Path(source).is_dir():
-        raise ValueError("it is read from a folder alone")
     stored = read_config(source, pickle=ALBEF_PICKLE)
     if not (stored.get("model_type") == "bert" and "fusion_layer" in stored):
         check_kind(stored, (AlbefConfig.model_type,), source, f"model of {NAME}")

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
+from fedpeft.backbones import hub
 from fedpeft.registry import imported
 
 if TYPE_CHECKING:
@@ -73,10 +74,10 @@ class Pretrained:
     """A backbone as it is registered. Functions may be import paths, so that registering imports no torch.
 
     Args:
-        build: from `BackboneSettings`, whose `source` is `usual` where a job names none, to a `Backbone` with its
-            weights in float32, or an import path.
+        build: from `BackboneSettings`, whose `source` is a folder (of `usual` where a job names none; of a hub name the
+            snapshot), to a `Backbone` with its weights in float32, or an import path.
         half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
-        skeleton: from a source (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
+        skeleton: from a folder (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         license: of the usual weights; empty: a job has to name a source, whose own page says it.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
@@ -107,17 +108,24 @@ class Pretrained:
     tiny: bool = False
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
-    def loaded(self, settings: BackboneSettings, *, half: bool = False) -> Backbone:
-        """Call `build`, with the default weights where a job names no source.
+    def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
+        """Call `build` with the folder of the source, or of the default weights where a job names no source.
 
         Args:
             settings: of the job.
             half: read matrices in bfloat16, where `build` can.
+            download: whether a hub name's files may be fetched.
         """
         build: Any = imported(self.build) if isinstance(self.build, str) else self.build
-        settings = replace(settings, source=settings.source or self.usual)
+        settings = replace(settings, source=hub.folder(settings.source or self.usual, download=download))
         return build(settings, half=True) if half and self.half else build(settings)
 
-    def without_weights(self, source: str | None = None) -> Backbone:
-        """Call `skeleton`."""
-        return (imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton)(source)
+    def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
+        """Call `skeleton` with the folder of the source; None: without one.
+
+        Args:
+            source: a folder or a hub name.
+            download: as for `loaded`.
+        """
+        skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
+        return skeleton(hub.folder(source, download=download, weights=False) if source else source)

@@ -33,7 +33,7 @@ class Blip2(TransformersModel):
     Args:
         model: transformers' Blip2ForConditionalGeneration.
         inputs: images and questions -> batch; None in a skeleton.
-        source: folder or hub name of its weights.
+        source: folder of its weights.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
@@ -56,14 +56,14 @@ class Blip2(TransformersModel):
 
 
 def build(settings: BackboneSettings, *, half: bool = False) -> Blip2:
-    """Load a BLIP-2 from a folder or the hub.
+    """Load a BLIP-2 from a folder.
 
     Args:
         settings: of the job.
         half: read matrices in bfloat16.
 
     Raises:
-        FedpeftError: the source is missing, unreachable, damaged, no BLIP-2, or one with an encoder-decoder.
+        FedpeftError: the source is missing, damaged, no BLIP-2, or one with an encoder-decoder.
     """
     from transformers import Blip2ForConditionalGeneration
 

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Load a transformers model from a folder or the hub: its own code only, safetensors only, and complete.
+"""Load a transformers model from a folder: its own code only, safetensors only, and complete.
 
 What goes wrong is one sentence with the source and the remedy.
 """
@@ -16,10 +16,9 @@ from torch import nn
 
 from fedpeft.backbones import weights
 from fedpeft.backbones.config_file import check_config
+from fedpeft.backbones.hub import UNUSABLE
 from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.errors import FedpeftError, LocalError
-
-UNUSABLE = "backbone-unusable"
 
 
 def unusable(sentence: str) -> FedpeftError:
@@ -32,7 +31,7 @@ def reading(source: str, what: str) -> Iterator[None]:
     """Turn every error of this block into one sentence about a source.
 
     Args:
-        source: a folder or a hub name.
+        source: a folder.
         what: is loaded, for instance "ViLT".
     """
     try:
@@ -40,13 +39,10 @@ def reading(source: str, what: str) -> Iterator[None]:
             yield
     except FedpeftError:
         raise
-    except Exception as error:  # the hub, safetensors, tokenizers and torch each raise their own kinds
-        where = "folder" if Path(source).exists() else "hub name or folder"
+    except Exception as error:  # safetensors, tokenizers and torch each raise their own kinds
         first = str(error).strip().splitlines()[0].rstrip(".") if str(error).strip() else type(error).__name__
-        if "use_safetensors" in first and isinstance(error, OSError):  # transformers recommends the pickle
-            first = f"it has no {weights.WEIGHTS}; {weights.REMEDY}"
         raise LocalError(
-            f"{what} cannot be loaded from the {where} {source!r} ({first:.600}): download it once where there is a "
+            f"{what} cannot be loaded from the folder {source!r} ({first:.600}): download it once where there is a "
             f"network and give that folder (config.json, model.safetensors, tokenizer files) as source.",
             code=UNUSABLE,
         ) from error
@@ -56,7 +52,7 @@ def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[st
     """Return the checked content of a source's config.json; call it within `reading`.
 
     Args:
-        source: a folder or a hub name.
+        source: a folder.
         pickle: name of a file of which the caller reads tensors and plain values alone; any other pickle is refused.
         timm: as for `check_config`.
 
@@ -64,18 +60,10 @@ def read_config(source: str, *, pickle: str = "", timm: bool = False) -> dict[st
         ValueError: it names code or files that are never loaded, or absurd numbers.
     """
     from transformers.configuration_utils import PreTrainedConfig
-    from transformers.utils import cached_file
 
     config = PreTrainedConfig.get_config_dict(source)[0]
     check_config(config, timm=timm)
-    if Path(source).is_dir():
-        weights.check_folder(Path(source), config, pickle=pickle)
-        return config
-    if cached_file(source, weights.ADAPTER, _raise_exceptions_for_missing_entries=False):
-        raise ValueError(f"it has an {weights.ADAPTER}; give the name of the model alone")
-    weights.check_named(config)
-    if index := cached_file(source, weights.INDEX, _raise_exceptions_for_missing_entries=False):
-        weights.check_index(Path(index))
+    weights.check_folder(Path(source), config, pickle=pickle)
     return config
 
 
@@ -93,7 +81,7 @@ def load_model(
 
     Args:
         model_class: of transformers, also an Auto class.
-        source: a folder or a hub name whose configuration is checked.
+        source: a folder whose configuration is checked.
         what: the model is.
         skeleton: makes the model on the meta device.
         may_lack: prefix of the tensors that may be missing; empty: none.
@@ -103,8 +91,7 @@ def load_model(
     Raises:
         FedpeftError: tensors are missing or of another shape.
     """
-    if Path(source).is_dir():
-        weights.check_size(skeleton(), weights.stored(Path(source)))
+    weights.check_size(skeleton(), weights.stored(Path(source)))
     with made_in_bfloat16() if half else nullcontext():
         model, report = model_class.from_pretrained(
             source,

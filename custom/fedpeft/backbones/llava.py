@@ -22,14 +22,14 @@ PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or 
 
 
 def build(settings: BackboneSettings, *, half: bool = False) -> TransformersModel:
-    """Load a LLaVA from a folder or the hub.
+    """Load a LLaVA from a folder.
 
     Args:
         settings: of the job.
         half: read matrices in bfloat16.
 
     Raises:
-        FedpeftError: the source is missing, unreachable, damaged or no LLaVA.
+        FedpeftError: the source is missing, damaged or no LLaVA.
     """
     settings = replace(settings, prompt=settings.prompt or PROMPT)
     return transformers_model.build(settings, kinds=("llava",), half=half)

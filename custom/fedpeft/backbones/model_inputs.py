@@ -35,7 +35,7 @@ class ModelInputs:
 
     Args:
         model: that reads them, or its skeleton.
-        source: folder or hub name of its tokenizer and image processor.
+        source: folder of its tokenizer and image processor.
         text_length: longest question in tokens.
         image_size: pixels; None: the processor's own.
         prompt: text with `{image}` and `{question}`, of models in whose text images stand; None: one after the other.
@@ -187,11 +187,11 @@ def _resized(size: Any, pixels: int) -> dict[str, int]:
 
 def _check_processor(source: str, images: Any) -> None:
     """Refuse a processor of huge texts, or that names a model for sound, which transformers would load unchecked."""
-    from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME, cached_file
+    from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME
 
-    sound = cached_file(source, AUDIO_TOKENIZER_NAME, _raise_exceptions_for_missing_entries=False)
-    file = cached_file(source, PROCESSOR_NAME, _raise_exceptions_for_missing_entries=False)
-    content = json.loads(Path(file).read_text(encoding="utf-8")) if file else {}
+    sound = (Path(source) / AUDIO_TOKENIZER_NAME).exists()
+    file = Path(source) / PROCESSOR_NAME
+    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     if sound or "audio_tokenizer" in content:
         raise ValueError(
             f"its {AUDIO_TOKENIZER_NAME if sound else PROCESSOR_NAME} names a model for sound, which is never loaded: "

@@ -18,8 +18,8 @@ class BackboneSettings:
 
     Args:
         name: registered name (`fedpeft.backbones.names()`).
-        source: a local folder or a hub name in the same layout; None: the backbone's default weights, which
-            `transformers` does not have.
+        source: a local folder or a hub name in the same layout, which may end with @ and a commit or tag; None: the
+            backbone's default weights, which `transformers` does not have.
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
             side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
             weights were trained with.

@@ -37,7 +37,7 @@ class TransformersModel(nn.Module):
     Args:
         model: adapters may be injected into it in place.
         inputs: images and questions -> batch; None in a skeleton.
-        source: folder or hub name of its weights.
+        source: folder of its weights.
     """
 
     def __init__(self, model: nn.Module, inputs: ModelInputs | None, source: str = "") -> None:
@@ -102,7 +102,7 @@ class TransformersModel(nn.Module):
 
 
 def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False) -> TransformersModel:
-    """Load a model of transformers from a folder or the hub.
+    """Load a model of transformers from a folder.
 
     Args:
         settings: of the job.
@@ -110,7 +110,7 @@ def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool
         half: read matrices in bfloat16.
 
     Raises:
-        FedpeftError: the source is missing, unreachable or damaged, is of a kind that transformers does not have, or
+        FedpeftError: the source is missing or damaged, is of a kind that transformers does not have, or
             the model cannot be used as a backbone.
     """
     from transformers import AutoModel

@@ -33,14 +33,14 @@ NAME = "ViLT"
 
 
 def build(settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages]) -> Vilt:
-    """Load ViLT and its tokenizer from a folder, the hub, or the package.
+    """Load ViLT and its tokenizer from a folder.
 
     Args:
         settings: of the job.
         images: from image size and patch size to the preprocessing of images.
 
     Raises:
-        FedpeftError: the source is missing, unreachable, damaged or not a ViLT; the setting does not fit it.
+        FedpeftError: the source is missing, damaged or not a ViLT; the setting does not fit it.
     """
     source = settings.source
     model, tokenizer = _load(source)

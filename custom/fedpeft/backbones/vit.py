@@ -90,10 +90,10 @@ class Vit(nn.Module):
 
 
 def build(settings: BackboneSettings) -> Vit:
-    """Load ViT-B/16, or another vision transformer, from a folder or the hub.
+    """Load ViT-B/16, or another vision transformer, from a folder.
 
     Raises:
-        FedpeftError: the source is missing, unreachable, damaged or not a ViT; the setting does not fit it.
+        FedpeftError: the source is missing, damaged or not a ViT; the setting does not fit it.
     """
     source = settings.source
     with reading(source, NAME):
@@ -127,7 +127,7 @@ def _config(source: str) -> dict[str, Any]:
     kind = stored.get("model_type")
     if kind == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
-    if kind in (None, "timm_wrapper") and TIMM_KEY in (shapes := weights.stored(_folder(source))):
+    if kind in (None, "timm_wrapper") and TIMM_KEY in (shapes := weights.stored(Path(source))):
         return timm_settings(shapes, stored)
     check_kind(stored, ("vit",), source, NAME)
     return stored
@@ -146,7 +146,7 @@ def _load(source: str) -> nn.Module:
             skeleton=lambda: _empty(ViTConfig(**settings)),
             options={"add_pooling_layer": False},
         )[0]
-    tensors = _tensors(_folder(source))
+    tensors = _tensors(Path(source))
     kept, unknown = from_vilt(tensors) if VILT_KEY in tensors else from_timm(tensors)
     if unknown:
         raise unusable(
@@ -165,17 +165,6 @@ def _empty(config: ViTConfig) -> nn.Module:
 
     with without_weights():
         return ViTModel(config, add_pooling_layer=False)
-
-
-def _folder(source: str) -> Path:
-    """Return the folder of a source whose tensors are renamed here.
-
-    Raises:
-        ValueError: it is not a folder.
-    """
-    if not Path(source).is_dir():
-        raise ValueError("weights in the layout of timm are read from a folder")
-    return Path(source)
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:

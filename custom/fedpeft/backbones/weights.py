@@ -23,7 +23,7 @@ REMEDY = (
 
 
 def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -> None:
-    """Refuse a folder from which transformers would read a pickle, or a file outside the folder.
+    """Refuse a folder from which transformers would read a pickle, or a file that is not beside its config.json.
 
     Args:
         folder: of the checkpoint.
@@ -37,7 +37,8 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
         raise ValueError(
             f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
         )
-    check_named(config)
+    if (named := config.get("transformers_weights")) is not None:  # it may be any file, and goes before the others
+        raise ValueError(f"its config.json names {named!r:.80} as transformers_weights: remove that entry; {REMEDY}")
     if (folder / WEIGHTS).is_file():
         return
     if (folder / INDEX).is_file():
@@ -49,16 +50,6 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
             f"its weights are a pickle, {pickles[0]}, which can run code and is never read (use_safetensors=True); "
             f"{REMEDY}"
         )
-
-
-def check_named(config: Mapping[str, Any]) -> None:
-    """Refuse a configuration that names the file of the weights: it may be any, and goes before those that are checked.
-
-    Raises:
-        ValueError: with that name and the remedy.
-    """
-    if (named := config.get("transformers_weights")) is not None:
-        raise ValueError(f"its config.json names {named!r:.80} as transformers_weights: remove that entry; {REMEDY}")
 
 
 def check_index(index: Path) -> None:
@@ -80,12 +71,24 @@ def stored(folder: Path) -> dict[str, tuple[int, ...]]:
     """
     from safetensors import safe_open
 
-    files = [WEIGHTS] if (folder / WEIGHTS).is_file() else sorted(map(str, _parts(folder / INDEX)))
     shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        with safe_open(folder / file, "pt") as tensors:
+    for file in files(folder):
+        with safe_open(file, "pt") as tensors:
             shapes |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
     return shapes
+
+
+def files(folder: Path) -> list[Path]:
+    """Return a folder's safetensors files.
+
+    Raises:
+        ValueError: there are none.
+    """
+    if (folder / WEIGHTS).is_file():
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).is_file():
+        raise ValueError(f"it has no {WEIGHTS}; {REMEDY}")
+    return [folder / part for part in sorted(map(str, _parts(folder / INDEX)))]
 
 
 def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
+from fedpeft.backbones import weights
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, question_of
 from fedpeft.backbones.checkpoint import unusable
 from fedpeft.backbones.images import Images
@@ -102,7 +103,7 @@ def writer(backbone: TransformersModel, source: str) -> Writer:
 
     Args:
         backbone: of transformers.
-        source: its folder or hub name.
+        source: its folder.
 
     Raises:
         FedpeftError: the model does not write.
@@ -188,23 +189,12 @@ def _output_weight(source: str, shape: tuple[int, ...]) -> Tensor | None:
     """Return the weight of a source's output layer in float32; None: it has none of this shape."""
     from safetensors import safe_open
 
-    for file in weight_files(source):
+    for file in weights.files(Path(source)):
         with safe_open(file, "pt") as stored:
             for key in stored.keys():  # noqa: SIM118 - not a dict
                 if key.endswith("lm_head.weight") and tuple(stored.get_slice(key).get_shape()) == shape:
                     return stored.get_tensor(key).float()
     return None
-
-
-def weight_files(source: str) -> list[Path]:
-    """Return the safetensors files of a folder or of a hub name that was downloaded."""
-    from transformers.utils import cached_file
-    from transformers.utils.hub import get_checkpoint_shard_files
-
-    if single := cached_file(source, "model.safetensors", _raise_exceptions_for_missing_entries=False):
-        return [Path(single)]
-    index = cached_file(source, "model.safetensors.index.json")
-    return [Path(file) for file in get_checkpoint_shard_files(source, index)[0]]
 
 
 def _without_last(tensor: Tensor, length: int) -> Tensor:

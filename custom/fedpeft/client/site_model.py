@@ -70,7 +70,11 @@ class SiteModel:
         self.device = computing.device_of(training)
         with about("backbone"):
             own = method.settings_of(site)
-            self.backbone = backbones.build(backbone, half=computing.reads_half(training, method.method, own))
+            self.backbone = backbones.build(
+                backbone,
+                half=computing.reads_half(training, method.method, own),
+                download=policy is None or policy.download,
+            )
         own_start = method.initialization == "own" or site in schedule.joins
         self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
         tuning = method.method.tuning()

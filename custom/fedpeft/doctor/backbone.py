@@ -7,10 +7,11 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, skeleton, usual_source, weights
+from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
 from fedpeft.backbones.config_file import check_config
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import PASS, Finding, failed, passed, warned
+from fedpeft.errors import LocalError
 from fedpeft.federation import several_backbones, site_backbone
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
@@ -30,11 +31,11 @@ def check(context: Context) -> Iterator[Finding]:
         for site in context.sites
     }
     chosen = dict.fromkeys((settings.name, settings.source) for settings in of_sites.values())
-    found = [_files(name, source) for name, source in chosen]
+    found = [files(name, source, download=context.downloads) for name, source in chosen]
     yield from found
     method = build(MethodSettings, sections["method"], section="method")
     if method.exchanges and several_backbones(sections["backbone"]) and all(f.verdict == PASS for f in found):
-        backbones = {site: skeleton(s.name, s.source) for site, s in of_sites.items()}
+        backbones = {site: skeleton(s.name, s.source, download=False) for site, s in of_sites.items()}
         yield compared(backbones, method.matched_layers, all_here=set(backbones) == set(context.job.sites))
 
 
@@ -60,12 +61,25 @@ def compared(backbones: Mapping[str, Backbone], deepest: int | None, *, all_here
     return passed(f"{listed}.")
 
 
-def _files(name: str, named: str | None) -> Finding:
+def files(name: str, named: str | None, *, download: bool) -> Finding:
+    """Check the files of one backbone, in a folder or in the hub's cache.
+
+    Args:
+        name: registered name.
+        named: source of the job; None: the usual one.
+        download: whether the job may fetch what the cache lacks.
+    """
     source, pretrained = named or usual_source(name), BACKBONES.get(name)
     needed = FILES if pretrained.tokenizer else FILES[:-1]
-    if not Path(source).is_dir():
-        return cached(source, needed)
-    return folder(Path(source), needed, pickle=pretrained.pickle)
+    try:
+        found = hub.folder(source, download=False)
+    except hub.NotInCacheError as error:
+        if hub.reachable(download=download):
+            return warned(f"{source} is not in the hub's cache, or only a part of it: the job begins with a download.")
+        return failed(str(error))
+    except LocalError as error:
+        return failed(str(error))
+    return folder(Path(found), needed, pickle=pretrained.pickle)
 
 
 def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str = "") -> Finding:
@@ -92,28 +106,3 @@ def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str
         return failed(f"{path} lacks {', '.join(missing)}: copy the whole folder of the checkpoint.")
     size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
     return passed(f"{path}: {kind}, {size / 1e6:.0f} MB.")
-
-
-def cached(name: str, needed: Sequence[tuple[str, ...]] = FILES) -> Finding:
-    """Check that a hub name's files are in the cache.
-
-    Args:
-        name: of the repository.
-        needed: as for `folder`.
-    """
-    from huggingface_hub import constants, try_to_load_from_cache
-    from huggingface_hub.errors import HFValidationError
-
-    def there(files: tuple[str, ...]) -> bool:
-        return any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
-
-    try:
-        missing = [kinds[0] for kinds in needed if not there(kinds)]
-    except HFValidationError:
-        return failed(f"backbone.source is {name!r}, neither a folder here nor a hub name: correct it.")
-    if not missing:
-        return passed(f"{name} is in the hub's cache ({constants.HF_HUB_CACHE}).")
-    remedy = f"download it once where there is a network (hf download {name}) and give that folder as backbone.source"
-    if constants.HF_HUB_OFFLINE:
-        return failed(f"{name} is not in {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE is set: {remedy}.")
-    return warned(f"{name} is not in the hub's cache, so that the job begins with a download: or {remedy}.")

@@ -54,6 +54,11 @@ class Context:
         """
         return read_policy(self.policy_file) if self.policy_file else None
 
+    @property
+    def downloads(self) -> bool:
+        """Whether a job may fetch a backbone here."""
+        return self.policy is None or self.policy.download
+
     @cached_property
     def footprint(self) -> Footprint:
         """Memory and disk that one of the sites needs, the one with the deepest backbone; measured once.
@@ -64,7 +69,7 @@ class Context:
         from fedpeft.doctor.footprint import footprint, largest
 
         sections = self.job.sections
-        return footprint(sections, site=largest(sections, self.sites), policy=self.policy)
+        return footprint(sections, site=largest(sections, self.sites, download=self.downloads), policy=self.policy)
 
 
 def open_context(

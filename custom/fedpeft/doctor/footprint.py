@@ -67,14 +67,23 @@ class Footprint:
     method: str
 
 
-def largest(sections: Mapping[str, Any], sites: Sequence[str]) -> str:
-    """Return the site with the most layers in its backbone, of several the first."""
+def largest(sections: Mapping[str, Any], sites: Sequence[str], *, download: bool = True) -> str:
+    """Return the site with the most layers in its backbone, of several the first.
+
+    Args:
+        sections: of the job.
+        sites: their names.
+        download: whether the description of a backbone may be fetched from the hub.
+    """
     if not several_backbones(sections["backbone"]):
         return sites[0]
     chosen = {
         site: build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone") for site in sites
     }
-    layers = {site: backbones.skeleton(settings.name, settings.source).num_layers for site, settings in chosen.items()}
+    layers = {
+        site: backbones.skeleton(settings.name, settings.source, download=download).num_layers
+        for site, settings in chosen.items()
+    }
     return max(sites, key=layers.__getitem__)
 
 

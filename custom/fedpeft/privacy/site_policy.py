@@ -106,7 +106,10 @@ class SitePolicy:
         memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
         compile: whether a job may have this machine's compiler run (`training.compile`).
         backbones: registered backbones that a job may name.
-        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights.
+        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights; as
+            the job has them, with @ and the commit too.
+        download: whether what the hub's cache lacks of a hub name is fetched, with this machine's account; off: a job
+            uses what is there, and is refused where that is not enough.
         score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
@@ -168,6 +171,7 @@ class SitePolicy:
     memory_gib: float = 0.0
     backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
     sources: tuple[str, ...] = ()
+    download: bool = False
     score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
     solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
     answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
