@@ -96,7 +96,8 @@ def api() -> str:
 
 def public_names(module: str) -> Iterator[tuple[str, str]]:
     """Yield the functions and classes that a package imports when they are first used, and the module of each."""
-    tables = [node for node in parsed(module).body if isinstance(node, ast.Assign) and node.targets[0].id == "_HOME"]
+    assigned = [node for node in parsed(module).body if isinstance(node, ast.Assign)]
+    tables = [node for node in assigned if ast.unparse(node.targets[0]) == "_HOME"]
     for name, home in ast.literal_eval(tables[0].value).items():
         full = home if home.startswith("fedpeft.") else f"{module}.{home}"
         if any(getattr(node, "name", "") == name for node in parsed(full).body):
