@@ -33,8 +33,14 @@ def _run(arguments: argparse.Namespace) -> None:
     from fedpeft.inspect.page import write_page
     from fedpeft.inspect.subject import subject_of
     from fedpeft.predict.command import lines
+    from fedpeft.predict.exported import is_exported
     from fedpeft.predict.kept_model import find
 
+    if is_exported(arguments.run):
+        raise FedpeftError(
+            f"{arguments.run} is an exported folder, which does not say where data are: name the run's workspace, "
+            "or the site's."
+        )
     console = Console()
     kept = find(arguments.run, site=arguments.site, round=arguments.round)
     subject = subject_of(kept, console=console)

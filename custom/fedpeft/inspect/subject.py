@@ -10,7 +10,6 @@ import numpy as np
 
 from fedpeft.client.metrics import Measured
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.errors import FedpeftError
 from fedpeft.inspect.feature_map import features
 from fedpeft.predict.command import answered
 from fedpeft.predict.examples import own_data, split_of
@@ -53,13 +52,8 @@ def subject_of(kept: KeptModel, *, console: Console) -> Subject:
     """Answer the test split, and compute its features.
 
     Raises:
-        FedpeftError: the folder is an export, or data or backbone cannot be read.
+        FedpeftError: data or backbone cannot be read.
     """
-    if "data" not in kept.record.sections:
-        raise FedpeftError(
-            f"{kept.folder} is an exported folder, which does not say where data are: name the run's workspace, or the "
-            f"site's."
-        )
     data = own_data(kept)
     test = split_of(data, "test", kept)
     predictor = Predictor(kept)
