@@ -116,7 +116,12 @@ CORES = os.cpu_count() or 1
 
 def run(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
     """One method with one seed of data, initial values and order: accuracy by site, by round, and what it cost."""
-    return run_with([*KNOWN[method], *RATES.get(method, ADAPTERS)], method, seed, overrides)
+    return run_with(settings_of(method), method, seed, overrides)
+
+
+def settings_of(method: str) -> list[str]:
+    """The settings of a method of this program, with its learning rate."""
+    return [*KNOWN[method], *RATES.get(method, ADAPTERS)]
 
 
 def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
@@ -125,12 +130,22 @@ def run_from_registry(method: str, seed: int, overrides: Sequence[str]) -> dict[
     return {**result, "rounds": study.overall(result["rounds"])}
 
 
-def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequence[str]) -> dict[str, Any]:
+def run_with(
+    settings: Sequence[str],
+    method: str,
+    seed: int,
+    overrides: Sequence[str],
+    *,
+    learner: type[Learner] | None = None,
+) -> dict[str, Any]:
     """`run`, of these settings of the job.
 
     Where one site holds the data of all (`data.pool`), the test splits of all sites are one set of questions, and the
     accuracy is the share of them that are answered correctly. The splits of the embedded sites are equally large, so
     this is the mean over the same five splits as in the other rows; the one head tells apart the answers of all sites.
+
+    Args:
+        learner: class of the sites' learners; None: that of the method.
 
     Raises:
         SystemExit: several sites would hold pooled data each.
@@ -143,8 +158,8 @@ def run_with(settings: Sequence[str], method: str, seed: int, overrides: Sequenc
     sent = refused = 0
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
-        learner = PEERS.get(method, Learner)
-        learners = {s: learner.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
+        kind = learner or PEERS.get(method, Learner)
+        learners = {s: kind.from_sections(sections, site=s, folder=Path(folder) / s) for s in sites}
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:
@@ -175,7 +190,8 @@ def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:
         weight_decay=settings.weight_decay,
     )
     generator = torch.Generator().manual_seed(derive(seed, "pooled"))
-    rows = {s: learner._batches(learner.data.train, settings.batch_size, generator) for s, learner in learners.items()}
+    size = settings.batch_size
+    rows = {s: one.batches.of(one.data.train, size, generator) for s, one in learners.items()}
     total = sum(map(len, rows.values())) * settings.local_epochs * settings.rounds
     step, rounds = 0, []
     for _ in range(settings.rounds):

@@ -4,9 +4,9 @@
     python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
 
-The results come from `learning.py --study`, `cases.py`, `rates.py` and `learning.py --methods all`. A table stands
-between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so. A picture's file
-says which results it was drawn from.
+The results come from `learning.py --study`, `choices.py`, `cases.py`, `rates.py` and `learning.py --methods all`. A
+table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so. A
+picture's file says which results it was drawn from.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from pathlib import Path
 
 import cases
 import cases_picture
+import choices
 import every_method
 import json_lines
 import learning
@@ -50,6 +51,7 @@ def tables() -> dict[str, str]:
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
         "methods": learning.report(compared, every_method.BASELINES).markdown() if compared else NONE,
+        "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
 

@@ -1,0 +1,207 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How the settings of the study's rows do beside others, on seeds from 100 on, which the study does not report.
+
+    python benchmarks/choices.py                               # what is missing in the results: hours of two cores
+    python benchmarks/choices.py --questions share --seeds 100 # some of it
+    python benchmarks/choices.py --table                       # the tables of what is there, without a run
+    python benchmarks/publish.py --write                       # the same in the docs
+
+A question has some values of one setting, in the worlds without and with seven swapped pairs. Figures are those of
+`study.py`: the mean of the five sites and the last three rounds. A run is one line of
+`benchmarks/results/choices.jsonl`; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import json_lines
+import learning
+import parallel
+import study
+from measured import WIDTH, machine
+from peers import PEERS
+from result_table import ResultTable
+from rich.console import Console
+
+from fedpeft.client.learner import Learner
+from fedpeft.compare.intervals import interval, paired, signed
+
+RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
+SEEDS = (100, 101, 102)
+FEDAVG, OURS = "fedavg", study.OURS
+
+
+@dataclass(frozen=True)
+class Value:
+    """A row of the study with one value of a setting.
+
+    Args:
+        method: a row of the study.
+        overrides: settings that differ from the row's.
+        attribute: of the row's class of learners in `peers.py`, and its value; None: as the study has it.
+        rounds: of one epoch.
+        worlds: pairs of words that are swapped.
+    """
+
+    method: str
+    overrides: tuple[str, ...] = ()
+    attribute: tuple[str, float] | None = None
+    rounds: int = study.SHORT
+    worlds: tuple[int, ...] = study.WORLDS
+
+    @property
+    def learner(self) -> type[Learner]:
+        """The class of learners with this value."""
+        kind = PEERS.get(self.method, Learner)
+        return type(kind.__name__, (kind,), dict([self.attribute])) if self.attribute else kind
+
+    @property
+    def key(self) -> str:
+        """What tells its runs from others in the file of the results."""
+        changed = [*self.overrides, *([f"{self.attribute[0]}={self.attribute[1]:g}"] if self.attribute else [])]
+        return " ".join([self.method, *changed])
+
+
+def _set(method: str, setting: str, values: Sequence[str], usual: str, **others: Any) -> dict[str, Value]:
+    """Values of a setting; that which the study's row has anyway is not set."""
+    overrides = {value: () if value == usual else (f"{setting}={value}",) for value in values}
+    return {value: Value(method, overrides[value], **others) for value in values}
+
+
+def _learned_with(method: str, attribute: str, values: Sequence[float]) -> dict[str, Value]:
+    """Values of an attribute of the peers' learners; that which the study's row has anyway is not set."""
+    usual = getattr(PEERS[method], attribute)
+    return {f"{v:g}": Value(method, attribute=None if v == usual else (attribute, v)) for v in values}
+
+
+RATES = ("5e-3", "3e-3", "8e-3", "1.2e-2")
+LONG = {"rounds": study.LONG, "worlds": (study.WORLDS[-1],)}
+QUESTIONS: dict[str, tuple[str, dict[str, Value]]] = {  # what it asks, and its values, the study's first
+    "share": (
+        "Share of the global adapter (`ours`)",
+        _set(OURS, "method.pia.share", ("agreement", "validation", "[1, 0.6]", "0.8", "0.5"), "agreement"),
+    ),
+    "rate": ("Learning rate, FedAvg", _set(FEDAVG, "training.learning_rate", RATES, RATES[0])),
+    "rate_of_ours": ("Learning rate, `ours`", _set(OURS, "training.learning_rate", RATES, RATES[0])),
+    "decay": (
+        f"Decay of the learning rate, FedAvg, {study.LONG} rounds",
+        _set(FEDAVG, "training.decay", ("linear", "none"), "linear", **LONG),
+    ),
+    "mu": ("mu of FedProx", _learned_with("fedprox", "strength", (0.01, 0.001, 0.1, 1))),
+    "lambda": ("lambda of Ditto", _learned_with("ditto", "strength", (0.1, 0.01, 0.5, 2))),
+    "ala": ("Rate of FedALA's weights", _learned_with("fedala", "rate", (1, 10, 100))),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: a value in a world with a seed."""
+
+    value: Value
+    dialects: int
+    seed: int
+
+    @property
+    def key(self) -> tuple[str, int, int, int]:
+        """What tells its line from others in the file of the results."""
+        return self.value.key, self.dialects, self.seed, self.value.rounds
+
+
+def runs(questions: Sequence[str], seeds: Sequence[int]) -> Iterator[Run]:
+    """The runs of these questions, seed by seed."""
+    seen = set()
+    for seed in seeds:
+        for question in questions:
+            for value in QUESTIONS[question][1].values():
+                for dialects in value.worlds:
+                    one = Run(value, dialects, seed)
+                    if one.key not in seen:
+                        seen.add(one.key)
+                        yield one
+
+
+def run(one: Run) -> dict[str, Any]:
+    """The line of a run."""
+    usual = study.Run(one.dialects, one.value.method, one.seed, one.value.rounds).overrides
+    settings = learning.settings_of(one.value.method)
+    overrides = [*usual, *one.value.overrides]
+    result = learning.run_with(settings, one.value.method, one.seed, overrides, learner=one.value.learner)
+    return {**study.compact(result), "value": one.value.key, "dialects": one.dialects}
+
+
+def key_of(line: Mapping[str, Any]) -> tuple[str, int, int, int]:
+    """`Run.key` of a line."""
+    return line["value"], line["dialects"], line["seed"], len(line["rounds"])
+
+
+def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
+    """A table for each question that has runs: accuracy by world, and the paired difference to the first value.
+
+    Its seeds are those that all its values have which have run, so that its rows can be compared.
+    """
+    figures: dict[tuple[str, int, int], dict[int, float]] = {}
+    for line in lines:
+        value, dialects, seed, rounds = key_of(line)
+        figures.setdefault((value, dialects, rounds), {})[seed] = study.figure(dict(line))
+    for title, values in QUESTIONS.values():
+        usual, first = next(iter(values.items()))
+        ran = {n: [figures.get((v.key, world, v.rounds), {}) for world in v.worlds] for n, v in values.items()}
+        ran = {name: worlds for name, worlds in ran.items() if all(worlds)}
+        if usual not in ran:
+            continue
+        seeds = set.intersection(*(set(world) for worlds in ran.values() for world in worlds))
+        rows = []
+        for name, worlds in ran.items():
+            shared = [{seed: world[seed] for seed in sorted(seeds)} for world in worlds]
+            theirs = [{} for _ in worlds] if name == usual else ran[usual]
+            cells = [cell for pair in zip(shared, theirs, strict=True) for cell in _cells(*pair)]
+            rows.append((name, *cells, str(len(seeds))))
+        columns = [
+            f"{column}, {world} swapped" for world in first.worlds for column in ("accuracy %", f"minus {usual}")
+        ]
+        yield ResultTable(title, ("value", *columns, "seeds"), rows)
+
+
+def _cells(mine: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[str, str]:
+    """Mean accuracy and the paired difference; empty without runs."""
+    pairs = paired(mine, theirs)
+    return f"{statistics.fmean(mine.values()):.1f}" if mine else "", signed(*interval(pairs)) if pairs else ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", nargs="+", choices=QUESTIONS, default=list(QUESTIONS), metavar="QUESTION")
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help=f"default: {SEEDS}")
+    parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    if taken := sorted({*study.SEEDS, *study.SEEDS_OF_LAYERS} & {*chosen.seeds}):
+        parser.error(f"--seeds {taken[0]}: the study reports it; choose settings on others, such as {SEEDS}")
+    known = {key_of(line) for line in json_lines.read(chosen.out)}
+    missing = [one for one in runs(chosen.questions, chosen.seeds) if not chosen.table and one.key not in known]
+    with parallel.processes(chosen.processes) as pool:
+        futures = {pool.submit(run, one): one for one in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            line = future.result()
+            json_lines.append(chosen.out, line)
+            print(
+                f"{number}/{len(futures)} {line['value']}, {line['dialects']} swapped, seed {line['seed']}: "
+                f"{study.figure(line):.1f} %",
+                flush=True,
+            )
+    console = Console(width=WIDTH, highlight=False)
+    for table in tables(json_lines.read(chosen.out)):
+        console.print(table.table())
+    console.print(machine())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`choices.py`: which runs its questions have, and what its tables say; nothing is trained."""
+
+import sys
+
+import pytest
+
+from fedpeft.jobs import compose
+from fedpeft.training_settings import TrainingSettings
+
+
+@pytest.fixture
+def choices(benchmark, in_this_process):
+    return benchmark("choices")
+
+
+@pytest.fixture
+def study(benchmark):
+    return benchmark("study")
+
+
+def line(value, dialects, seed, accuracy, rounds=12):
+    sites = {"slake": {"overall": accuracy}}
+    return {"value": value, "dialects": dialects, "seed": seed, "rounds": [sites] * rounds}
+
+
+def test_the_first_value_of_a_question_is_that_of_the_study(choices, study):
+    for title, values in choices.QUESTIONS.values():
+        usual, *others = values.values()
+        assert usual.method in study.METHODS, title
+        assert (usual.overrides, usual.attribute) == ((), None), title
+        assert all(value.overrides or value.attribute for value in others), title
+
+
+def test_the_value_that_is_named_is_the_one_that_the_study_has(choices, benchmark):
+    learning = benchmark("learning")
+    for _, values in choices.QUESTIONS.values():
+        name, usual = next(iter(values.items()))
+        other = next(value for value in values.values() if value != usual)
+        if other.attribute:
+            assert getattr(usual.learner, other.attribute[0]) == float(name)
+            continue
+        setting = other.overrides[0].partition("=")[0]
+        root = learning.ROOT / "app_configs"
+        settings = learning.settings_of(usual.method)
+        composed, named = (compose(root, learning.JOB, [*settings, *more]) for more in ([], [f"{setting}={name}"]))
+        composed["training"].setdefault("decay", TrainingSettings.decay)
+        named["training"].setdefault("decay", TrainingSettings.decay)
+        assert composed == named
+
+
+def test_every_value_is_run_once_for_each_seed_and_world(choices):
+    runs = list(choices.runs(list(choices.QUESTIONS), choices.SEEDS))
+    assert len({run.key for run in runs}) == len(runs)
+    wanted = {
+        (value.key, dialects, seed, value.rounds)
+        for _, values in choices.QUESTIONS.values()
+        for value in values.values()
+        for dialects in value.worlds
+        for seed in choices.SEEDS
+    }
+    assert {run.key for run in runs} == wanted
+
+
+def test_a_learner_with_another_value_differs_in_that_alone(choices):
+    value = choices.QUESTIONS["mu"][1]["0.1"]
+    assert value.learner.strength == 0.1
+    assert value.learner.fit is choices.PEERS["fedprox"].fit
+    assert choices.PEERS["fedprox"].strength == 0.01
+
+
+def test_a_table_compares_with_the_first_value_over_the_seeds_that_all_values_have(choices):
+    other = "fedavg training.learning_rate=8e-3"
+    lines = [line("fedavg", world, seed, 0.8) for world in (0, 7) for seed in (100, 101, 102)]
+    lines += [line(other, 0, 100, 0.9), line(other, 0, 101, 0.8), line(other, 7, 101, 0.7), line(other, 7, 100, 0.7)]
+    lines += [line("fedavg training.learning_rate=3e-3", 0, 100, 0.1)]  # not in both worlds yet
+    (table,) = choices.tables(lines)
+    assert table.heads[:3] == ("value", "accuracy %, 0 swapped", "minus 5e-3, 0 swapped")
+    usual, best = table.rows
+    assert usual == ("5e-3", "80.0", "", "80.0", "", "2")
+    assert (best[:2], best[2][:5], best[3], best[4][:5]) == (("8e-3", "85.0"), "+5.0 ", "70.0", "-10.0")
+    assert all(len(row) == len(table.heads) for row in table.rows)
+
+
+def test_a_seed_that_the_study_reports_is_refused(choices, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["choices.py", "--seeds", "100", "3"])
+    with pytest.raises(SystemExit):
+        choices.main()
+    assert "--seeds 3: the study reports it" in capsys.readouterr().err
+
+
+def test_what_is_in_the_results_is_not_run_again(choices, monkeypatch, benchmark, tmp_path, capsys):
+    started = []
+
+    def run_with(settings, method, seed, overrides, *, learner):
+        started.append((method, seed))
+        return {"method": method, "seed": seed, "rounds": [{"slake": {"overall": 0.5}}] * 12, "refused": 0}
+
+    monkeypatch.setattr(benchmark("learning"), "run_with", run_with)
+    command = ["choices.py", "--questions", "mu", "--out", str(tmp_path / "results.jsonl")]
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "100"])
+    choices.main()
+    assert started == [("fedprox", 100)] * 8
+    started.clear()
+    monkeypatch.setattr(sys, "argv", [*command, "--seeds", "100", "101"])
+    choices.main()
+    assert started == [("fedprox", 101)] * 8
+    assert "mu of FedProx" in capsys.readouterr().out
