@@ -1,10 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Pre-train the tiny ALBEF that ships with fedpeft, on the stream of images and plain words of pretrain_tiny_vilt.py.
 
-    python benchmarks/pretrain_tiny_albef.py --out DIR --steps 1600 --until 600
-    python benchmarks/pretrain_tiny_albef.py --out DIR --steps 900
+    python benchmarks/pretrain_tiny_albef.py --out DIR
 
-made the one that is shipped: the learning rate falls as for 1,600 steps, and from the 600th on as for 900.
+made the one that is shipped.
 
 As ALBEF starts from a ViT and a BERT, this one starts from the tiny ViLT: its lower layers see the image, its words
 are embedded in the same way; the text layers are new. Per image one question; the losses are
@@ -98,19 +97,21 @@ class Heads(nn.Module):
 
 
 def with_answers(batch: dict[str, Tensor], tokenizer: BertTokenizerFast) -> dict[str, Tensor]:
-    """Take punctuation out of the questions, and put the masked answer behind every third of them.
+    """Make the questions tokens as `Albef.collate` does, and put the masked answer behind every third of them.
+
+    A question alone is [CLS] and its words; with an answer it is [CLS] question [SEP] answer [SEP], the pair of BERT.
 
     Returns:
         the batch with other `input_ids` and `attention_mask`, and `words` (B, T): the answer's tokens, -100 elsewhere.
     """
-    left_out = {*tokenizer.convert_tokens_to_ids(list(PUNCTUATION)), PAD}
+    left_out = {*tokenizer.convert_tokens_to_ids(list(PUNCTUATION)), PAD, SEP}
     rows, words = [], []
     for number, (row, answer) in enumerate(zip(batch["input_ids"].tolist(), batch["answer"].tolist(), strict=True)):
-        tokens, goal = [token for token in row if token not in left_out], []
-        if number % 3 == 0:
-            goal = tokenizer(ANSWERS[answer], add_special_tokens=False)["input_ids"]
-        words.append([-100] * len(tokens) + goal + [-100] * bool(goal))
-        rows.append(tokens + [MASK] * len(goal) + [SEP] * bool(goal))
+        tokens = [token for token in row if token not in left_out]
+        goal = [] if number % 3 else tokenizer(ANSWERS[answer], add_special_tokens=False)["input_ids"]
+        ends = [SEP] * bool(goal)
+        rows.append(tokens + ends + [MASK] * len(goal) + ends)
+        words.append([-100] * len(tokens + ends) + goal + [-100] * len(ends))
     longest = max(map(len, rows))
     ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
     masked = torch.tensor([row + [-100] * (longest - len(row)) for row in words])
@@ -203,4 +204,4 @@ def pretrain(args: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    pretrain(arguments(__doc__.splitlines()[0], steps=900))
+    pretrain(arguments(__doc__.splitlines()[0], steps=1600))

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build, skeleton
-from fedpeft.backbones.albef import plain
 from fedpeft.backbones.albef_checkpoint import POSITIONS, resized
+from fedpeft.backbones.albef_text import plain
 from fedpeft.backbones.registry import BACKBONES
 from fedpeft.doctor import backbone as doctor
 from fedpeft.errors import FedpeftError
@@ -93,7 +93,7 @@ def test_sizes_and_counts_are_the_papers():
     assert [hasattr(layer, "crossattention") for layer in full.model.text_encoder.encoder.layer] == [False] * 6 + [
         True
     ] * 6
-    counts = {entry.name: entry.exchanged for entry in counted("albef")}
+    counts = {entry.name: entry.exchanged for entry in counted("albef", [*COUNTS, "feddat_houlsby"])}
     assert {name: counts[name] for name in COUNTS} == COUNTS
     assert counts["feddat_houlsby"] == COUNTS["houlsby"]  # a head answers here
 
@@ -117,6 +117,17 @@ def test_images_and_questions_are_prepared_as_albef_was_trained(folder):
     pixels = load(folder).collate([np.full((4, 4, 3), 255, dtype=np.uint8)], ["why"])["pixel_values"]
     expected = [(1 - 0.48145466) / 0.26862954, (1 - 0.4578275) / 0.26130258, (1 - 0.40821073) / 0.27577711]
     assert torch.allclose(pixels.mean(dim=(0, 2, 3)), torch.tensor(expected), atol=1e-5)
+
+
+def test_a_question_is_its_first_token_and_its_words(folder):
+    backbone = load(folder)
+    texts = ["Where is the nodule?", "why?", "?", "why why why " * 9]
+    batch = backbone.collate(pictures(len(texts)), texts)
+    number = backbone.tokenizer.convert_tokens_to_ids
+    expected = [["[CLS]", *text.lower().replace("?", "").split()][:20] for text in texts]  # no [SEP], as its authors do
+    found = [ids[seen.bool()].tolist() for ids, seen in zip(batch["input_ids"], batch["attention_mask"], strict=True)]
+    assert found == [number(row) for row in expected]
+    assert set(batch["input_ids"][batch["attention_mask"] == 0].tolist()) == {number("[PAD]")}
 
 
 def test_safetensors_of_the_same_names_and_albefs_own_configuration_are_read(folder, tmp_path):

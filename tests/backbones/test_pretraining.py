@@ -128,6 +128,17 @@ def test_masked_answers_stand_behind_every_third_question_without_punctuation(al
     assert not set(batch["input_ids"].unique().tolist()) & set(tokenizer.convert_tokens_to_ids(list("?.,-/")))
 
 
+def test_a_question_is_pre_trained_as_the_tiny_albef_reads_it(albef_script, script, tokenizer):
+    stream = script.make_batch(0, 9, tokenizer)
+    texts = tokenizer.batch_decode(stream["input_ids"], skip_special_tokens=True)
+    read = build(BackboneSettings(name="tiny-albef")).collate(list(stream["image"].numpy()), texts)["input_ids"]
+    trained = albef_script.with_answers(stream, tokenizer)["input_ids"]
+    ends = (trained == tokenizer.sep_token_id).sum(1)
+    assert ends.tolist() == [2, 0, 0] * 3, "behind the question that an answer follows, and behind the answer"
+    for row, other in zip(trained[ends == 0].tolist(), read[ends == 0].tolist(), strict=True):
+        assert [token for token in row if token] == [token for token in other if token]
+
+
 def test_the_tiny_albef_answers_plain_questions_of_the_stream(albef_script, script, tokenizer):
     """The nearest other sample by its features has mostly the same answer."""
     tiny = build(BackboneSettings(name="tiny-albef")).eval()

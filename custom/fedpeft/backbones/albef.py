@@ -7,7 +7,6 @@ The features are the first token's after the last fusion layer. Weights are the 
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 
 from fedpeft.backbones import albef_checkpoint, weights
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel, reset_positions
+from fedpeft.backbones.albef_text import tokens
 from fedpeft.backbones.checkpoint import (
     check_complete,
     check_image_size,
@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 NAME = "ALBEF"
 MEAN = torch.tensor([0.48145466, 0.4578275, 0.40821073])
 DEVIATION = torch.tensor([0.26862954, 0.26130258, 0.27577711])
-NO_PUNCTUATION = str.maketrans("-/", "  ", ",.'!?\"()*#:;~")
 
 
 class Albef(nn.Module):
@@ -65,18 +64,12 @@ class Albef(nn.Module):
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest.
 
-        As in ALBEF's own tuning, questions are without punctuation and pixels are scaled by the mean and deviation of
-        each color.
+        As in ALBEF's own tuning, questions are without punctuation and without [SEP], and pixels are scaled by the mean
+        and deviation of each color.
         """
-        text = self.tokenizer(
-            [plain(question) for question in questions],
-            padding=True,
-            truncation=True,
-            max_length=self.text_length,
-            return_tensors="pt",
-        )
+        ids, mask = tokens(self.tokenizer, questions, self.text_length, ends=False)
         pixels = self.scaled((self.prepare(images)["pixel_values"] + 1) / 2)
-        return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], "pixel_values": pixels}
+        return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
 
     @staticmethod
     def scaled(pixels: Tensor) -> Tensor:
@@ -90,11 +83,6 @@ class Albef(nn.Module):
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the first token after the last fusion layer (B, d) for a batch of `collate`."""
         return self.model(**batch)[:, 0]
-
-
-def plain(question: str) -> str:
-    """Return a question in lower case without punctuation, as ALBEF was trained."""
-    return re.sub(r"\s+", " ", question.lower().translate(NO_PUNCTUATION)).strip()
 
 
 def build(settings: BackboneSettings) -> Albef:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from fedpeft.backbones.albef import Albef, empty, load, plain
+from fedpeft.backbones.albef import Albef, empty, load
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderModel
+from fedpeft.backbones.albef_text import tokens
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER
 
@@ -29,14 +30,8 @@ class AlbefDecoder(Albef):
 
     def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
         """Return N answers as tokens between [CLS] and [SEP], (N, T), and where they are, (N, T)."""
-        text = self.tokenizer(
-            [plain(answer) for answer in answers],
-            padding=True,
-            truncation=True,
-            max_length=self.longest,
-            return_tensors="pt",
-        )
-        return {ANSWER: text["input_ids"], ANSWER_MASK: text["attention_mask"]}
+        ids, mask = tokens(self.tokenizer, answers, self.longest, ends=True)
+        return {ANSWER: ids, ANSWER_MASK: mask}
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the logits (B, T - 1, V) of each token of answers, those before it given; 0 behind their ends.
