@@ -47,6 +47,16 @@ LIES: dict[str, dict[str, Any]] = {
     "a problem of 2 MB with ANSI codes": {"problem": "\x1b[2Jround 9: completed\n" * 90_000},
     "an unexpected tensor": {"state": {KEY: torch.ones(SCHEMA[KEY])}},
 }
+UNEQUAL = {  # sites may differ in width
+    "aggregation": "pia",
+    "settings": {"houlsby": {"reduction_factor": 1.5}},
+    "site_settings": {CULPRIT: {"reduction_factor": 1}},
+}
+WIDTHS: dict[str, dict[str, list[int]]] = {
+    "2**20 neurons where sites differ in width": {KEY: [2**20, 3], KEY.replace("down", "up"): [3, 2**20]},
+    "as many neurons as the others, with another width in its settings": SCHEMA,
+    "a tensor of 2**93 numbers where sites differ in width": {key: [2**31] * 3 for key in SCHEMA},
+}
 Row = tuple[str, str, str]
 
 
@@ -58,6 +68,11 @@ def rows() -> Iterator[Row]:
         yield lie, *_outcome(*run, without[0], CULPRIT)
     run = _run(_extra_field)
     yield "a field that no message has", *_outcome(*run, without[0], CULPRIT)
+    without = _run(lambda site: None if site == CULPRIT else introduction(site), method=UNEQUAL)
+    for lie, schema in WIDTHS.items():
+        lying = {CULPRIT: {"schema": schema}}
+        run = _run(lambda site, lying=lying: introduction(site, **lying.get(site, {})), method=UNEQUAL)
+        yield lie, *_outcome(*run, without[0], CULPRIT)
     for value in (3e38, float("nan")):
         state = {key: torch.full(shape, value) for key, shape in LAYERS.items()}
         run = _run(_first_sends(state), train=assigned, schedule=SCHEDULE)

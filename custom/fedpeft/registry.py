@@ -7,13 +7,14 @@ A plugin is a Python package that declares entry points; the groups are listed i
     my_score = "my_package.my_score:my_score"
 
 Every process that looks up a name finds the plugins, the training process included. A job can name a plugin that is
-installed at a site; it cannot bring one.
+installed at a site; it cannot bring one. The processes of a site in a consortium know no other plugins than those that
+the site's own file lists (`only_plugins`), so that no loop over all names imports another one.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from functools import cached_property
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -23,6 +24,17 @@ from fedpeft.errors import FedpeftError
 from fedpeft.settings import suggestion
 
 T = TypeVar("T")
+_listed: Mapping[str, Collection[str]] | None = None  # by group of entry points; None: all that are installed
+
+
+def only_plugins(listed: Mapping[str, Collection[str]] | None) -> None:
+    """Have this process look up no other plugins from now on, whatever is installed; it imports none for this.
+
+    Args:
+        listed: names by group of entry points, of another group none; None: all.
+    """
+    global _listed
+    _listed = listed
 
 
 class Registry(Generic[T]):
@@ -56,8 +68,8 @@ class Registry(Generic[T]):
         self._own[name] = home
 
     def names(self) -> tuple[str, ...]:
-        """Return all names, the package's own first, in the order of their registration."""
-        return (*self._own, *self._plugins)
+        """Return all names, the package's own first, in the order of their registration; of plugins those listed."""
+        return (*self._own, *filter(self._is_listed, self._plugins))
 
     def own_names(self) -> tuple[str, ...]:
         """Return the names that come with the package, without those of plugins."""
@@ -95,7 +107,7 @@ class Registry(Generic[T]):
             logging.getLogger(__name__).warning("%s", error)
 
     def is_plugin(self, name: str) -> bool:
-        """Return whether a name is that of an installed plugin."""
+        """Return whether a name is that of an installed plugin, listed or not."""
         return name in self._plugins
 
     def place(self, name: str) -> str:
@@ -107,12 +119,13 @@ class Registry(Generic[T]):
         """Return the object of a name.
 
         Raises:
-            FedpeftError: the name is unknown, or the plugin that has it cannot be imported or is of another kind.
+            FedpeftError: the name is unknown or not listed, or the plugin that has it cannot be imported or is of
+                another kind.
         """
         if name in self._own:
             home = self._own[name]
             return imported(home) if isinstance(home, str) else home
-        if name not in self._plugins:
+        if name not in self._plugins or not self._is_listed(name):
             raise FedpeftError(f"{self.kind} {name!r} is unknown: {suggestion(name, self.names())}.")
         point = self._plugins[name]
         try:
@@ -126,6 +139,9 @@ class Registry(Generic[T]):
                 f"update or uninstall that package.",
                 code="plugin-unusable",
             ) from error
+
+    def _is_listed(self, plugin: str) -> bool:
+        return _listed is None or plugin in _listed.get(self.group, ())
 
     @cached_property
     def _plugins(self) -> dict[str, EntryPoint]:

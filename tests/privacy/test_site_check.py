@@ -2,6 +2,7 @@
 """What a job may ask of a site, and whose values hold: the site's, whatever the job says."""
 
 import json
+from dataclasses import replace
 from typing import get_args, get_type_hints
 
 import pytest
@@ -10,11 +11,13 @@ from PIL import Image
 from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.client.learner import Learner
 from fedpeft.data import DataError, DataSettings
+from fedpeft.data.answer_space import UNLISTED
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import LEAST, MOST, admitted, load_data, refusals
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import SiteJob
 from fedpeft.training_settings import TrainingSettings
+from fedpeft.worker.failure import Failure
 
 SECTIONS = {
     "backbone": {"name": "tiny-vilt"},
@@ -25,6 +28,7 @@ SECTIONS = {
 }
 MEMBERS = ("north", "south", "west")
 SUMMED = {"aggregation": "fedavg", "secure_sum": True}
+HEAD = {"name": "classifier", "head": "federated"}
 SCHEDULED = {"solver": "exact", "budget": 1}
 
 
@@ -170,6 +174,30 @@ REFUSED = [
     ),
     ("data of others", {"data": {"pool": ["south"]}}, {}, "data.pool"),
     ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
+    (
+        "answers that the site does not list",
+        {"method": HEAD, "data": {"answers": ["a"]}},
+        {"head": True},
+        "data.answers",
+    ),
+    (
+        "more answers than the site lists",
+        {"method": HEAD, "data": {"answers": ["a", "tuberculosis"]}},
+        {"head": True, "answers": {"manifest": ["a"]}},
+        "data.answers",
+    ),
+    (
+        "fewer answers than the site lists",
+        {"method": HEAD, "data": {"answers": ["a"]}},
+        {"head": True, "answers": {"manifest": ["a", "b"]}},
+        "data.answers",
+    ),
+    (
+        "answers that the site lists for other data",
+        {"method": HEAD, "data": {"answers": ["a"]}},
+        {"head": True, "answers": {"vqa_rad": ["a"]}},
+        "data.answers",
+    ),
     ("any model", {"backbone": {"name": "transformers", "source": "/srv/clip"}}, {}, "backbone.source"),
     ("the whole backbone", {"method": {"name": "full", "aggregation": "fedavg"}}, {}, "method.name"),
     *(
@@ -222,6 +250,12 @@ def test_more_than_the_file_allows_is_refused_by_the_settings_name(what, request
         ({"data": {"seed": 3}}, {"seed": 3}),
         ({"data": {"validation_fraction": 0.0}}, {"validation_fraction": 0.0}),
         ({"data": {"site": "north"}}, {}),
+        (
+            {"method": HEAD, "data": {"answers": ["Left  lung", "none"]}},
+            {"head": True, "answers": {"manifest": ["NONE", "left lung"]}},
+        ),
+        ({"method": HEAD, "data": {"dataset": "phantom", "answers": ["yes"]}}, {"head": True}),
+        ({"method": HEAD, "data": {"dataset": "fed_isic2019"}}, {"head": True}),
         ({"training": {"compile": True}}, {"compile": True}),
         ({"data": {"dataset": "phantom", "seed": 3, "train_size": 16}}, {}),
         ({"training": {"device": "cpu"}}, {"device": "cuda:1"}),
@@ -295,6 +329,7 @@ def scans(tmp_path):
     return tmp_path
 
 
+LISTED = ["left", "right", "none"]
 SMALL = {"least_train_samples": 1, "least_train_images": 1, "least_answers": 1, "least_test_samples": 1}
 ENOUGH = {"least_train_samples": 18, "least_train_images": 6, "least_answers": 3, "least_test_samples": 12}
 
@@ -358,3 +393,42 @@ def test_known_and_unknown_ids_are_refused_alike():
     ids = "0.png", "no such image"
     known, unknown = (list(refusals(SitePolicy(), job(data={"exclude": [image]}))) for image in ids)
     assert known == unknown
+
+
+def with_row(scans, answer):
+    """The folder with one more training row."""
+    manifest = scans / "manifest.csv"
+    manifest.write_text(f"{manifest.read_text()}0.png,What is rare?,{answer},train\n")
+
+
+def answer_to(scans, tmp_path, asked, answers):
+    """What a hostile job gets to know at a site whose file lists `answers`: a problem, or the numbers of its sites."""
+    own = {"roots": {"manifest": str(scans)}, "head": True, "answers": {"manifest": answers}}
+    sections = {**SECTIONS, "method": HEAD, "data": {"dataset": "manifest", "answers": asked}}
+    try:
+        learner = Learner.from_sections(
+            sections, site="north", folder=tmp_path / "state", policy=SitePolicy(**{**SMALL, **own})
+        )
+    except Exception as error:  # as the training process does
+        failure = Failure.of(error)
+        return failure.code, failure.setting
+    return len(learner.data.train), learner.head[-1].weight.shape[0]
+
+
+@pytest.mark.parametrize("asked", [LISTED, [*LISTED, "tuberculosis"], ["left", "tuberculosis"], ["tuberculosis"]])
+def test_no_list_of_answers_tells_whether_a_site_has_an_answer(scans, tmp_path, asked):
+    without = answer_to(scans, tmp_path, asked, LISTED)
+    with_row(scans, "tuberculosis")
+    assert answer_to(scans, tmp_path, asked, LISTED) == without
+    assert without == ((18, 3) if asked == LISTED else ("setting-not-allowed", "data.answers"))
+
+
+def test_a_list_of_the_site_holds_for_every_job_so_that_no_two_can_be_subtracted(scans):
+    with_row(scans, "tuberculosis")
+    policy = SitePolicy(**SMALL, roots={"manifest": str(scans)}, head=True, answers={"manifest": LISTED})
+    heads = ({}, {"method": HEAD, "data": {"answers": LISTED}})
+    private, federated = (load_data(policy, admitted(policy, job(**changes))) for changes in heads)
+    assert len(private.train) == len(federated.train) == 18
+    assert federated.left_out == ((UNLISTED, 1),)
+    with pytest.raises(FedpeftError, match="least_train_samples"):  # they count what is left
+        load_data(replace(policy, least_train_samples=19), admitted(policy, job()))

@@ -33,7 +33,9 @@ def test_the_data_sets_that_come_with_fedpeft_are_allowed_by_default_but_those_t
 
 
 def test_lists_and_numbers_come_back_as_declared(tmp_path):
-    policy = SitePolicy(roots={"vqa_rad": "/srv/rad"}, exclude=("synpic1",), kept_days=3)
+    policy = SitePolicy(
+        roots={"vqa_rad": "/srv/rad"}, exclude=("synpic1",), answers={"slake": ("Yes", "no")}, kept_days=3
+    )
     assert read_policy(written(tmp_path, asdict(policy))) == policy
 
 
@@ -60,6 +62,9 @@ WRONG = [
     ({"memory_gib": -1}, "memory_gib is -1"),
     ({"roots": {"vqa_rad": "data"}}, "roots.vqa_rad is 'data', it must be the whole path"),
     ({"exclude": [7]}, "exclude is"),
+    ({"answers": ["yes"]}, "answers"),
+    ({"answers": {"vqa_rad": "yes"}}, "answers must be a list of texts"),
+    ({"answers": {"vqa_rad": ["yes", "YES "]}}, "2 entries, 1 of them different"),
     ({"window": {"center": 40}}, "window={'center': 40} must be"),
     ({"unreadable": 1.5}, "unreadable=1.5 must be a number from 0"),
     ({"sum_with": "north"}, "sum_with"),

@@ -76,10 +76,11 @@ def test_what_does_not_fit_takes_no_part_and_the_reason_is_said(other):
 
 
 def test_unequal_widths_and_depths_go_together():
-    method = MethodSettings(matched_layers=DEEPEST, site_settings={"x": {"reduction_factor": 2}})
+    usual = {"houlsby": {"reduction_factor": 4}}
+    method = MethodSettings(matched_layers=DEEPEST, settings=usual, site_settings={"x": {"reduction_factor": 2}})
     able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], neurons=4)))
     assert (list(able), problems) == (["a", "x"], {})
-    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], stream=16)))
+    able, problems = agreed(method, a=introduction(4), x=introduction(2, schema=schema([0, 3], stream=16, neurons=8)))
     assert "nothing but an adapter's number of neurons may differ" in problems["x"]
 
 

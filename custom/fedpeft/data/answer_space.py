@@ -3,21 +3,31 @@
 
 It is what the job names (`data.answers`) or what the data set itself declares. So its length, which the server learns
 from the head's shape, says nothing about a site, and no site has to reveal or compare its own answers.
+
+A training row with another answer is left out, and a test question with one counts as wrong; only the site's own log
+and `fedpeft doctor` there say how many. If such a row ended the job, whoever writes jobs could ask with one list after
+another which answers a site has; if it were only left out, a list could choose the few rows that a site trains on. So a
+site of a consortium takes part only with a list that its own file names (`answers`), and leaves the same rows out of
+every job with that data set: neither a refusal nor a number of samples then depends on a list that somebody else wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS
+from fedpeft.data.schema import added
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.data.schema import SiteData
     from fedpeft.data.settings import DataSettings
+
+UNLISTED = "their answers are not in the list (data.answers), test questions with such answers count as wrong"
 
 
 def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, federated: bool) -> tuple[str, ...] | None:
@@ -66,11 +76,33 @@ def shared_answers(settings: DataSettings, of_sites: Mapping[str, Any], *, feder
     return tuple(sorted({normalize(answer) for answer in declared()}))
 
 
+def with_answers(data: SiteData, answers: Collection[str]) -> SiteData:
+    """Return a site's data without the training rows whose answer is not in a list; they are counted in `left_out`.
+
+    Validation and test rows stay: such a question counts as wrong. Images with any number of labels stay as well.
+
+    Args:
+        data: of the site.
+        answers: normalized.
+
+    Raises:
+        DataError: no training row is left.
+    """
+    if data.labels:
+        return data
+    known = frozenset(answers)
+    kept = tuple(example for example in data.train if normalize(example.answer) in known)
+    if len(kept) == len(data.train):
+        return data
+    gone = len(data.train) - len(kept)
+    return replace(data, train=kept, left_out=added(data.left_out, [(UNLISTED, gone)]))
+
+
 def vocabulary_of(data: SiteData, answers: tuple[str, ...] | None) -> AnswerVocabulary:
     """Return the classes of a site's head: its answers, or its labels.
 
     Args:
-        data: of the site.
+        data: of the site, as `with_answers` returned them.
         answers: of all sites; None: those of its own training data.
 
     Raises:

@@ -69,7 +69,8 @@ class DataSettings:
             image is decoded once before training (`fedpeft.data.readable`).
         pool: names of sites whose data this one holds together: centralized training, in the simulator only.
         answers: what a federated head tells apart (`method.head`), one list for all sites, in any order; not set: what
-            the data set itself declares. A site with other training answers takes no part.
+            the data set itself declares. Training rows with other answers are left out, such test questions count as
+            wrong, and only the site's own log says how many. The file of each site must name the same list.
 
     Raises:
         DataError: names the argument, its value and what is allowed.
@@ -132,26 +133,12 @@ class DataSettings:
         object.__setattr__(self, "exclude", tuple(self.exclude))
         if not all(isinstance(name, str) and name for name in self.pool) or len(set(self.pool)) < len(self.pool):
             raise DataError(f"pool={list(self.pool)!r:.200} must name sites, each once.", setting="pool")
-        self._check_answers()
+        object.__setattr__(self, "answers", listed_answers(self.answers))
 
     def sizes(self, usual: Mapping[str, int]) -> dict[str, int]:
         """Return the examples of each split of procedural data: those that are set, otherwise the usual ones."""
         own = {"train": self.train_size, "validation": self.validation_size, "test": self.test_size}
         return {split: size if own[split] is None else own[split] for split, size in usual.items()}
-
-    def _check_answers(self) -> None:
-        if not isinstance(self.answers, tuple | list) or not all(
-            isinstance(a, str) and a.strip() for a in self.answers
-        ):
-            raise DataError("answers must be a list of texts that are not empty.", setting="answers")
-        answers = tuple(map(normalize, self.answers))
-        if len(set(answers)) < len(answers) or len(answers) > MOST_ANSWERS:
-            raise DataError(
-                f"answers has {len(answers)} entries, {len(set(answers))} of them different: name each once, whatever "
-                f"its case and blanks, and at most {MOST_ANSWERS:,}.",
-                setting="answers",
-            )
-        object.__setattr__(self, "answers", answers)
 
     def _check_fractions(self) -> None:
         for name in ("validation_fraction", "test_fraction"):
@@ -224,6 +211,24 @@ class DataSettings:
             raise DataError(
                 f"{name}={getattr(self, name)!r} is not a setting of dataset={self.dataset!r}; remove it.", setting=name
             )
+
+
+def listed_answers(answers: Any) -> tuple[str, ...]:
+    """Return a list of answers in their normal form.
+
+    Raises:
+        DataError: it is no list of texts, one of them is empty or there twice, or there are too many.
+    """
+    if not isinstance(answers, tuple | list) or not all(isinstance(a, str) and a.strip() for a in answers):
+        raise DataError("answers must be a list of texts that are not empty.", setting="answers")
+    normal = tuple(map(normalize, answers))
+    if len(set(normal)) < len(normal) or len(normal) > MOST_ANSWERS:
+        raise DataError(
+            f"answers has {len(normal)} entries, {len(set(normal))} of them different: name each once, whatever its "
+            f"case and blanks, and at most {MOST_ANSWERS:,}.",
+            setting="answers",
+        )
+    return normal
 
 
 def check_share(unreadable: float) -> None:

@@ -31,6 +31,7 @@ LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach
 LARGEST_FIGURE = 1e9  # seconds and losses
 LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
 MOST_AXES = 8
+LARGEST_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any model
 MOST_SLOTS = 64
 RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
 DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
@@ -97,7 +98,7 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
             named = is_key(key)
         if not named:
             raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
-        if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape):
+        if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
             raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
     _check_slots(introduction, site)
 

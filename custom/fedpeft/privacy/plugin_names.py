@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Refuse a job that names a plugin which the site's own file does not list, before the plugin is imported."""
+"""Import no plugin that the site's own file does not list: neither by a name in a job, nor by a loop over all names."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from fedpeft.errors import FedpeftError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.registry import Registry
+from fedpeft.registry import Registry, only_plugins
 from fedpeft.scheduling.solvers import SOLVERS
+
+
+def keep_to(policy: SitePolicy | None) -> None:
+    """Have this process look up no other plugins than those of a site's own file.
+
+    Args:
+        policy: the file; None in the simulator, where all that are installed can be used.
+    """
+    only_plugins(None if policy is None else {kind.group: allowed for _, kind, allowed in _listed(policy)})
 
 
 def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
@@ -27,15 +36,7 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
     Raises:
         FedpeftError: naming the setting.
     """
-    listed = (
-        ("method.name", METHODS, policy.methods),
-        ("backbone.name", BACKBONES, policy.backbones),
-        ("data.dataset", DATASETS, policy.datasets),
-        ("schedule.score", SCORES, policy.score_methods),
-        ("schedule.solver", SOLVERS, policy.solvers),
-        ("training.answering", ANSWERING, policy.answering),
-    )
-    for setting, registry, allowed in listed:
+    for setting, registry, allowed in _listed(policy):
         for name in _named(sections, setting):
             if name not in allowed and _is_plugin(registry, name):
                 raise FedpeftError(
@@ -43,6 +44,18 @@ def check_plugins(policy: SitePolicy, sections: Mapping[str, Any]) -> None:
                     f"it there, or change the job.",
                     setting=setting,
                 )
+
+
+def _listed(policy: SitePolicy) -> tuple[tuple[str, Registry[Any], tuple[str, ...]], ...]:
+    """Return each setting that names a plugin, the registry of its kind, and the names that the file lists."""
+    return (
+        ("method.name", METHODS, policy.methods),
+        ("backbone.name", BACKBONES, policy.backbones),
+        ("data.dataset", DATASETS, policy.datasets),
+        ("schedule.score", SCORES, policy.score_methods),
+        ("schedule.solver", SOLVERS, policy.solvers),
+        ("training.answering", ANSWERING, policy.answering),
+    )
 
 
 def _named(sections: Mapping[str, Any], setting: str) -> Iterator[Any]:

@@ -14,6 +14,7 @@ from fedpeft import data, importance
 from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import DataSettings, SiteData
+from fedpeft.data.answer_space import with_answers
 from fedpeft.data.pool import pooled
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
@@ -146,6 +147,14 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         yield "data.split", f"is {chosen.split!r}, splits has {', '.join(policy.splits) or 'none'}"
     if data.is_procedural(chosen.dataset):
         return
+    listed = policy.answers.get(chosen.dataset, ())
+    if chosen.answers and set(chosen.answers) != set(listed):
+        has = f"another list of {len(listed)}" if listed else "none"
+        yield (
+            "data.answers",
+            f"names {len(chosen.answers)} answers, and answers of this site's file has {has} for {chosen.dataset!r}: a "
+            f"list that only the job knows would ask which answers this site has, so name the same ones there",
+        )
     usual = DataSettings()
     for name in OWN:
         value, own = getattr(chosen, name), getattr(policy, name)
@@ -196,7 +205,7 @@ def check_parameters(policy: SitePolicy, method: MethodSettings, count: int) -> 
 
 
 def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
-    """Load a site's data without the images that it excludes, and check that there are enough samples.
+    """Load a site's data without what it excludes or the head does not know, and check that there are enough samples.
 
     Args:
         policy: the site's own file; None in the simulator, where the job's settings apply.
@@ -209,6 +218,8 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     without = policy.exclude if policy else ()
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
     loaded = pooled(job.site, parts) if job.pooled else parts[0]
+    for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
+        loaded = with_answers(loaded, answers) if answers else loaded
     if policy is None:
         return loaded
     counts = {

@@ -18,7 +18,7 @@ from typing import Any
 from fedpeft.backbones import BACKBONES
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
-from fedpeft.data.settings import SPLITS, check_columns, check_share
+from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers
 from fedpeft.data.window import window_of
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
@@ -65,6 +65,10 @@ class SitePolicy:
             environment in which the site was started.
         columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
         window: which part of the range of its images is shown, as `data.window` of `manifest`; a job cannot set it.
+        answers: list of answers by data set name, for jobs whose head is federated: a job that sets `data.answers` must
+            name the same ones, so that no job can ask with a list of its own which answers this site has. Training rows
+            with other answers take part in no job with that data set. A data set that declares its answers itself needs
+            no list.
         site: the name under which the data sets know this site; empty: its name in the consortium.
         exclude: ids of images that take part in nothing.
         unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
@@ -134,6 +138,7 @@ class SitePolicy:
     roots: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
     site: str = ""
     exclude: tuple[str, ...] = ()
     unreadable: float = 0.0
@@ -189,6 +194,8 @@ class SitePolicy:
                 raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
         check_columns(self.columns)
         window_of(self.window)
+        listed = {name: listed_answers(answers) for name, answers in self.answers.items()}
+        object.__setattr__(self, "answers", listed)
         check_share(self.unreadable)
         for name in LISTS:
             if not all(isinstance(item, str) for item in getattr(self, name)):

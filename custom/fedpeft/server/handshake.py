@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import torch
 
-from fedpeft.alignment.checks import check_alike
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import HEAD, layers_of
 from fedpeft.layer_matching import one_layer
 from fedpeft.messages.limits import MB, Limit
 from fedpeft.messages.types import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.announced_widths import open_shapes, refused_widths, unlike_equals
 
 SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers
 INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at the log there.")
@@ -42,7 +42,8 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The most frequent kind of adapter is used; of two equally frequent ones, that of the first site.
+    The most frequent kind of adapter is used; of two equally frequent ones, that of the first site. Where sites may
+    differ in widths, each must have that of its own settings.
 
     Args:
         introductions: by site, each checked on its own.
@@ -73,20 +74,22 @@ def agree(
         return able, problems
     compared, unmatched = _compared(able, method)
     problems |= unmatched
+    if method.site_settings:
+        problems |= refused_widths(_schemas(compared), method)
+        compared = {site: introduction for site, introduction in compared.items() if site not in problems}
     if not compared:
         return {}, problems
     kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
     common, _ = Counter(kinds.values()).most_common(1)[0]
     first = next(site for site, kind in kinds.items() if kind == common)
-    for site, kind in kinds.items():
-        try:
-            if kind != common:
-                raise FedpeftError(_difference(first, compared[first], site, compared[site], method))
-            if method.site_settings:
-                model, own = (_shapes_only(compared[name].schema) for name in (first, site))
-                check_alike(own, f"site {site}", model, f"site {first}")
-        except FedpeftError as error:
-            problems[site] = str(error)
+    problems |= {
+        site: _difference(first, compared[first], site, compared[site], method)
+        for site, kind in kinds.items()
+        if kind != common
+    }
+    if method.site_settings:
+        alike = {site: introduction for site, introduction in compared.items() if kinds[site] == common}
+        problems |= unlike_equals(_schemas(alike), method)
     return {site: introduction for site, introduction in able.items() if site not in problems}, problems
 
 
@@ -110,9 +113,17 @@ def _compared(
 
 def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
     """The properties that must be equal at all sites."""
-    shapes = introduction.schema.items()
-    widths = frozenset((key, None if method.site_settings else tuple(shape)) for key, shape in shapes)
-    return introduction.family, frozenset(introduction.slots.items()), introduction.dtype, widths
+    shapes = frozenset(_shapes(introduction.schema, method).items())
+    return introduction.family, frozenset(introduction.slots.items()), introduction.dtype, shapes
+
+
+def _schemas(introductions: Mapping[str, Introduction]) -> dict[str, Schema]:
+    return {site: introduction.schema for site, introduction in introductions.items()}
+
+
+def _shapes(schema: Schema, method: MethodSettings) -> dict[str, tuple[int | None, ...]]:
+    """Return the shapes as far as they must be equal."""
+    return open_shapes(schema) if method.site_settings else {key: tuple(shape) for key, shape in schema.items()}
 
 
 def _difference(first: str, expected: Introduction, site: str, own: Introduction, method: MethodSettings) -> str:
@@ -138,11 +149,17 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
             f"the adapters of sites {first} and {site} differ: only one of them has {min(differing)}; "
             f"give both the same method.name and the same backbone."
         )
-    key = next(key for key, shape in own.schema.items() if shape != expected.schema[key])
+    usual = _shapes(expected.schema, method)
+    key = next(key for key, shape in _shapes(own.schema, method).items() if shape != usual[key])
     if key.startswith(HEAD):
         return (
             f"site {site} has {own.classes} answers and site {first} {expected.classes}, and a federated head needs "
             f"the same at all sites: set data.answers."
+        )
+    if method.site_settings:
+        return (
+            f"site {site} has {key} with shape {own.schema[key]}, site {first} has it with {expected.schema[key]}: "
+            f"nothing but an adapter's number of neurons may differ."
         )
     if method.matched_layers is not None:
         return (
@@ -168,7 +185,3 @@ def _layers(introduction: Introduction) -> int:
 
 def _bytes(schema: Schema, width: int) -> int:
     return width * sum(math.prod(shape) for shape in schema.values())
-
-
-def _shapes_only(schema: Schema) -> dict[str, torch.Tensor]:
-    return {key: torch.empty(shape, device="meta") for key, shape in schema.items()}

@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Where sites may differ in width, each announces that of its own settings, and nothing else passes the handshake."""
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from harness import introduction
+
+import fedpeft
+from fedpeft.client.learner import Learner
+from fedpeft.errors import FedpeftError
+from fedpeft.messages.reply_contract import check_announcement
+from fedpeft.methods.method import TuningMethod
+from fedpeft.methods.setting_limits import MOST_WIDTH
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.handshake import agree
+
+DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
+WIDE = MethodSettings(site_settings={"c": {"reduction_factor": 2}})  # 16 elsewhere
+RANKED = MethodSettings(name="lora", aggregation="svd", site_settings={"c": {"r": 2, "lora_alpha": 4}})
+
+
+def bottleneck(neurons, stream=96, up=None):
+    return {DOWN: [neurons, stream], UP: [stream, up or neurons]}
+
+
+def factors(rank, outputs=12, inputs=10):
+    return {"layer.0.query.A": [rank, inputs], "layer.0.query.B": [outputs, rank]}
+
+
+def agreed(method, schemas):
+    sites = {site: introduction(site, schema=schema) for site, schema in schemas.items()}
+    for site, own in sites.items():
+        check_announcement(own, site=site)
+    able, problems = agree(sites, version=fedpeft.__version__, method=method)
+    assert able == {site: own for site, own in sites.items() if site not in problems}
+    return problems
+
+
+HONEST = {"a": bottleneck(6), "b": bottleneck(6), "c": bottleneck(48)}
+LIES = {
+    "far too wide": ("b", bottleneck(2**20), r"site b announces 1048576 neurons in .* give it 6: look at its log"),
+    "another declared width": ("b", bottleneck(48), "site b announces 48 neurons in .* give it 6: look at"),
+    "not its declared width": ("c", bottleneck(6), "site c announces 6 neurons in .* give it 48: look at"),
+    "tensors of two widths": ("b", bottleneck(6, up=2**20), "site b has 6 neurons in .* but 1048576 in"),
+    "another stream, of the first site": (
+        "a",
+        bottleneck(8, stream=128),
+        r"site a has layer\.0\.output\.down\.weight with shape \[8, 128\], site b has it with \[6, 96\]: nothing but",
+    ),
+    "a stream without a neuron, of the first site": (
+        "a",
+        bottleneck(1, stream=8),
+        "site a announces layers of width 8, for which houlsby: reduction_factor=16 leaves no neuron",
+    ),
+    "no matrix": ("b", {DOWN: [6], UP: [96, 6]}, "site b announces layers of width 0, for which"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_width_that_its_settings_do_not_give_costs_its_site_its_part_alone(lie):
+    site, schema, reason = LIES[lie]
+    problems = agreed(WIDE, {**HONEST, site: schema})
+    assert set(problems) == {site}
+    assert re.search(reason, problems[site]), problems[site]
+
+
+def test_honest_widths_and_ranks_take_part():
+    assert agreed(WIDE, HONEST) == {}
+    assert agreed(RANKED, {"a": factors(4), "b": factors(4), "c": factors(2)}) == {}
+
+
+def test_a_rank_is_that_of_the_settings():
+    assert set(agreed(RANKED, {"a": factors(4), "b": factors(2**20), "c": factors(4)})) == {"b", "c"}
+
+
+def test_a_shape_beyond_any_tensor_is_none():
+    with pytest.raises(FedpeftError, match="which is no shape"):
+        agreed(WIDE, {**HONEST, "b": {DOWN: [2**31] * 3, UP: [2**31] * 3}})
+
+
+def test_of_a_method_that_does_not_say_its_widths_sites_of_equal_settings_are_alike(monkeypatch):
+    monkeypatch.setattr(TuningMethod, "tuning", lambda self: SimpleNamespace())
+    assert agreed(WIDE, {"a": bottleneck(6), "b": bottleneck(6), "c": bottleneck(MOST_WIDTH)}) == {}
+    problems = agreed(WIDE, {"a": bottleneck(7), "b": bottleneck(6), "b2": bottleneck(6), "c": bottleneck(2**20)})
+    assert re.search(
+        r"site a has .* \[7, 96\] and site b with \[6, 96\], and method.site_settings gives", problems["a"]
+    )
+    assert re.search(f"site c announces 1048576 neurons in .* give it at most {MOST_WIDTH}", problems["c"])
+    assert set(problems) == {"a", "c"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "chosen",
+    [
+        ["method.site_settings={slake: {reduction_factor: 2}}"],
+        ["method.site_settings={slake: {layer_widths: {'0': 3, '1': 7}}}"],
+        ["method.name=pfeiffer", "method.site_settings={slake: {reduction_factor: 5}}"],
+        ["method.name=parallel", "method.site_settings={slake: {reduction_factor: 7}}"],
+        ["method.name=lora", "method.aggregation=svd", "method.site_settings={slake: {r: 2}}"],
+        ["method.name=lora", "method.aggregation=stack", "method.site_settings={slake: {r: 99}}"],
+        ["method.name=lora_vpt", "method.aggregation=svd", "method.site_settings={slake: {lora: {r: 2}}}"],
+        ["method.name=lora_dvpt", "method.aggregation=svd", "method.site_settings={slake: {lora: {r: 8}}}"],
+    ],
+    ids=lambda chosen: " ".join(chosen),
+)
+def test_what_sites_really_announce_is_what_their_settings_give(sections, tmp_path, chosen):
+    built = sections(*chosen)
+    made = [Learner.from_sections(built, site=site, folder=tmp_path / site) for site in ("slake", "vqa-rad")]
+    schemas = {each.site: {key: list(tensor.shape) for key, tensor in each.first_state().items()} for each in made}
+    assert schemas["slake"] != schemas["vqa-rad"]
+    assert agreed(made[0].method, schemas) == {}
