@@ -18,6 +18,7 @@ from typing import Any
 import matplotlib
 import psutil
 import yaml
+from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from undrawn import UNDRAWN
 from warm_python import COMMAND
@@ -120,8 +121,11 @@ def start(kit: Path, *, true: bool = False) -> None:
 
 
 def connected(federation) -> set[str]:
-    """Names of the sites that the server knows."""
-    return {client.name for client in federation.lead.get_connected_client_list()}
+    """Names of the sites that the server knows; none while a server that has just started answers nothing."""
+    try:
+        return {client.name for client in federation.lead.get_connected_client_list()}
+    except NoConnection:
+        return set()
 
 
 def session(kit: Path, *, seconds: float = 60) -> Session:
