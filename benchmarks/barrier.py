@@ -33,11 +33,11 @@ def losses(learners: Mapping[str, Learner], pairs: Sequence[tuple[str, str]], ro
     adapters = {site: _kept(learners[site], round) for site in {site for pair in pairs for site in pair}}
     for site, other in pairs:
         learner, own = learners[site], adapters[site]
-        learner._restore(site_state.load_before(learner.folder, round + 1), {})
+        learner.values.restore(site_state.load_before(learner.folder, round + 1), {})
         examples = learner.data.test[:QUESTIONS]
-        batches = [b.to(learner.device) for b in learner._batches(examples, learner.training.evaluation_batch_size)]
+        batches = [b.to(learner.device) for b in learner.batches.of(examples, learner.training.evaluation_batch_size)]
         for name, there in _aligned(learner, own, adapters[other], round).items():
-            line = [learner._loss(batches, start_merged(own, there, share)) for share in POINTS]
+            line = [learner.loss(batches, start_merged(own, there, share)) for share in POINTS]
             lines.setdefault(name, []).append(line)
     return {name: [statistics.fmean(values) for values in zip(*rows, strict=True)] for name, rows in lines.items()}
 
@@ -58,7 +58,7 @@ def _aligned(learner: Learner, own: State, other: State, round: int) -> dict[str
     """The other site's adapter in every order that is compared; as it comes only where the widths are equal."""
     learner.trainable.load(own)
     learner.trainable.set_companion(None)
-    inputs = [batch.inputs for batch in learner._probe(round)]
+    inputs = [batch.inputs for batch in learner.probe(round)]
     activations = learner.trainable.activations([other, own], inputs)
     by_weights, _ = align_global(other, own, settings=PIASettings(support="weights"))
     by_activations, _ = align_global(other, own, activations, PIASettings())

@@ -22,7 +22,7 @@ from fedpeft.client.optimizer import moments, restore_moments
 from fedpeft.seeds import derive
 from fedpeft.states import State
 
-ALA_RATE, ALA_SHARE, ALA_PASSES, ALA_SETTLED = 1.0, 0.8, 10, 0.01
+ALA_SHARE, ALA_PASSES, ALA_SETTLED = 0.8, 10, 0.01
 
 
 @contextmanager
@@ -48,10 +48,10 @@ class FedProx(Learner):
 
     strength = 0.01  # mu
 
-    def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+    def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         anchor = {key: parameter.detach().clone() for key, parameter in self.trainable.parameters().items()}
         with held_near(self, optimizer, anchor, self.strength):
-            return super()._fit(optimizer, round)
+            return super().fit(optimizer, round)
 
 
 class Ditto(Learner):
@@ -65,15 +65,15 @@ class Ditto(Learner):
     ) -> Update:
         update = super().train_round(round, received, layers, part=part)
         trained = self.trainable.state(), {key: value.clone() for key, value in self.head.state_dict().items()}
-        adapter, head, kept = self._personal or (received or self._initial, self._initial_head, {})
+        adapter, head, kept = self._personal or (received or self.values.first, self.values.first_head, {})
         self.trainable.load(adapter)
         self.head.load_state_dict(head)
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         if self.training.optimizer_state == "keep":
             restore_moments(optimizer, kept)  # its rates are those of a new one: the schedule starts from the peak
-        anchor = {key: tensor.clone() for key, tensor in (received or self._initial).items()}
+        anchor = {key: tensor.clone() for key, tensor in (received or self.values.first).items()}
         with held_near(self, optimizer, anchor, self.strength):
-            losses = self._fit(optimizer, round)
+            losses = self.fit(optimizer, round)
         metrics = {**losses, **self.evaluate()}
         head = {key: value.clone() for key, value in self.head.state_dict().items()}
         self._personal = self.trainable.state(), head, moments(optimizer)
@@ -85,18 +85,19 @@ class Ditto(Learner):
 class FedALA(Learner):
     """Each number of the adapter takes its own share of the global one, learned on the site's data before training."""
 
+    rate = 1.0  # eta
     _weights: dict[str, torch.Tensor] | None = None
 
-    def _integrate(
+    def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
-        integration = super()._integrate(round, None, received or own or {})
+        integration = super().integrate(round, None, received or own or {})
         if own is None or not received:
             return integration
         first = self._weights is None
         weights = self._weights or {key: torch.ones_like(tensor) for key, tensor in own.items()}
         gaps = {key: received[key] - own[key] for key in own}
-        samples = self._sample(
+        samples = self.batches.sample(
             int(ALA_SHARE * len(self.data.train)), derive(self.training.seed, "ala", self.site, round)
         )
         parameters = self.trainable.parameters()
@@ -110,7 +111,7 @@ class FedALA(Learner):
                 gradients = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
                 for (key, _), gradient in zip(parameters.items(), gradients, strict=True):
                     if gradient is not None:
-                        weights[key] = (weights[key] - ALA_RATE * gradient.cpu() * gaps[key]).clamp(0, 1)
+                        weights[key] = (weights[key] - self.rate * gradient.cpu() * gaps[key]).clamp(0, 1)
                 total += loss.item()
             if abs(before - total) < ALA_SETTLED * total:
                 break

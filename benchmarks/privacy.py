@@ -51,7 +51,7 @@ class PrivateLearner(Learner):
     ) -> Update:
         """As a learner does; what it would upload is released in place of it."""
         update = super().train_round(round, received, layers, part=part)
-        state, norm = release_adapter(update.state, received or self._initial, self.privacy, self.noise.bytes)
+        state, norm = release_adapter(update.state, received or self.values.first, self.privacy, self.noise.bytes)
         self.norms.append(norm)
         self.numbers = sum(tensor.numel() for tensor in state.values())
         return dataclasses.replace(update, state=state)

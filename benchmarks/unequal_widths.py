@@ -62,7 +62,7 @@ def changes(learner: Learner, own: State, aligned: State) -> list[float]:
         for layer in layers
     ]
     learner.backbone.eval()
-    for batch in learner._probe(1):
+    for batch in learner.probe(1):
         learner.backbone(**batch.inputs)
     for hook in hooks:
         hook.remove()
@@ -77,7 +77,7 @@ def measured(seed: int) -> dict[tuple[int, int, str], list[float]]:
         for site, own in states.items():
             learner = learners[site]
             learner.trainable.load(own)
-            inputs = [batch.inputs for batch in learner._probe(1)]
+            inputs = [batch.inputs for batch in learner.probe(1)]
             for other in states.values():
                 widths = tuple(next(t.shape[0] for key, t in s.items() if "down" in key) for s in (own, other))
                 if widths[0] != widths[1]:

@@ -29,10 +29,11 @@ from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
 from fedpeft.federation import FederationSettings
 from fedpeft.importance.registry import SCORES
-from fedpeft.jobs import FlareSettings
+from fedpeft.jobs import PACKAGED, FlareSettings, read_yaml
 from fedpeft.messages.types import TASKS
+from fedpeft.methods.aggregations import usual
 from fedpeft.methods.bottleneck.config import BottleneckConfig
-from fedpeft.methods.catalog import entries
+from fedpeft.methods.catalog import entries, entry
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
 from fedpeft.methods.peft_tuner import PeftTuning
@@ -107,6 +108,7 @@ def tables() -> dict[str, str]:
         "roles": _roles(),
         "methods": _methods(),
         "backbones": _backbones(),
+        "parts": _parts(),
         "vit": _vit(),
         "albef": _albef(),
         "orders": _messages([task.order for task in TASKS.values()]),
@@ -158,6 +160,8 @@ def default_of(field: dataclasses.Field) -> str:
         return "required"
     if field.default is None or field.default == ():
         return "none"
+    if isinstance(field.default, tuple):
+        return f"`[{', '.join(map(str, field.default))}]`"
     value = str(field.default).lower() if isinstance(field.default, bool) else field.default
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
@@ -278,8 +282,8 @@ def _methods() -> str:
         (
             f"`{entry.name}`",
             f"{entry.trained:,}",
-            f"{entry.exchanged:,}",
-            f"`{entry.method.aggregation}`",
+            entry.sent,
+            f"`{usual(entry.method)}`",
             ", ".join(entry.abilities),
             entry.method.source,
         )
@@ -306,16 +310,28 @@ def _backbones() -> str:
     return markdown(("backbone", "family", "layers", "width", "parameters", "default weights"), rows)
 
 
+def _parts() -> str:
+    rows = []
+    for file in sorted(PACKAGED.glob("backbones/*.yml")):
+        sections = read_yaml(file)
+        backbone = dict(sections["backbone"])
+        name, source = backbone.pop("name"), backbone.pop("source", "")
+        chosen = [*backbone.items(), *sections.get("training", {}).items()]
+        values = ", ".join(f"`{key}` {str(value).lower()}" for key, value in chosen)
+        rows.append((f"`{file.stem}`", f"`{name}`", f"`{source}`" if source else "with the package", values))
+    return markdown(("part", "backbone", "weights", "other settings"), rows)
+
+
 def _vit() -> str:
     names = ("full", "attention", "vpt", "dvpt", "lora", "lora_vpt", "lora_dvpt", "attention_vpt", "classifier")
-    counts = {entry.name: entry.exchanged for entry in entries(backbones.skeleton("vit"))}
-    return markdown(("method", "exchanged on ViT-B/16"), [(f"`{name}`", f"{counts[name]:,}") for name in names])
+    backbone = backbones.skeleton("vit")
+    return markdown(("method", "exchanged on ViT-B/16"), [(f"`{n}`", entry(backbone, n).sent) for n in names])
 
 
 def _albef() -> str:
     encoder, decoder = (entries(backbones.skeleton(name)) for name in ("albef", "albef-decoder"))
     rows = [
-        (f"`{entry.name}`", *("refused" if one.misfit else f"{one.exchanged:,}" for one in (entry, other)))
+        (f"`{entry.name}`", *("refused" if one.misfit else one.sent for one in (entry, other)))
         for entry, other in zip(encoder, decoder, strict=True)
         if entry.trained is not None and not METHODS.is_plugin(entry.name)
     ]

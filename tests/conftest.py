@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What several test folders share: a random two-layer ViLT on disk, and learners on a few phantom samples."""
 
+import gc
 import json
 import os
 import sys
@@ -35,6 +36,13 @@ TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuv
 def pytest_configure(config):
     """The processes of pytest-xdist have their imports already."""
     config.option.tx = [f"{how}//python={os.environ[COMMAND]}" for how in config.option.tx]
+
+
+def pytest_collection_finish():
+    """Python's collector of garbage leaves out what is there from now on, and looks more rarely through the rest."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
 
 
 def pytest_collection_modifyitems(items):
@@ -96,6 +104,15 @@ def fresh_processes():
     processes = FreshProcesses()
     yield processes
     processes.close()
+
+
+@pytest.fixture(autouse=True)
+def all_plugins():
+    """A process of a site keeps to the plugins of its file; the next test looks up all again."""
+    from fedpeft.registry import only_plugins
+
+    yield
+    only_plugins(None)
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ import layouts
 import pytest
 
 from fedpeft import cli
-from fedpeft.jobs import CONFIGS, compose, outdated, recipes
+from fedpeft.backbones import BACKBONES
+from fedpeft.jobs import CONFIGS, compose, outdated, part_of, recipes
 
 
 @pytest.fixture
@@ -39,6 +40,38 @@ def test_task_recipe_and_job_are_written_and_are_what_each_other_say(clinics, ca
     assert cli.main(["data", "own"]) == cli.main(["data", "jobs/own", "north"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("north ") > printed.count("south ") > 0
+
+
+def test_it_says_in_which_backbone_it_ended_and_which_others_there_are(clinics, capsys):
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+    printed = capsys.readouterr().out
+    assert "backbone tiny-vit; its figures compare methods and say nothing about medicine\n" in printed
+    others = printed.partition("--backbone PART (")[2].partition(")")[0].split(", ")
+    assert {"albef", "llava", "tiny_vilt", "vit_b16"} <= set(others)
+    for number, part in enumerate(others):
+        name = f"own-{number}"
+        assert cli.main(["new", name, "--data", str(clinics), "--backbone", part]) == 0
+        sections, alone = compose(CONFIGS, name), part_of(CONFIGS, f"backbones/{part}")
+        assert sections["backbone"] == alone["backbone"]
+        assert alone.get("training", {}).items() <= sections["training"].items()
+        tiny = BACKBONES.get(sections["backbone"]["name"]).tiny
+        assert sections["training"]["learning_rate"] == (5e-3 if tiny else 1e-4)
+        source = f"backbone {sections['backbone']['name']}, weights {sections['backbone'].get('source')}\n"
+        assert (source in capsys.readouterr().out) is not tiny
+
+
+def test_a_backbone_of_ones_own_goes_before_the_recipe_and_a_setting_before_both(clinics, capsys):
+    own = CONFIGS / "backbones" / "mine.yml"
+    own.parent.mkdir(parents=True)
+    own.write_text("backbone: {name: vit}\ntraining: {batch_size: 4, learning_rate: 1.0e-3}\n")
+    chosen = ["--backbone", "mine", "--set", "training.batch_size=8"]
+    assert cli.main(["new", "own", "--data", str(clinics), *chosen]) == 0
+    sections = compose(CONFIGS, "own")
+    assert sections["backbone"] == {"name": "vit"}
+    assert (sections["training"]["batch_size"], sections["training"]["learning_rate"]) == (8, 1e-3)
+    assert "backbone vit\n" in capsys.readouterr().out
+    assert cli.main(["new", "other", "--data", str(clinics), "--set", "backbone.name=vit"]) == 0
+    assert compose(CONFIGS, "other")["training"]["learning_rate"] == 1e-4, "that of the backbone that is chosen"
 
 
 def test_another_place_gets_a_folder_of_its_own(clinics, tmp_path, capsys):
@@ -129,6 +162,12 @@ def test_equal_names_of_images_at_two_sites_say_nothing(clinics, capsys):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
+        (
+            ["--data", "{clinics}", "--backbone", "lava"],
+            "--backbone is 'lava', which is no part of backbones: did",
+        ),
+        (["--data", "{clinics}", "--backbone", ""], "--backbone is '', which is no part of backbones: known are albef"),
+        (["--data", "{clinics}", "--backbone", "../jobs"], "--backbone is '../jobs', which is no part"),
         (["--data", "{clinics}", "--set", "data.parts=abc"], "data.parts is 'abc', it must be a whole number"),
         (["--data", "nothing"], "nothing is not a folder; correct the path."),
         (["--data", "{clinics}", "--set", "training.rounds=0"], "rounds is 0"),

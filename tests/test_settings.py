@@ -53,7 +53,11 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
         (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head that is private never leaves its site"),
         (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
         (MethodSettings, {"name": "full", "aggregation": "pia"}, "aligns neurons"),
-        (MethodSettings, {"aggregation": "svd"}, "averages products of two factors, and name='houlsby' declares none"),
+        (
+            MethodSettings,
+            {"aggregation": "svd"},
+            "averages products of two factors, which name='houlsby' does not declare: use aggregation='pia'",
+        ),
         (
             MethodSettings,
             {"name": "lora", "aggregation": "svd", "robust": {"average": "median"}},
@@ -61,7 +65,13 @@ def test_bad_settings_are_refused_in_one_sentence(values, message):
         ),
         (MethodSettings, {"name": "lora", "aggregation": "svd", "secure_sum": True}, "use 'fedavg'"),
         (MethodSettings, {"name": "lora", "aggregation": "stack", "secure_sum": True}, "use 'fedavg'"),
-        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "side by side, and name='vpt' declares none"),
+        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "side by side, which name='vpt' does not declare"),
+        (
+            MethodSettings,
+            {"name": "lora_dvpt", "aggregation": "stack"},
+            "the factors of all products side by side, which name='lora_dvpt' does not declare: use "
+            "aggregation='fedavg' or 'svd' or 'none'",
+        ),
         *(
             (
                 MethodSettings,

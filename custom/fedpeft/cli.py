@@ -87,6 +87,9 @@ def _parser() -> argparse.ArgumentParser:
     new.add_argument(
         "--out", type=Path, default=Path(), metavar="DIR", help="where app_configs/ and jobs/ are (default here)"
     )
+    new.add_argument(
+        "--backbone", metavar="PART", help="a file of app_configs/backbones/, e.g. vilt_b32 (default a tiny one)"
+    )
     new.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     new.set_defaults(command=_new)
 
@@ -234,17 +237,24 @@ def _print_data(sites: Sequence[SiteData]) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from fedpeft.new_job import check_free, look, write_new
+    from fedpeft.new_job import backbone_parts, check_free, check_part, look, write_new
 
-    check_free(arguments.name, arguments.out)
+    name, out, part = arguments.name, arguments.out, arguments.backbone or ""
+    check_free(name, out)
+    if arguments.backbone is not None:
+        check_part(part, out)
     found = look(arguments.data, arguments.set)
     _print_found(found)
-    written = write_new(arguments.name, found, folder=arguments.data, out=arguments.out, overrides=arguments.set)
-    for path in written:
+    new = write_new(name, found, folder=arguments.data, out=out, overrides=arguments.set, backbone=part)
+    for path in new.written:
         print(f"wrote    {path}")
-    elsewhere = "" if arguments.out == Path() else f" --configs {arguments.out / 'app_configs'}"
-    print(f"next     fedpeft simulate {written[-1]}")
-    print(f"or       fedpeft compare {arguments.name}{elsewhere} --methods local,fedavg,fedpia_agreement")
+    says = "; its figures compare methods and say nothing about medicine" if new.tiny else ""
+    print(f"backbone {new.backbone}{new.source and ', weights '}{new.source}{says}")
+    there, elsewhere = ("", "") if out == Path() else (f" --out {out}", f" --configs {out / 'app_configs'}")
+    others = ", ".join(backbone_parts(out))
+    print(f"another  fedpeft new OTHER --data {arguments.data}{there} --backbone PART ({others})")
+    print(f"next     fedpeft simulate {new.written[-1]}")
+    print(f"or       fedpeft compare {name}{elsewhere} --methods local,fedavg,fedpia_agreement")
 
 
 def _build_vqa(arguments: argparse.Namespace) -> None:

@@ -113,6 +113,22 @@ class LayerNumbers:
         """
         return cls(None if deepest is None else dict(enumerate(matched(layers, deepest))))
 
+    @classmethod
+    def of_adapter(cls, shapes: Mapping[str, Sequence[int]], *, layers: int, deepest: int | None) -> LayerNumbers:
+        """Return those of a backbone with an adapter in it.
+
+        Args:
+            shapes: of the adapter, by key.
+            layers, deepest: see `of`.
+
+        Raises:
+            FedpeftError: the backbone is deeper than the deepest, or the adapter's layers cannot be matched.
+        """
+        numbers = cls.of(layers, deepest)
+        if deepest is not None:
+            one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
+        return numbers
+
     def to_send(self, state: Mapping[str, T]) -> dict[str, T]:
         """Return a state of the site with the numbers that travel."""
         return _with_numbers(state, self.sent)

@@ -5,14 +5,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedpeft.admission.job import admit_folder
+from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
+from fedpeft.settings import suggestion
 from fedpeft.tasks import TASKS
 from fedpeft.yaml_values import parse, write
 
@@ -20,17 +23,36 @@ TRAINING = {
     "rounds": 10,
     "local_epochs": 1,
     "batch_size": 16,
-    "learning_rate": 5e-3,
+    "learning_rate": 1e-4,  # the papers'
     "weight_decay": 0.01,
     "warmup": 0.1,
     "seed": 0,
 }
+TINY_RATE = 5e-3
+BACKBONE = "backbones"
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
 # At a hospital its own file says where its data lie (roots in local/fedpeft.json): leave root out there.
 """
 FIRST_LINE = "# One line per job: the parts it is composed of.\n"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,59}", re.ASCII)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewJob:
+    """What `write_new` wrote.
+
+    Args:
+        written: the files of the task and of all jobs, and the folder of the job.
+        backbone: name of the job's.
+        source: its weights, where the job names them.
+        tiny: see `Pretrained`.
+    """
+
+    written: tuple[Path, Path, Path]
+    backbone: str
+    source: str
+    tiny: bool
 
 
 def look(folder: Path, overrides: Iterable[str] = ()) -> FolderSites:
@@ -61,7 +83,28 @@ def check_free(name: str, out: Path) -> None:
         raise FedpeftError(f"{name!r} is a job or task that comes with the package: choose another name.")
 
 
-def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = ()) -> list[Path]:
+def backbone_parts(out: Path) -> list[str]:
+    """Return the names of the parts in `app_configs/backbones`, of a place's own and of the package.
+
+    Args:
+        out: where `app_configs/` is.
+    """
+    return sorted({file.stem for configs in (out / CONFIGS, PACKAGED) for file in configs.glob("backbones/*.yml")})
+
+
+def check_part(part: str, out: Path) -> None:
+    """Refuse what is not in `backbone_parts`.
+
+    Raises:
+        FedpeftError: it is not.
+    """
+    if part not in (known := backbone_parts(out)):
+        raise FedpeftError(f"--backbone is {part!r:.80}, which is no part of {BACKBONE}: {suggestion(part, known)}.")
+
+
+def write_new(
+    name: str, found: FolderSites, *, folder: Path, out: Path, overrides: Iterable[str] = (), backbone: str = ""
+) -> NewJob:
     """Write `app_configs/tasks/NAME.yml`, a line in `app_configs/jobs.yml` and `jobs/NAME`.
 
     Args:
@@ -70,22 +113,29 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
         folder: the data, for the task's first line.
         out: where `app_configs/` and `jobs/` are, or are made.
         overrides: settings as `section.name=value`, for the task; those of `data` are in what was found.
-
-    Returns:
-        what was written, the job's folder last.
+        backbone: its part, which `check_part` has checked; empty: a tiny one that comes with the package.
 
     Raises:
         FedpeftError: a setting is wrong, or the job would not be admitted; nothing is written then.
     """
     task, jobs, job = _places(name, out)
     images = all(site.metric == BALANCED_ACCURACY for site in found.data)
-    parts = [f"backbones/{'tiny_vit' if images else 'tiny_vilt'}", "methods/fedpia_agreement", "deployments/laptop"]
+    part = f"{BACKBONE}/{backbone or ('tiny_vit' if images else 'tiny_vilt')}"
+    parts = [part, "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
     training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
-    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
     chosen = {section: values for section, values in changed(overrides).items() if section != "data"}
+    own = {"data": found.section, "federation": {"sites": list(found.of_sites)}, "training": training}
+    before_task = [part_of(jobs.parent, one) for one in parts]
+    backbone_of = composed([own, *before_task, chosen])["backbone"]
+    named = backbone_of.get("name", BackboneSettings.name)
+    tiny = BACKBONES.get(named).tiny
+    if tiny:
+        training["learning_rate"] = TINY_RATE
+    for setting in before_task[0].get("training", {}):
+        training.pop(setting, None)  # the task stands behind the backbone, and would override it
     sections = merged(own, chosen)
-    whole = composed([*(part_of(jobs.parent, part) for part in parts), sections])
+    whole = composed([*before_task, sections])
     recipe = {name: [*parts, f"tasks/{name}"]}
     before = jobs.read_text(encoding="utf-8") if jobs.is_file() else FIRST_LINE
     listed = f"{before.rstrip()}\n{write(recipe, flow=None)}"
@@ -102,7 +152,8 @@ def write_new(name: str, found: FolderSites, *, folder: Path, out: Path, overrid
     task.write_text(HEADER.format(folder=str(folder.resolve())) + text, encoding="utf-8")
     jobs.write_text(listed, encoding="utf-8")
     write_job(job, name, whole)
-    return [task, jobs, job]
+    source = backbone_of.get("source", "")
+    return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=tiny)
 
 
 def _places(name: str, out: Path) -> tuple[Path, Path, Path]:

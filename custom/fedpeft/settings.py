@@ -87,12 +87,19 @@ def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
 
 
 @contextmanager
-def about(setting: str) -> Iterator[None]:
-    """Add the name of a setting to errors raised in this block that name none."""
+def about(setting: str, *, where: str = "") -> Iterator[None]:
+    """Add the name of a setting to errors raised in this block that name none.
+
+    Args:
+        setting: as the errors carry it.
+        where: with which their sentence begins; empty: it stays as it is.
+    """
     try:
         yield
     except FedpeftError as error:
         error.setting = error.setting or setting
+        if where:
+            raise type(error)(f"{where}: {error}", setting=error.setting, code=error.code) from error
         raise
 
 

@@ -4,10 +4,13 @@
 import pytest
 import torch
 
+from fedpeft import methods
 from fedpeft.alignment.low_rank import integrate_products
 from fedpeft.alignment.stacking import stack_products
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import layer_of, layers_of
+from fedpeft.methods.aggregations import admitted
+from fedpeft.methods.catalog import MethodEntry
 from fedpeft.methods.prompts import tokens_of
 from fedpeft.methods.settings import MethodSettings
 
@@ -67,6 +70,26 @@ def test_untrained_factors_stay_trainable():
     merged, _ = integrate_products(some, [1, 1, 1])
     assert torch.allclose(merged[A], sum(state[A] for state in some) / 3, atol=1e-6)
     assert not merged[B].any()
+
+
+@pytest.mark.parametrize("ranks", [(4, 500), (500, 4), (4, 500, 11)])
+def test_no_rank_beyond_that_of_any_product_reaches_the_sites(ranks):
+    some = [states(1, rank=rank, seed=rank)[0] for rank in ranks]
+    counts = [1, 2, 3][: len(ranks)]
+    merged, _ = integrate_products(some, counts)
+    assert merged[A].shape == (10, 10)
+    assert merged[B].shape == (12, 10)
+    assert torch.allclose(product(merged), mean_of(some, counts), atol=1e-3)
+    for state in some:
+        state[B] = torch.zeros_like(state[B])
+    assert integrate_products(some, counts, previous=merged)[0][A].shape == (10, 10)
+
+
+def test_factors_that_all_sites_have_keep_their_rank_however_large():
+    some = states(3, rank=64)
+    merged, _ = integrate_products(some, [1, 1, 1], previous=some[0])
+    assert merged[A].shape == (64, 10)
+    assert torch.allclose(product(merged), mean_of(some, [1, 1, 1]), atol=1e-3)
 
 
 def test_a_place_that_nobody_sent_keeps_its_values_and_others_are_averaged():
@@ -152,7 +175,19 @@ def test_of_lora_beside_prompts_the_stack_takes_lora_alone():
 def test_decomposed_prompts_are_averaged_as_factors_unless_a_job_says_otherwise():
     assert MethodSettings(name="dvpt").aggregation == "fedavg"
     assert MethodSettings(name="dvpt", aggregation="svd").rule.label == "SVD"
-    with pytest.raises(FedpeftError, match="puts factors side by side, and name='dvpt' declares none"):
+    with pytest.raises(FedpeftError, match="which name='dvpt' does not declare: use aggregation='fedavg' or 'svd' or"):
         MethodSettings(name="dvpt", aggregation="stack")
     with pytest.raises(FedpeftError, match="unequal widths are not supported for name='dvpt'"):
         MethodSettings(name="dvpt", aggregation="svd", site_settings={"slake": {"rank": 2}})
+
+
+def test_lora_beside_decomposed_prompts_is_averaged_by_products_and_never_stacked():
+    """Only beside LoRA's factors is a frozen matrix that takes up a sum of products: prompts would be averaged."""
+    method = methods.get("lora_dvpt")
+    assert admitted(method, head=False) == ["fedavg", "svd", "none"]
+    assert admitted(methods.get("lora_vpt"), head=False) == ["fedavg", "svd", "stack", "none"]
+    assert MethodSettings(name="lora_dvpt", aggregation=("stack", "svd")).aggregation == "svd"
+    assert "SVD of products" in MethodEntry(name="", method=method, trained=0, exchanged=0).abilities
+    with pytest.raises(FedpeftError, match=r"sites of unequal rank \(site_settings\) need aggregation='svd'\."):
+        MethodSettings(name="lora_dvpt", site_settings={"slake": {"lora": {"r": 2}}})
+    assert MethodSettings(name="lora_dvpt", aggregation="svd", site_settings={"slake": {"lora": {"r": 2}}})

@@ -87,3 +87,17 @@ def test_importing_the_package_loads_nothing_heavy():
     code = "import sys, fedpeft.alignment; print([m for m in ('torch', 'scipy', 'ot', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    ("settings", "label"),
+    [
+        ({}, "frozen global 0.5"),
+        ({"integration": "merge", "share": [1, 0.6]}, "merged 1 to 0.6"),
+        ({"integration": "merge", "share": "validation"}, "merged by validation"),
+        ({"server": False}, "frozen global 0.5, without server PIA"),
+        ({"client": False}, "without client PIA"),
+    ],
+)
+def test_every_form_has_a_label(settings, label):
+    assert PIASettings(**settings).label == label

@@ -3,8 +3,11 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
+import subprocess
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
@@ -306,14 +309,16 @@ def test_a_hostile_folder_runs_no_code_and_is_one_sentence(file, entries, messag
     assert not (tmp_path / "ran").exists()
 
 
-def test_no_other_kind_of_transformers_fetches_compiled_code(fresh_processes):
+def test_no_other_kind_of_transformers_fetches_compiled_code():
     folder = Path(hf.__file__).parent / "models"
     fetches = (b"get_kernel(", b"load_kernel(", b"attn_kernel(", b"cpp_extension")
     files = ((file, file.read_bytes()) for file in folder.glob("*/modeling_*.py"))
     assert {file.parent.name for file, text in files if any(name in text for name in fetches)} == set(FETCHING)
     kinds = {kind for kind in CONFIG_MAPPING_NAMES if model_type_to_module_name(kind) in FETCHING}
     assert kinds == set(FETCHING)
-    assert not fresh_processes.run("import os, fedpeft; assert os.environ['USE_HUB_KERNELS'] == '0'")
+    code = "import os, sys, fedpeft; assert os.environ['USE_HUB_KERNELS'] == '0' and 'transformers' not in sys.modules"
+    variables = {name: value for name, value in os.environ.items() if name != "USE_HUB_KERNELS"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=variables)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from counted import counted
 from safetensors.torch import save_file
 from torch.nn import functional as F
 from transformers import ViTConfig, ViTForImageClassification
+from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_FOLDER
@@ -137,6 +138,98 @@ def test_another_image_size_than_in_training(tmp_path):
         build(BackboneSettings(name="vit", source=folder, image_size=20))
 
 
+IMAGENET = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
+
+
+def transformers_folder(folder, **processor):
+    torch.manual_seed(0)
+    ViTForImageClassification(ViTConfig(**SIZE, **IMAGE)).save_pretrained(folder)
+    if processor:
+        ViTImageProcessorPil(size={"height": 16, "width": 16}, **processor).save_pretrained(folder)
+    return folder
+
+
+def prepared(folder):
+    backbone = build(BackboneSettings(name="vit", source=str(folder)))
+    return backbone.collate(pictures(3), [""] * 3)["pixel_values"]
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        {"image_mean": IMAGENET[0], "image_std": IMAGENET[1]},
+        {"image_mean": 0.25, "image_std": [0.5, 0.25, 0.125]},
+        {"do_normalize": False},
+        {"do_rescale": False, "image_mean": [100.0, 110.0, 120.0], "image_std": [50.0, 60.0, 70.0]},
+        {"rescale_factor": 1 / 127.5, "image_mean": [1.0] * 3, "image_std": [1.0] * 3},
+        {"do_resize": True},
+    ],
+    ids=lambda settings: "-".join(settings),
+)
+def test_pixels_are_those_of_the_folders_image_processor(processor, tmp_path):
+    folder = transformers_folder(tmp_path, **processor)
+    theirs = ViTImageProcessorPil.from_pretrained(folder)(pictures(3), return_tensors="pt")["pixel_values"]
+    torch.testing.assert_close(prepared(folder), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("place", ["pretrained_cfg", "beside"])
+def test_pixels_are_scaled_as_timms_configuration_says(place, tmp_path):
+    mean, deviation = IMAGENET
+    changes = {"mean": mean, "std": deviation}
+    folder = timm_folder(tmp_path, **({"pretrained_cfg": changes} if place == "pretrained_cfg" else changes))
+    if place == "beside":  # as older ones are
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "pretrained_cfg"}))
+    by_hand = np.stack([[(p[..., c] / 255 - mean[c]) / deviation[c] for c in range(3)] for p in pictures(3)])
+    torch.testing.assert_close(prepared(folder), torch.from_numpy(by_hand).float(), rtol=1e-5, atol=1e-5)
+
+
+def test_without_a_word_about_colors_pixels_are_minus_one_to_one(tmp_path):
+    (tmp_path / "timm").mkdir()
+    expected = torch.from_numpy(np.stack(pictures(3)).astype(np.float32)).permute(0, 3, 1, 2) / 127.5 - 1
+    assert torch.equal(prepared(timm_folder(tmp_path / "timm")), expected)
+    assert torch.equal(prepared(transformers_folder(tmp_path / "hf")), expected)
+    tiny = build(BackboneSettings(name="tiny-vit"))
+    rows = pictures(2, 48)
+    expected = torch.from_numpy(np.stack(rows).astype(np.float32)).permute(0, 3, 1, 2) / 127.5 - 1
+    assert torch.equal(tiny.collate(rows, ["", ""])["pixel_values"], expected)
+
+
+def test_what_is_saved_scales_as_the_backbone_does(tmp_path):
+    folder = transformers_folder(tmp_path / "first", image_mean=IMAGENET[0], image_std=IMAGENET[1])
+    backbone = build(BackboneSettings(name="vit", source=str(folder)))
+    again = transformers_folder(tmp_path / "again")
+    backbone.save_inputs(again)
+    assert torch.equal(prepared(again), prepared(folder))
+
+
+@pytest.mark.parametrize(
+    ("colors", "message"),
+    [
+        ({"image_mean": [0.5, 0.5]}, r"has the mean \(0.5, 0.5\) of colors: give 3 numbers"),
+        ({"image_std": [0.5, 0.5, 0.0]}, r"the deviation \(0.5, 0.5, 0.0\): give deviations from 0.0001 on"),
+        ({"image_std": [1e-300] * 3}, r"give deviations from 0.0001 on"),
+        ({"rescale_factor": 1e-300}, r"and nothing beyond 1000"),
+        ({"rescale_factor": "1"}, r"has rescale_factor = '1': give a number above 0, at most 1"),
+        ({"image_mean": [0.5, 0.5, math.nan]}, "its image processor has image_mean = nan"),
+        ({"rescale_factor": -1.0}, r"has rescale_factor = -1.0: give a number above 0, at most 1"),
+    ],
+)
+def test_colors_that_are_no_numbers_are_refused_in_one_sentence(colors, message, tmp_path):
+    folder = transformers_folder(tmp_path, do_resize=True)
+    file = folder / "preprocessor_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | colors))
+    with pytest.raises(FedpeftError, match=message):
+        prepared(folder)
+
+
+def test_timms_colors_that_are_no_numbers_are_refused(tmp_path):
+    for mean in ([0.5, "a", 0.5], [0.5, math.nan, 0.5], {}):
+        folder = timm_folder(tmp_path, pretrained_cfg={"mean": mean})
+        with pytest.raises(FedpeftError, match=r"its config.json has the mean .* of colors: give 3 numbers"):
+            prepared(folder)
+
+
 def without(tensors, name):
     return {key: tensor for key, tensor in tensors.items() if key != name}
 
@@ -168,5 +261,5 @@ def test_weights_that_do_not_fit_are_refused_in_one_sentence(tensors, changes, m
 
 @pytest.mark.slow
 def test_counts_on_vit_b_are_the_papers():
-    counts = {entry.name: entry.trained for entry in counted("vit")}
-    assert {name: counts[name] for name in SPEC} == SPEC
+    counts = {entry.name: entry.trained for entry in counted("vit", SPEC)}
+    assert counts == SPEC

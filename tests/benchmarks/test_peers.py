@@ -120,16 +120,16 @@ def test_dittos_own_model_is_drawn_to_the_global_adapter(peers, learners, streng
 
 
 def test_fedala_whose_weights_stay_1_starts_from_the_global_adapter(peers, learners, fedavg, monkeypatch):
-    monkeypatch.setattr(peers, "ALA_RATE", 0.0)
+    monkeypatch.setattr(peers.FedALA, "rate", 0.0)
     built = learners(peers.FedALA)
-    started, integrate = [], peers.FedALA._integrate
+    started, integrate = [], peers.FedALA.integrate
 
     def recorded(learner, number, own, received, agreement=None):
         finish = integrate(learner, number, own, received, agreement)
-        started.append((learner.trainable.state(), received or learner._initial))
+        started.append((learner.trainable.state(), received or learner.values.first))
         return finish
 
-    monkeypatch.setattr(peers.FedALA, "_integrate", recorded)
+    monkeypatch.setattr(peers.FedALA, "integrate", recorded)
     rounds = list(federate(built))
     assert len(started) == len(SITES) * len(rounds)
     for state, received in started:
@@ -139,7 +139,7 @@ def test_fedala_whose_weights_stay_1_starts_from_the_global_adapter(peers, learn
 
 
 def test_fedalas_weights_leave_1_and_stay_between_0_and_1(peers, learners, monkeypatch):
-    monkeypatch.setattr(peers, "ALA_RATE", 1e5)
+    monkeypatch.setattr(peers.FedALA, "rate", 1e5)
     built = learners(peers.FedALA, "training.rounds=2")
     list(federate(built))
     for learner in built.values():

@@ -1,9 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Learners on a backbone that is read once."""
 
-import copy
-
 import pytest
+from copies import copied
 
 from fedpeft import backbones
 
@@ -13,14 +12,13 @@ def loaded_once(tiny_source):
     """A learner gets a copy of the tiny backbone; how it is read from its folder is tested in tests/backbones."""
     build, loaded = backbones.build, {}
 
-    def copied(settings, **options):
+    def once(settings, **options):
         if settings.source != tiny_source:
             return build(settings, **options)
         if (kind := repr(settings)) not in loaded:
             loaded[kind] = build(settings)
-        tokenizer = getattr(loaded[kind], "tokenizer", None)  # not copied: it cannot be changed
-        return copy.deepcopy(loaded[kind], {id(tokenizer): tokenizer})
+        return copied(loaded[kind])
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backbones, "build", copied)
+        patch.setattr(backbones, "build", once)
         yield

@@ -10,6 +10,7 @@ from fedpeft.alignment.settings import SHARES
 from fedpeft.client import client_round
 from fedpeft.client.learner import Learner
 from fedpeft.client.merge_choice import accepted_global, chosen_share
+from fedpeft.client.site_batches import SiteBatches
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.methods.settings import MethodSettings
@@ -72,7 +73,7 @@ def two(sections, tmp_path_factory):
     made = learners(sections(*LIVELY), folder)
     own, other = (learner.train_round(1, {}).state for learner in made.values())
     learner = made["slake"]
-    probe = learner._probe(2)
+    probe = learner.probe(2)
     return learner, own, other, probe
 
 
@@ -105,7 +106,7 @@ def test_an_accepted_plan_never_raises_the_loss_of_the_merged_adapter(two, each_
     assert not equal(aligned, other)
 
     def loss(state):
-        return learner._loss(probe, state)
+        return learner.loss(probe, state)
 
     accepted = accepted_global(own, other, aligned, share=share, loss=loss, each_place=each_place)
     merged = [loss(start_merged(own, state, share)) for state in (accepted, other)]
@@ -144,13 +145,13 @@ def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integra
     losses = []
 
     def loss(batches, state):
-        losses.append(learner._loss(batches, state))
+        losses.append(learner.loss(batches, state))
         return losses[-1]
 
-    samples = client_round.Samples(probe=list, validation=learner._validation, loss=loss)
+    samples = client_round.Samples(probe=list, validation=learner.batches.validation, loss=loss)
     settings = PIASettings(integration=integration, share="validation", support="weights", accept=False)
     client_round.start(learner.trainable, own=own, received=other, settings=settings, share=None, samples=samples)
-    chosen = learner._loss(learner._validation(), learner.trainable.state())
+    chosen = learner.loss(learner.batches.validation(), learner.trainable.state())
     learner.trainable.set_companion(None)
     assert len(losses) == len(SHARES)
     assert chosen == min(losses)
@@ -159,15 +160,15 @@ def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integra
 def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatch):
     chosen = sections(*LIVELY, "method.pia.share=validation")
     learner = learners(chosen, tmp_path)["slake"]
-    drawn, batches = [], Learner._batches
+    drawn, batches = [], SiteBatches.of
 
     def recorded(self, examples, *args, **more):
         drawn.append((examples, len(args) > 1 or bool(more.get("generator"))))
         return batches(self, examples, *args, **more)
 
-    monkeypatch.setattr(Learner, "_batches", recorded)
+    monkeypatch.setattr(SiteBatches, "of", recorded)
     for round in (1, 2):
-        learner.train_round(round, learner._initial)
+        learner.train_round(round, learner.values.first)
     held = {id(example) for example in learner.data.validation}
     assert any(shuffled for _, shuffled in drawn)
     assert not any(id(example) in held for examples, shuffled in drawn if shuffled for example in examples)
@@ -178,7 +179,7 @@ def test_without_a_validation_split_the_share_cannot_be_chosen(sections, tmp_pat
     learner = learners(chosen, tmp_path)["slake"]
     learner.train_round(1, {})
     with pytest.raises(FedpeftError, match=r"share is 'validation', and site slake has no validation split"):
-        learner.train_round(2, learner._initial)
+        learner.train_round(2, learner.values.first)
 
 
 def test_the_frozen_branch_has_its_share_of_the_output(two):

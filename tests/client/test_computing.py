@@ -32,7 +32,7 @@ def learner(sections, tmp_path):
 
     def build(*overrides):
         made = Learner.from_sections(sections(*overrides), site="slake", folder=tmp_path / "slake")
-        return made, next(iter(made._batches(made.data.train, 16)))
+        return made, next(iter(made.batches.of(made.data.train, 16)))
 
     return build
 
@@ -223,7 +223,7 @@ def test_kept_features_of_images_change_no_bit_and_are_computed_once(learner, me
     made, kept, once = epochs(learner, *job, "training.features_mib=64")
     assert every == 3 * 32 + EVALUATED
     assert once <= 32 + EVALUATED  # three questions of an image have the same features
-    assert 0 < made._features.held_mib < 64
+    assert 0 < made.model.features.held_mib < 64
     assert kept.metrics == usual.metrics
     assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
 
@@ -244,7 +244,7 @@ def test_kept_features_of_questions_of_one_length_change_no_bit(learner, layer, 
     job = [*also, f"backbone.text_length={length}"]
     _, usual, every = epochs(learner, *job, layers=(layer,))
     made, kept, once = epochs(learner, *job, "training.features_mib=64", layers=(layer,))
-    assert all(bool(batch.inputs["attention_mask"].all()) for batch in made._batches(made.data.train, 16))
+    assert all(bool(batch.inputs["attention_mask"].all()) for batch in made.batches.of(made.data.train, 16))
     assert (every, once) == (3 * 32 + EVALUATED, 32 + EVALUATED)  # no sample twice: all batches are whole
     assert all(torch.equal(tensor, usual.state[key]) for key, tensor in kept.state.items())
 
@@ -264,8 +264,8 @@ def test_kept_features_are_computed_anew_when_something_below_has_changed(learne
     for site in (made, usual):
         site.trainable.load(moved)
     assert made.evaluate() == usual.evaluate()
-    batch = next(iter(made._batches(made.data.train, 16)))
-    with made._features.used():
+    batch = next(iter(made.batches.of(made.data.train, 16)))
+    with made.model.features.used():
         assert torch.equal(made.answering(batch.inputs), usual.answering(batch.inputs))
 
 
@@ -273,7 +273,7 @@ def test_a_budget_of_features_holds_and_the_rest_is_computed_every_time(learner)
     made, update, computed = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=0.002")
     _, usual, every = epochs(learner, "backbone.name=tiny-vit")
     _, _, once = epochs(learner, "backbone.name=tiny-vit", "training.features_mib=64")
-    assert 0 < made._features.held_mib <= 0.002
+    assert 0 < made.model.features.held_mib <= 0.002
     assert once < computed < every
     assert update.metrics["loss"] == pytest.approx(usual.metrics["loss"], rel=1e-4)
 

@@ -33,7 +33,7 @@ def test_the_drawn_block_and_the_prompts_of_all_blocks_are_sent(sections, tmp_pa
 
 @pytest.mark.parametrize("override", ["schedule.solver=nsga2", "schedule.budget=2"])
 def test_a_job_cannot_set_what_the_method_sets(sections, override):
-    with pytest.raises(FedpeftError, match=r"but attention of a drawn layer is trained with .*: leave it out"):
+    with pytest.raises(FedpeftError, match=r"but attention of a drawn layer is trained by .*: leave that out"):
         sections("method.name=sba", override)
 
 

@@ -2,6 +2,7 @@
 """A federated head: one answer space for all sites, from no site's data, and the head travels with the adapter."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -12,12 +13,13 @@ from fedpeft import backbones
 from fedpeft.client import site_state
 from fedpeft.client.learner import Learner
 from fedpeft.data import registry
-from fedpeft.data.answer_space import shared_answers, vocabulary_of
+from fedpeft.data.answer_space import UNLISTED, shared_answers, vocabulary_of, with_answers
+from fedpeft.data.remarks import remarks
 from fedpeft.data.settings import DataSettings
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.keys import HEAD
-from fedpeft.methods.catalog import entries
+from fedpeft.methods.catalog import entry
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.export import export_head
 from fedpeft.server.handshake import agree
@@ -93,7 +95,6 @@ def test_a_private_head_is_what_it_was(sections, tmp_path):
 def test_the_papers_counts_with_seven_classes(name):
     """What a site of ViT-B/16 sends in a round, its head with it; ViLT-B's layers are the same."""
     backbone = backbones.skeleton(name)
-    counts = {entry.name: entry.exchanged for entry in counted(name)}
     head = 7 * (backbone.hidden_size + 1)
     papers = {
         "attention": 28_353_799,
@@ -106,14 +107,14 @@ def test_the_papers_counts_with_seven_classes(name):
         "sba_vpt": 2_828_551,
         "classifier": 5_383,
     }
-    assert {name: counts[name] + head for name in papers} == papers
+    assert {entry.name: entry.exchanged + head for entry in counted(name, papers)} == papers
 
 
 @pytest.mark.slow
 def test_of_the_whole_backbone_all_travels():
     backbone = backbones.skeleton("vit")
-    counts = {entry.name: entry.exchanged for entry in counted("vit")}
-    assert counts["full"] == sum(parameter.numel() for parameter in backbone.parameters()) == 85_798_656
+    (full,) = counted("vit", ["full"])
+    assert full.exchanged == sum(parameter.numel() for parameter in backbone.parameters()) == 85_798_656
 
 
 @pytest.mark.slow
@@ -122,10 +123,10 @@ def test_the_messages_of_a_run_hold_as_many_numbers_as_the_list_says(sections, t
     made = learners(sections(FEDERATED, f"method.name={name}"), tmp_path)
     learner = made["slake"]
     plain = Learner.from_sections(sections("method.name=classifier"), site="slake", folder=tmp_path / "plain")
-    entry = next(entry for entry in entries(plain.backbone) if entry.name == name)
+    listed = entry(plain.backbone, name).exchanged
     head = sum(math.prod(tensor.shape) for tensor in learner.head.state_dict().values())
     for result in federate(made):
-        assert {size(update.state) for update in result.updates.values()} == {entry.exchanged + head}
+        assert {size(update.state) for update in result.updates.values()} == {listed + head}
 
 
 ANSWERS = ["yes", "No", " left  lung "]
@@ -160,21 +161,37 @@ def test_a_list_of_answers_that_is_none_is_refused(answers):
         DataSettings(answers=answers)
 
 
-def test_a_site_with_other_answers_takes_no_part_and_does_not_say_which():
-    data = registry.load(DataSettings(train_size=30, validation_size=3, test_size=3))
+def test_training_rows_with_other_answers_are_left_out_and_such_test_questions_stay():
+    data = registry.load(DataSettings(train_size=30, validation_size=3, test_size=30))
     own = {example.answer for example in data.train}
+    assert with_answers(data, own) is data
     assert vocabulary_of(data, tuple(sorted(own))).answers == tuple(sorted(own))
-    with pytest.raises(FedpeftError, match="1 training answers that are not among") as refused:
-        vocabulary_of(data, tuple(sorted(own - {"yes"})))
-    assert refused.value.code == "data-unusable"
-    assert "'yes'" not in str(refused.value)
+    listed = tuple(sorted(own - {"yes"}))
+    fewer = with_answers(data, listed)
+    assert fewer.train == tuple(example for example in data.train if example.answer != "yes")
+    assert (fewer.validation, fewer.test) == (data.validation, data.test)
+    assert fewer.left_out == ((UNLISTED, len(data.train) - len(fewer.train)),)
+    assert fewer.unseen(vocabulary_of(fewer, listed)) >= sum(example.answer == "yes" for example in data.test) > 0
+    assert not any("'yes'" in remark for remark in remarks(fewer))
+    with pytest.raises(FedpeftError, match=f"empty train split.*; 30 left out: {re.escape(UNLISTED)}"):
+        with_answers(data, ["of nobody"])
+
+
+def test_a_learner_trains_without_the_rows_that_the_head_does_not_know(sections, tmp_path):
+    listed = sections(FEDERATED, "method.name=classifier", "data.answers=['yes', 'no']")
+    learner = Learner.from_sections(listed, site="slake", folder=tmp_path)
+    assert {example.answer for example in learner.data.train} == {"yes", "no"}
+    assert learner.unanswerable == sum(example.answer not in ("yes", "no") for example in learner.data.test) > 0
+    update = learner.train_round(1, {})
+    assert update.samples == len(learner.data.train)
+    assert update.metrics["overall"] <= 1 - learner.unanswerable / len(learner.data.test)
 
 
 @pytest.mark.parametrize(
     ("values", "sentence"),
     [
         ({"aggregation": "none"}, "aggregation='none' sends nothing"),
-        ({"name": "classifier", "aggregation": "pia"}, "aligns neurons, and name='classifier' declares none"),
+        ({"name": "classifier", "aggregation": "pia"}, "aligns neurons, which name='classifier' does not declare"),
         ({"head": "shared"}, "head is 'shared', allowed are private, federated"),
     ],
 )

@@ -109,6 +109,12 @@ def test_parts_of_a_batch_have_the_loss_of_the_whole():
     whole, *_ = parts_of(batch, model)
     parts = parts_of(batch, model, micro_batch=3)
     assert torch.isclose(sum(part.loss(part.forward()) for part in parts), whole.loss(whole.forward()))
+    teacher = torch.randn(8, 3)
+    taught = zip(parts, teacher.split(3), strict=True)
+    assert torch.isclose(
+        sum(part.share * part.divergence(part.forward(), rows) for part, rows in taught),
+        whole.divergence(whole.forward(), teacher),
+    )
 
 
 def test_a_backbone_that_answers_in_words_is_refused():

@@ -70,7 +70,8 @@ def by_hand(way, batch, places=None, decoder=None):
     for number in range(len(states)):
         row = []
         for answer in POOL.answers:
-            ids = torch.tensor([way.backbone.tokenizer(answer)["input_ids"]])
+            words = ["[CLS]", *answer.split(), "[SEP]"]
+            ids = torch.tensor([way.backbone.tokenizer.convert_tokens_to_ids(words)])
             logits = decoder.words(ids[:, :-1], states[[number]], batch.inputs["attention_mask"][[number]])
             row.append(logits.log_softmax(-1).gather(-1, ids[:, 1:, None]).sum())
         rows.append(torch.stack(row))

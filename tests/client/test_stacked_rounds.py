@@ -32,7 +32,7 @@ def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path)
     made = learners(sections(*STACK, RANKS), tmp_path)
     plain = copy.deepcopy(made["slake"].backbone)
     first = next(federate(made))
-    batch = made["slake"]._probe(1)[0]
+    batch = made["slake"].probe(1)[0]
     places = by_place(first.state)
     assert {first.state[names["A"]].shape[0] for names in places.values()} == {2 + 4}
     for path, module in plain.named_modules():
@@ -43,7 +43,7 @@ def test_a_round_starts_from_the_function_that_the_stack_has(sections, tmp_path)
     learner = made["slake"]
     before = features(learner.backbone, batch)
     for _ in range(2):  # what a round added is taken away before the next one adds
-        learner.trainable.load(learner._start(2, None, first.state))
+        learner.trainable.load(learner.values.adapter(2, None, first.state))
         torch.testing.assert_close(features(learner.backbone, batch), features(plain, batch))
     assert not torch.allclose(features(plain, batch), before)
 
@@ -72,19 +72,19 @@ def test_a_new_process_goes_on_to_the_bit_and_the_frozen_weights_hold_no_roundin
 def test_fresh_factors_keep_no_moments_of_the_round_before(sections, tmp_path):
     learner = learners(sections(*STACK), tmp_path)["slake"]
     update = learner.train_round(1, {})
-    kept = learner._continued({"layer.0.query.A/step": torch.ones(1), "head.0.weight/step": torch.ones(1)})
+    kept = learner.values.moments({"layer.0.query.A/step": torch.ones(1), "head.0.weight/step": torch.ones(1)})
     assert list(kept) == ["head.0.weight/step"]
-    again = learner._start(2, update.state, update.state)
+    again = learner.values.adapter(2, update.state, update.state)
     assert all(not again[key].any() for key in again if key.endswith(".B"))
-    assert not torch.equal(again["layer.0.query.A"], learner._initial["layer.0.query.A"])
+    assert not torch.equal(again["layer.0.query.A"], learner.values.first["layer.0.query.A"])
 
 
 def test_the_exported_adapter_has_the_product_of_all_rounds(sections, tmp_path):
     made = learners(sections(*STACK, RANKS), tmp_path)
     *_, last = federate(made)
     learner = made["slake"]
-    batch = learner._probe(1)[0]
-    learner.trainable.load(learner._start(3, None, last.state))
+    batch = learner.probe(1)[0]
+    learner.trainable.load(learner.values.adapter(3, None, last.state))
     expected = features(learner.backbone, batch)
     folder = export_adapter(tmp_path / "adapter", last.state, learner.method, family="vilt")
     other = Learner.from_sections(sections("method.name=classifier"), site="slake", folder=tmp_path / "other")

@@ -124,7 +124,7 @@ def recorded(folder, job, *overrides, method=""):
         ("paper/fedpia_task2", "full", [], "full", "89.0"),
         ("paper/fedpia_task2", "", ["training.learning_rate=0.01"], "", None),
         ("paper/fedpia_task2", "", ["data.sites.ct.dataset=phantom"], "", None),
-        ("paper/f3ocus_task1_unequal", "", [], "fedavg+f3ocus_1_6+kernel_of_outputs", "40.2"),
+        ("paper/f3ocus_task1_unequal", "", [], "pfeiffer+f3ocus_1_6+kernel_of_outputs", "40.2"),
         ("paper/f3ocus_task1", "", [], "", None),
         ("paper/vit_ham10000", "", [], "lora_vit", "77.0"),
         ("fedpia_task2", "fedpia_paper", [], "fedpia_paper", "88.0†"),
@@ -138,11 +138,21 @@ def test_a_finished_run_of_a_published_recipe_has_the_papers_figure(tmp_path, jo
     assert dict(zip(table.columns, table.rows[0], strict=True)).get("published (%)") == figure
 
 
+def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
+    forms = {
+        "fedpia_paper": "FedPIA (frozen global 0.5), houlsby adapters, tiny-vilt",
+        "fedpia": "FedPIA (merged 0.5), houlsby adapters, tiny-vilt",
+        "fedpia_agreement": "FedPIA (merged by agreement), houlsby adapters, tiny-vilt",
+    }
+    folders = [recorded(tmp_path / form, "fedpia_task1", method=form) for form in forms]
+    assert [one.method for one in outcomes(folders)] == list(forms.values())
+
+
 @pytest.mark.parametrize(
     ("text", "name", "method", "settings"),
     [
         ("fedpia", "fedpia", "fedpia", ()),
-        ("fedavg+f3ocus", "fedavg+f3ocus", "fedavg+f3ocus", ()),
+        ("pfeiffer+f3ocus", "pfeiffer+f3ocus", "pfeiffer+f3ocus", ()),
         ("keeps a fifth: fedpia method.pia.share=0.8", "keeps a fifth", "fedpia", ("method.pia.share=0.8",)),
     ],
 )
@@ -155,8 +165,8 @@ def test_what_the_command_line_says(text, name, method, settings):
     ("text", "expected"),
     [
         ("local", {"aggregation": "none"}),
-        ("fedavg", {"name": "houlsby", "aggregation": "fedavg"}),
-        ("compacter", {"name": "compacter", "aggregation": "fedavg"}),
+        ("fedavg", {"name": "houlsby", "aggregation": ["fedavg", "none"]}),
+        ("compacter", {"name": "compacter", "aggregation": ["fedavg", "none"]}),
         ("weights: fedpia method.pia.support=weights", {"name": "houlsby"}),
     ],
 )
@@ -168,10 +178,11 @@ def test_a_method_replaces_that_of_the_job_and_nothing_else(text, expected):
     assert sections["training"]["rounds"] == 2
 
 
-def test_a_schedule_stands_behind_a_plus():
+def test_a_schedule_stands_behind_a_plus_and_leaves_the_method_as_it_is():
     scheduled, plain = (sections_of(CONFIGS, "f3ocus_task1", v, []) for v in variants(["fedavg+f3ocus", "fedavg"]))
     assert scheduled["schedule"]["solver"]
     assert not plain["schedule"]
+    assert scheduled["method"] == plain["method"]
 
 
 @pytest.mark.parametrize("texts", [["nope"], ["fedavg+nope"], ["x:"], ["local", "local"], [": local"]])

@@ -44,3 +44,16 @@ def test_it_starts_and_ends_two_rounds(task, tmp_path):
     assert last.round == 2
     for update in last.updates.values():
         assert math.isfinite(update.metrics["loss"])
+
+
+@pytest.mark.slow
+def test_the_job_on_another_backbone_is_the_first_task_and_learns_in_the_bare_loop(tmp_path):
+    job, first = (compose(CONFIGS, name) for name in ("fedpia_task1_albef", "fedpia_task1"))
+    assert job["backbone"] == {"name": "tiny-albef"}
+    assert {name: job[name] for name in job if name != "backbone"} == {n: first[n] for n in first if n != "backbone"}
+    fewer = ["training.rounds=3", "training.validate=false", "data.validation_size=4", "data.test_size=60"]
+    sections = compose(CONFIGS, "fedpia_task1_albef", fewer)
+    sites = sections["federation"]["sites"][:2]
+    learners = {site: Learner.from_sections(sections, site=site, folder=tmp_path / site) for site in sites}
+    accuracy = [sum(update.metrics["overall"] for update in one.updates.values()) / 2 for one in federate(learners)]
+    assert accuracy[-1] > accuracy[0] + 0.1

@@ -229,6 +229,13 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     assert "secret2.png cannot be decoded" in shown  # its name, at the site
 
 
+def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
+    job = make_job("method.head=federated", "data.answers=['yes', 'no']")
+    shown = text(data.check(open_context(job, site="slake")))
+    assert re.search(r"warn: site slake: \d+ left out: their answers are not in the list", shown)
+    assert "fail" not in shown
+
+
 def test_of_many_images_some_are_opened_and_the_others_counted(monkeypatch, tmp_path):
     for number in range(10):
         Image.new("RGB", (9, 9)).save(tmp_path / f"{number}.png")

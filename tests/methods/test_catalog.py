@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The lists of `fedpeft methods` and `fedpeft backbones`."""
 
+import warnings
+
 import pytest
 from counted import counted
 from small_models import MODELS
@@ -8,6 +10,7 @@ from small_models import MODELS
 from fedpeft import backbones, methods
 from fedpeft.cli import main
 from fedpeft.methods.catalog import entries
+from fedpeft.methods.trainable import parameter_counts
 
 pytestmark = pytest.mark.slow
 
@@ -49,6 +52,31 @@ def test_private_parameters_are_trained_and_not_exchanged():
         assert counts[name][1] == VILT_B["pfeiffer" if "fusion" in name else name.removeprefix("feddat_")]
 
 
+ATTENTION = 4 * (768 * 768 + 768)  # of one layer of one tower
+PROMPTS = 12 * 50 * 768
+
+
+@pytest.mark.parametrize(
+    ("backbone", "towers"),  # of the layers with the fewest and with the most of them
+    [("vit", (1, 1)), ("albef", (2, 2)), ("albef-decoder", (2, 3))],  # its decoder has 6 layers, the others 12
+)
+def test_what_one_drawn_layer_sends_goes_from_the_smallest_to_the_largest(backbone, towers):
+    listed = {entry.name: entry for entry in counted(backbone)}
+    for name, always in (("sba", 0), ("sba_vpt", PROMPTS)):
+        entry, bounds = listed[name], [always + count * ATTENTION for count in towers]
+        assert (entry.least, entry.exchanged) == tuple(bounds)
+        assert entry.sent == " to ".join(f"{count:,}" for count in dict.fromkeys(bounds))
+    others = [entry for entry in listed.values() if not entry.method.schedule and not entry.misfit]
+    assert all(entry.sent == f"{entry.exchanged:,}" for entry in others)
+
+
+def test_a_range_holds_what_every_drawn_layer_sends():
+    counts = parameter_counts(backbones.skeleton("albef-decoder"), methods.get("sba").tuning(), {})
+    sums = [sum(count for key, count in counts.items() if f".{layer}." in key) for layer in range(12)]
+    entry = next(entry for entry in counted("albef-decoder") if entry.name == "sba")
+    assert sums == 6 * [entry.exchanged] + 6 * [entry.least]
+
+
 def test_counting_leaves_the_backbone_as_it_is():
     skeleton = backbones.skeleton("tiny-vilt")
     before = [name for name, _ in skeleton.named_parameters()]
@@ -67,11 +95,17 @@ def test_a_skeleton_takes_no_memory(name):
     assert {parameter.device.type for parameter in backbones.skeleton(name).parameters()} == {"meta"}
 
 
-def test_the_lists_are_printed(capsys):
-    assert main(["methods"]) == 0
+def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    with warnings.catch_warnings(action="error"):  # of PEFT and transformers, about training
+        assert main(["methods"]) == 0
     assert "1,789,056" in capsys.readouterr().out
     assert main(["backbones"]) == 0
-    assert "111,595,008" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "111,595,008" in printed
+    for name, pretrained in backbones.BACKBONES.usable():
+        assert f" {name} " in printed
+        assert pretrained.tiny or pretrained.usual in printed
     assert main(["methods", "--backbone", "vilt-huge"]) == 1
     assert "vilt-huge" in capsys.readouterr().err
 

@@ -2,6 +2,8 @@
 """FedDAT's two steps and AdapterFusion's attention, against the papers' equations written down in plain torch."""
 
 import copy
+import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,9 +13,13 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
+from fedpeft.client.answering.multilabel import Multilabel
+from fedpeft.client.batches import Batch
+from fedpeft.client.loop import parts_of
+from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import divergences
 from fedpeft.methods.adapterfusion import Fusion
-from fedpeft.methods.feddat import divergence
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter
@@ -47,9 +53,48 @@ def cross_entropy(logits, target):
     return -logits.log_softmax(-1)[range(len(target)), target].mean()
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_two_steps_are_the_papers(name, vilt, batch):
+def label_kl(teacher, learner):
+    """The same where each label applies or not for itself, written as a sum over all 2^L sets of labels."""
+    p, q = (torch.sigmoid(logits / 3) for logits in (teacher, learner))
+    total = 0
+    for labels in itertools.product((True, False), repeat=p.shape[-1]):
+        applies = torch.tensor(labels)
+        of_p, of_q = (torch.where(applies, x, 1 - x).prod(-1) for x in (p, q))
+        total = total + of_p * (of_p.log() - of_q.log())
+    return 9 * total.mean()
+
+
+def label_loss(logits, target):
+    """The mean over the labels that are known, then over images; all images have one here."""
+    terms = F.softplus(torch.where(target == 1, -logits, logits)) * (target >= 0)
+    return (terms.sum(-1) / (target >= 0).sum(-1)).mean()
+
+
+def of_classes(target):
+    return Part(None, lambda logits: F.cross_entropy(logits, target))
+
+
+def of_labels(target):
+    way = Multilabel(nn.Identity(), nn.Identity(), AnswerVocabulary(tuple("abcdefg")))
+    (part,) = parts_of(Batch(inputs={}, target=target, accepted=None, closed=None), way)
+    return part
+
+
+ANSWERS = {  # the target, our loss and divergence of it, and both by hand
+    "classes": (torch.tensor([0, 3, 6]), of_classes, cross_entropy, kl),
+    "labels": (
+        torch.tensor([[1, 0, 0, 1, 0, -1, 0], [0, 0, 0, 0, 0, 0, 0], [-1, -1, 1, 1, 0, 0, 1]]),
+        of_labels,
+        label_loss,
+        label_kl,
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "answers"), [*((name, "classes") for name in NAMES), ("feddat_houlsby", "labels")])
+def test_the_two_steps_are_the_papers(name, answers, vilt, batch):
     """Against adapters as equations in hooks, gradients by hand and plain gradient descent."""
+    target, our_part, own_loss, divergence = ANSWERS[answers]
     backbone, head = with_head(vilt)
     trainable = methods.get(name).tuning().prepare(backbone, SETTINGS, seed=0)
     a1, private = drawn(trainable.state(), 1), drawn(trainable.private_state(), 2)
@@ -60,20 +105,19 @@ def test_the_two_steps_are_the_papers(name, vilt, batch):
     assert any("fusion" in key for key in a0) == KINDS[name].fused
     reference = ByHand(KINDS[name], vilt(), copy.deepcopy(head), {"a0": a0, "a1": a1, "a2": a1})
 
-    target = torch.tensor([0, 3, 6])
     teacher = reference.logits(batch(), "a0", "a2").detach()
     shared = reference.logits(batch(), "a1")
-    reference.descend((cross_entropy(shared, target) + kl(teacher, shared)) / 2, "a1", RATE)
+    reference.descend((own_loss(shared, target) + divergence(teacher, shared)) / 2, "a1", RATE)
     dual = reference.logits(batch(), "a0", "a2")
-    loss = cross_entropy(dual, target)
-    reference.descend((loss + kl(shared.detach(), dual)) / 2, "a0", RATE)
+    loss = own_loss(dual, target)
+    reference.descend((loss + divergence(shared.detach(), dual)) / 2, "a0", RATE)
 
     def stepped(now, before):
         assert now.keys() == before.keys()
         assert [key for key, tensor in now.items() if torch.equal(tensor, before[key])] == []
 
     parameters = [*trainable.parameters().values(), *head.parameters()]
-    part = Part(lambda: head(backbone.model(**batch()).pooler_output), lambda outputs: F.cross_entropy(outputs, target))
+    part = replace(our_part(target), forward=lambda: head(backbone.model(**batch()).pooler_output))
     value = trainable.step([part], torch.optim.SGD(parameters, lr=RATE))
     torch.testing.assert_close(value, loss.detach())
     stepped(trainable.state(), a1)
@@ -91,7 +135,18 @@ def detached(state):
 
 def test_what_is_distilled_is_one_distribution_for_each_sample():
     with pytest.raises(FedpeftError, match=r"of shape \(2, 4, 9\): set training.answering to 'classification'"):
-        divergence(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
+        divergences.of_choices(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
+
+
+def test_the_divergence_of_labels_is_that_of_as_many_coins():
+    teacher, learner = torch.randn(2, 5, 7, generator=torch.Generator().manual_seed(0)).mul(4).double()
+    coins = (torch.distributions.Bernoulli(logits=logits) for logits in (teacher, learner))
+    expected = torch.distributions.kl_divergence(*coins).sum(-1).mean()
+    torch.testing.assert_close(divergences.of_labels(learner, teacher), expected)
+    assert divergences.of_labels(teacher, teacher) == 0
+    one = divergences.of_labels(learner[:, :1], teacher[:, :1])  # a label is a choice of two
+    choices = (torch.cat((logits[:, :1], torch.zeros(5, 1)), dim=-1) for logits in (learner, teacher))
+    torch.testing.assert_close(divergences.of_choices(*choices), one)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -165,7 +220,7 @@ def test_settings_of_the_adapters_below_apply():
 def test_sites_count_alike_in_feddats_mean(name):
     assert MethodSettings(name=name).pia.weighting == "uniform"
     assert MethodSettings(name=name, pia={"weighting": "samples"}).pia.weighting == "samples"
-    with pytest.raises(FedpeftError, match="declares none"):
+    with pytest.raises(FedpeftError, match=r"aligns neurons, which .* does not declare"):
         MethodSettings(name=name, aggregation="pia")
 
 

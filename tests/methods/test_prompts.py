@@ -2,6 +2,8 @@
 """Prompts before each layer, or before the first."""
 
 import copy
+import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +14,7 @@ from torch import nn
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.prompts import factored
+from fedpeft.methods.prompts import FactoredSettings, PromptSettings, PromptTuning, factored
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
 NAMES = ("vpt", "dvpt", "promptfl")
@@ -22,6 +24,13 @@ def prepared(name, model, **settings):
     backbone = nn.Module()
     backbone.model = model
     return methods.get(name).tuning().prepare(backbone, {"tokens": 4, **settings}, seed=0)
+
+
+def in_text(name, model, **settings):
+    """The same prompts in a model of text, where VPT's own first values, which depend on patches, are not defined."""
+    kind = FactoredSettings if name == "dvpt" else PromptSettings
+    tuning = PromptTuning(name, kind, deep=name != "promptfl", std=0.3)
+    return tuning.prepare(SimpleNamespace(model=model), {"tokens": 4, **settings}, seed=0)
 
 
 def by_hand(model, inputs, prompts, *, deep):
@@ -63,7 +72,7 @@ def test_the_output_is_that_of_layers_called_by_hand(name, vilt, batch):
 def test_prompts_in_other_families_and_behind_a_mask(name, attention):
     settings = {"rank": 2} if name == "dvpt" else {}
     bert = hf.BertModel(hf.BertConfig(**SIZE, vocab_size=50, attn_implementation=attention)).eval()
-    prepared(name, bert, **settings)
+    in_text(name, bert, **settings)
     words, mask = torch.tensor([[3, 4, 5, 0]]), torch.tensor([[1, 1, 1, 0]])
     with torch.no_grad():
         short = bert(input_ids=words[:, :3]).last_hidden_state
@@ -75,6 +84,37 @@ def test_prompts_in_other_families_and_behind_a_mask(name, attention):
     after = vit(pixel_values=torch.ones(1, 3, 16, 16)).last_hidden_state
     assert after.shape == before.shape
     assert not torch.allclose(after, before)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("name", NAMES)
+def test_in_gpt2_they_are_tokens_that_see_and_are_seen_as_all_others(name, attention):
+    """Its layers get the cache of earlier tokens before the mask."""
+    settings = {"rank": 2} if name == "dvpt" else {}
+    config = hf.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=16, vocab_size=50)
+    config._attn_implementation = attention
+    model = hf.GPT2Model(config).eval()
+    plain = copy.deepcopy(model)
+    state = in_text(name, model, **settings).state()
+    words, mask = torch.tensor([[3, 4, 5, 0]]), torch.tensor([[1, 1, 1, 0]])
+    hidden = plain.wte(words[:, :3]) + plain.wpe.weight[:3]
+    length = 4 + 3
+    earlier = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
+    with torch.no_grad():
+        for number, layer in enumerate(plain.h):
+            if name != "promptfl" or number == 0:
+                place = f"layer.{number}.prompt"
+                own = (
+                    state[f"{place}.coefficients"] @ state[f"{place}.basis"]
+                    if name == "dvpt"
+                    else state[f"{place}.tokens"]
+                )
+                first, rest = hidden[:, :1], hidden[:, 1:] if number == 0 else hidden[:, 5:]
+                hidden = torch.cat((first, own[None], rest), dim=1)
+            hidden = layer(hidden, attention_mask=earlier)
+        expected = plain.ln_f(torch.cat((hidden[:, :1], hidden[:, 5:]), dim=1))
+        got = model(input_ids=words, attention_mask=mask).last_hidden_state[:, :3]
+    assert torch.allclose(got, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize("together", [False, True])
@@ -158,3 +198,42 @@ def test_towers_of_other_names_are_refused():
         FedpeftError, match="in the text layers, and model family 'ModuleDict' has the stacks left, right"
     ):
         prepared("promptfl", model)
+
+
+def dual_encoder():
+    towers = hf.ViTConfig(**SIZE, image_size=16, patch_size=4), hf.BertConfig(**SIZE, vocab_size=50)
+    return hf.VisionTextDualEncoderModel(hf.VisionTextDualEncoderConfig.from_vision_text_configs(*towers))
+
+
+def linear_patches():
+    """SigLIP 2, which cuts patches before a linear layer and declares their size below `vision_config`."""
+    vision = {**SIZE, "patch_size": 4, "num_patches": 16}
+    text = {**SIZE, "vocab_size": 50, "projection_size": 32, "max_position_embeddings": 16}
+    return hf.Siglip2Model(hf.Siglip2Config(text_config=text, vision_config=vision))
+
+
+PATCHED = {  # model -> pixels of a patch's side
+    "vit": (lambda: hf.ViTModel(hf.ViTConfig(**SIZE, image_size=16, patch_size=8)), 8),
+    "clip": (lambda: hf.CLIPModel(hf.CLIPConfig(**CLIP)), 8),
+    "dual encoder": (dual_encoder, 4),
+    "linear": (linear_patches, 4),
+}
+
+
+@pytest.mark.parametrize("name", PATCHED)
+def test_first_prompts_are_uniform_up_to_the_bound_of_the_backbones_own_patches(name):
+    """VPT, section 3.2: Xavier's uniform distribution, as for a layer that embeds patches of 3 colors."""
+    make, side = PATCHED[name]
+    bound = math.sqrt(6 / (3 * side * side + 32))
+    for tensor in prepared("vpt", make(), tokens=2000).state().values():
+        assert 0.999 * bound < tensor.abs().max() <= bound
+        assert tensor.std().item() == pytest.approx(bound / math.sqrt(3), rel=0.02)
+
+
+@pytest.mark.parametrize("name", ["vpt", "dvpt"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_visual_prompts_of_a_model_without_patches_are_refused(name, device):
+    bert = hf.BertModel(hf.BertConfig(**SIZE, vocab_size=50)).to(device)
+    with pytest.raises(FedpeftError, match=r"BertModel has no layer that embeds such patches: use promptfl"):
+        prepared(name, bert, **({"rank": 2} if name == "dvpt" else {}))
+    assert prepared("promptfl", bert).parameters()

@@ -2,13 +2,16 @@
 """Code in processes that have imported torch and transformers, but neither PEFT nor fedpeft: most of a start saved."""
 
 import json
+import os
 import subprocess
-import sys
 from collections.abc import Sequence
 
+from warm_python import FRESH
+
 FORKING = """
-import io, json, os, sys, traceback
+import io, json, os, sys, traceback, warnings
 import torch, transformers.modeling_utils, transformers.models.vilt.modeling_vilt, transformers.models.bert
+warnings.simplefilter("ignore")
 assert not {"fedpeft", "peft"} & sys.modules.keys()
 for line in sys.stdin:
     request = json.loads(line)
@@ -35,7 +38,7 @@ class FreshProcesses:
     """Processes that run some code each, forked from one that has the imports."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-W", "ignore", "-c", FORKING]
+        command = [os.environ[FRESH], "-c", FORKING]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def run(self, code: str, *arguments: str, path: Sequence[str] = ()) -> str:

@@ -21,12 +21,15 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
+import warm_python
+
 from fedpeft.cli import main
 
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"^\$ (.+)\n((?:(?!\$ ).*\n)*)", re.MULTILINE)
 PLACE = re.compile(r"# (\S+\.yml)(, one more line)?\n")
 SHELL = set("|&;<>()$`*?[]#~{}'\"\\")  # characters that only a shell understands
+QUOTED = re.compile(r"""'[^']*'|["][^"$`\\]*["]""")  # in quotes they are characters as any others
 
 
 @dataclass(frozen=True)
@@ -84,18 +87,21 @@ def pattern(expected: str) -> str:
 
 
 def _shell(command: str) -> tuple[int, str]:
-    """Exit code and what a command prints; fedpeft's own run in this process, which has imported what they need."""
-    if command.startswith("fedpeft ") and not set(command) & SHELL:
+    """Exit code and what a command prints; fedpeft's own run in this process, which has imported what they need.
+
+    Those that need a shell find `python` and `fedpeft` with their imports already (`warm_python.py`).
+    """
+    if command.startswith("fedpeft ") and not set(QUOTED.sub("", command)) & SHELL:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed), _columns("80"):
             return main(shlex.split(command)[1:]), printed.getvalue()
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    path = os.pathsep.join([str(Path(python).parent) for python in (os.environ[warm_python.COMMAND], sys.executable)])
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        env={**os.environ, "PATH": path, "COLUMNS": "80"},
+        env={**os.environ, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "80"},
         check=False,
     )
     return done.returncode, done.stdout

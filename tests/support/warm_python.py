@@ -7,6 +7,7 @@ as they are for users: that imports of one process do not lean on those of anoth
 """
 
 import atexit
+import contextlib
 import multiprocessing
 import os
 import secrets
@@ -17,7 +18,8 @@ import tempfile
 from pathlib import Path
 
 MODULES = {"fedpeft": ["-m", "fedpeft.cli"], "nvflare": ["-m", "nvflare.cli"]}  # of the other commands
-COMMAND, TRUE_PYTHON = "FEDPEFT_WARM_PYTHON", "FEDPEFT_TRUE_PYTHON"  # environment variables: the command, and `python`
+# environment variables: the command, that without fedpeft and PEFT, and `python`
+COMMAND, FRESH, TRUE_PYTHON = "FEDPEFT_WARM_PYTHON", "FEDPEFT_FRESH_PYTHON", "FEDPEFT_TRUE_PYTHON"
 LAUNCHER = """#!{python} -IS
 import json, os, signal, socket, sys
 folder, name = os.path.split(sys.argv[0])
@@ -64,31 +66,42 @@ def start_or_find() -> None:
         WarmPython()
 
 
-def _start(name: str) -> subprocess.Popen:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{name}")
-        listener.listen(128)
-        command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), str(listener.fileno())]
-        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()], start_new_session=True)
+def _start(*names: str) -> subprocess.Popen:
+    with contextlib.ExitStack() as stack:
+        fds = []
+        for name in names:
+            listener = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+            listener.bind(f"\0{name}")
+            listener.listen(128)
+            fds.append(listener.fileno())
+        command = [sys.executable, str(Path(__file__).with_name("warm_server.py")), *map(str, fds)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=fds, start_new_session=True)
+
+
+def _write(command: Path, address: str) -> None:
+    command.write_text(LAUNCHER.format(python=sys.executable, address=address, modules=MODULES))
+    command.chmod(0o700)
 
 
 class WarmPython:
-    """The server, and `command`, which is started instead of `python`; beside it lie `fedpeft` and `nvflare`.
+    """The server, and `command`, which is started instead of `python`; beside it lie `python`, `fedpeft` and `nvflare`.
 
-    Both are there until this process ends, and in the environment of the processes that it starts.
+    Another one, in the environment as `FRESH`, has imported torch and transformers, but neither PEFT nor fedpeft. All
+    are there until this process ends, and in the environment of the processes that it starts.
     """
 
     def __init__(self) -> None:
-        name = f"fedpeft-tests-{secrets.token_hex(16)}" if sys.platform == "linux" else ""  # without: true starts
+        linux = sys.platform == "linux"  # elsewhere all are true starts
+        name, fresh_name = (f"fedpeft-tests-{secrets.token_hex(16)}" if linux else "" for _ in range(2))
         self._folder = tempfile.TemporaryDirectory(prefix="warm-")
         self.command = Path(self._folder.name) / "python3"
-        text = LAUNCHER.format(python=sys.executable, address=name, modules=MODULES)
-        for command in (self.command, *map(self.command.with_name, MODULES)):
-            command.write_text(text)
-            command.chmod(0o700)
-        self._server = _start(name) if name else None
-
-        os.environ[COMMAND], os.environ[TRUE_PYTHON] = str(self.command), sys.executable
+        fresh = self.command.with_name("fresh") / "python3"
+        fresh.parent.mkdir()
+        for command in map(self.command.with_name, (self.command.name, "python", *MODULES)):
+            _write(command, name)
+        _write(fresh, fresh_name)
+        self._server = _start(name, fresh_name) if linux else None
+        os.environ |= {COMMAND: str(self.command), FRESH: str(fresh), TRUE_PYTHON: sys.executable}
         atexit.register(self.close)
 
     def close(self) -> None:

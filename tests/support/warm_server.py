@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Fork Pythons that have imported fedpeft, FLARE and PEFT: `python warm_server.py FD`, started by warm_python.py.
+"""Fork Pythons that have their imports already: `python warm_server.py FD FRESH`, started by warm_python.py.
 
-It imports with the first request and ends, with all that it forked, when its standard input closes.
+At the socket FD they have fedpeft, FLARE and PEFT, at the socket FRESH torch and transformers alone. It imports with
+the first request and ends, with all that it forked, when its standard input closes.
 """
 
 import atexit
@@ -13,6 +14,7 @@ import itertools
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -24,6 +26,13 @@ import warnings
 
 from undrawn import UNDRAWN, leave_pictures_out
 
+FRESH = (
+    "torch",
+    "transformers.modeling_utils",
+    "transformers.models.vilt.modeling_vilt",
+    "transformers.models.bert.tokenization_bert",
+    "multiprocessing.spawn",
+)
 IMPORTED = (
     "fedpeft.worker.fork_server",
     "fedpeft.worker.site_tasks",
@@ -46,8 +55,6 @@ IMPORTED = (
     "fedpeft.flare.executor",
     "fedpeft.flare.filters",
     "fedpeft.flare.persistor",
-    "transformers.models.vilt.modeling_vilt",
-    "transformers.models.bert.tokenization_bert",
     "nvflare.tool.job.job_cli",
     "nvflare.private.fed.app.simulator.simulator",
     "nvflare.private.fed.app.simulator.simulator_worker",
@@ -57,7 +64,6 @@ IMPORTED = (
     "nvflare.private.fed.app.server.runner_process",
     "peft",
     "matplotlib.pyplot",
-    "multiprocessing.spawn",
     "multiprocessing.managers",
     "psutil",
 )
@@ -69,24 +75,36 @@ FREE_FD = 400  # above those that a process is started with
 
 def main() -> None:
     """Serve until standard input closes; go on as the requested program in a forked process."""
-    listener = socket.socket(fileno=int(sys.argv[1]))
+    listener, fresh = (socket.socket(fileno=int(fd)) for fd in sys.argv[1:])
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
     places = [place for place in sys.path[1:] if place not in inherited]
-    request, fds = _serve(listener)
+    if sys.stdin in select.select([sys.stdin, listener, fresh], [], [])[0]:
+        return
+    os.environ["USE_HUB_KERNELS"] = "0"  # as fedpeft does before it imports transformers, which reads it then
+    _import(FRESH)
+    if (server := os.fork()) == 0:
+        listener.close()
+        request, fds = _serve(fresh, ())
+    else:
+        fresh.close()
+        request, fds = _serve(listener, IMPORTED)
     if request:
         _become(request, fds, places)
+    elif server:
+        os.waitpid(server, 0)
 
 
-def _imports() -> None:
+def _import(names) -> None:
+    gc.disable()  # it would look through all that was imported, again and again
     with warnings.catch_warnings(action="ignore"):
-        for name in IMPORTED:
+        for name in names:
             importlib.import_module(name)
-    gc.collect()
     gc.freeze()
+    gc.enable()
     assert len(os.listdir("/proc/self/task")) == 1, "a thread would not survive the fork"
 
 
-def _serve(listener):
+def _serve(listener, names):
     children = {}  # by process id: file descriptor of its end, and the connection of who requested it
     ready = False
     with selectors.PollSelector() as selector:
@@ -101,7 +119,7 @@ def _serve(listener):
                     return None, ()
                 if source is listener:
                     if not ready:
-                        _imports()
+                        _import(names)
                         ready = True
                     control, _ = listener.accept()
                     message, fds, *_ = socket.recv_fds(control, LARGEST_REQUEST, MOST_FDS, socket.MSG_CMSG_CLOEXEC)
@@ -186,6 +204,8 @@ def _take_over(request, fds) -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.executable = request["executable"]
     sys.modules["multiprocessing.spawn"].set_executable(sys.executable)
+    if "nvflare" not in sys.modules:
+        return
     if UNDRAWN in os.environ:
         leave_pictures_out()
     _end_sooner()

@@ -122,6 +122,8 @@ def test_kill_9_leaves_nothing(fork_server_name, modules, monkeypatch, start):
 def test_its_imports_start_no_thread_and_touch_no_gpu():
     """Neither would survive a fork."""
     code = f"""
+import gc
+gc.disable()
 import importlib, sys, threading, torch
 touched = []
 for name in ("is_available", "device_count", "_lazy_init"):

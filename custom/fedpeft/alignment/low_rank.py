@@ -42,8 +42,9 @@ def integrate_products(
 
     This is the best approximation of dW of rank r in the Frobenius norm (Eckart and Young). Tensors that are no factors
     are averaged as FedAvg does, and a place that no site sent keeps its values in `previous`. Sites may differ in rank:
-    r is the largest of theirs. Prompts that share one factor are averaged one layer after the other and factored
-    together; those of a layer that no site sent enter as they were.
+    r is the largest of theirs, but no larger than that of any product (m, n), unless all of theirs are. Prompts that
+    share one factor are averaged one layer after the other and factored together; those of a layer that no site sent
+    enter as they were.
 
     Args:
         states: one adapter state for each site, with LoRA's `layer.<l>.<slot>.A` (r, n) and `.B` (m, r), or with the
@@ -136,7 +137,7 @@ def truncated(down: Tensor, up: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """
     up_basis, up_rest = torch.linalg.qr(up)
     down_basis, down_rest = torch.linalg.qr(down.T)
-    left, singular, right = torch.linalg.svd(up_rest @ down_rest.T)
+    left, singular, right = torch.linalg.svd(up_rest @ down_rest.T, full_matrices=False)
     root = singular[:rank].sqrt()
     new_up, new_down = up_basis @ left[:, :rank], right[:rank] @ down_basis.T
     largest = new_up.gather(0, new_up.abs().argmax(dim=0, keepdim=True))  # a pair of vectors has no sign of its own
@@ -169,16 +170,18 @@ def fitted(state: State, like: State) -> State:
 def _refactored(states: Sequence[State], weights: Sequence[float], pair: Pair, previous: State) -> dict[str, Tensor]:
     """Return the factors of a pair, of the largest rank of the sites and of the global adapter so far.
 
+    Where these differ, a rank beyond that of any product (m, n) adds nothing, and is not passed on to all sites.
     Where the mean of the products has a lower rank than the factors (no site has trained yet, B is zero), a neuron
     without a product would never train again: A then keeps the mean of the sites' and B stays zero.
     """
     downs, before = [state[pair.down] for state in states], previous.get(pair.down)
-    rank = max(down.shape[0] for down in (*downs, *([] if before is None else [before])))
+    ranks = [down.shape[0] for down in (*downs, *([] if before is None else [before]))]
     terms, shares = list(states), list(weights)
     if unsent := [key for key in pair.ups if not any(key in state for state in states)]:
         terms.append({key: previous[key] for key in (pair.down, *unsent)})
         shares.append(1.0)
     ups, rows = _one_below_the_other(terms, shares, pair)
+    rank = min(max(ranks), max(min(sum(rows), downs[0].shape[1]), min(ranks)))
     down, up = truncated(*mean_product([term[pair.down] for term in terms], ups, shares), rank)
     missing = rank - down.shape[0]
     down, up = functional.pad(down, (0, 0, 0, missing)), functional.pad(up, (0, missing))
@@ -207,7 +210,7 @@ def _one_below_the_other(terms: Sequence[State], shares: Sequence[float], pair: 
 
 
 def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, before: Tensor | None) -> Tensor:
-    """Return the mean of each row of A over the sites that have it; else the row so far."""
+    """Return the mean of each of the first rows of A over the sites that have it; else the row so far."""
     parts, start = [], 0
     for end in sorted({down.shape[0] for down in downs}):
         having = [k for k, down in enumerate(downs) if down.shape[0] >= end]
@@ -215,4 +218,4 @@ def _mean_rows(downs: Sequence[Tensor], weights: Sequence[float], rank: int, bef
         rows = weighted_mean((downs[k][start:end] for k in having), (weights[k] / share for k in having))
         parts.append(rows.to(downs[0].dtype))
         start = end
-    return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)
+    return torch.cat([*parts, before[start:].to(parts[0])] if start < rank else parts)[:rank]

@@ -200,6 +200,18 @@ class PIASettings:
         return first + (last - first) * (round - 1) / max(1, rounds - 1)
 
     @property
+    def label(self) -> str:
+        """What tells this form of FedPIA from others in tables."""
+        if isinstance(self.share, str):
+            share = f"by {self.share}"
+        else:
+            ends = self.share if isinstance(self.share, tuple) else (self.share,)
+            share = " to ".join(f"{end:g}" for end in ends)
+        how = "frozen global" if self.integration == FROZEN else "merged"
+        client = f"{how} {share}" if self.client else "without client PIA"
+        return client if self.server else f"{client}, without server PIA"
+
+    @property
     def most_kept(self) -> float:
         """The largest part of its own adapter in what a site starts a round from; 0: it starts from the global one."""
         if not self.client:

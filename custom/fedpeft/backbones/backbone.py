@@ -56,6 +56,9 @@ class Backbone(Protocol):
     def buffers(self) -> Iterator[Tensor]:
         """Return all buffers."""
 
+    def modules(self) -> Iterator[nn.Module]:
+        """Return all modules."""
+
     def requires_grad_(self, requires_grad: bool = True) -> Any:
         """Freeze, or make trainable."""
 

@@ -19,6 +19,8 @@ MOST_IN_ALL = 2**15  # lists of layers' indices are among the entries, as mlp_on
 MOST_ENTRIES = 200_000
 ANSWERS = ("id2label", "label2id")
 FETCHING = ("mra", "rwkv", "sam3_video", "yoso")  # with the package kernels, whatever USE_HUB_KERNELS says
+KINDS = ("model_type", "image_processor_type", "feature_extractor_type", "processor_class")
+REACHING_OUT = re.compile(r"oneformer|layoutlmv[23]|layoutxlm", re.IGNORECASE)  # processors, see `check_kind`
 OWN_ATTENTION = (None, "eager", "sdpa")
 
 
@@ -42,6 +44,8 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
                     f"its config.json names {value!r:.80} as {name}, which may be code from elsewhere and is never "
                     f"loaded: remove that entry"
                 )
+        elif name in KINDS and REACHING_OUT.search(str(value)):
+            check_kind(value)
         elif name == "model_type" and value in FETCHING:
             raise ValueError(
                 f"its config.json has model_type = {value!r}, for which transformers may fetch compiled code from the "
@@ -68,6 +72,36 @@ def check_config(config: Mapping[str, Any], *, timm: bool = False) -> None:
                     f"the layers, blocks, experts and labels in its config.json add up to more than {MOST_IN_ALL:,}, "
                     f"at {name}: give a whole checkpoint"
                 )
+
+
+def check_kind(kind: Any) -> None:
+    """Refuse a model or processor whose image processor reaches beyond its folder by what its settings name.
+
+    OneFormer's reads any file, or fetches it from the hub, as soon as it is made (`class_info_file`); those of LayoutLM
+    (v2, v3) and LayoutXLM start the program tesseract on every image, with arguments of `tesseract_config`.
+
+    Args:
+        kind: the name of its kind or class.
+
+    Raises:
+        ValueError: it is one of these.
+    """
+    if REACHING_OUT.search(str(kind)):
+        raise ValueError(
+            f"it is of kind {kind!r:.80}, whose image processor reads a file or starts a program that its settings "
+            f"name: give a model of another kind"
+        )
+
+
+def check_kinds(content: Any) -> None:
+    """Refuse the content of a file that names such a kind (`check_kind`) of model or processor anywhere.
+
+    Raises:
+        ValueError: names the kind.
+    """
+    for name, value in _entries(content):
+        if name in KINDS:
+            check_kind(value)
 
 
 def _most(name: str) -> int:

@@ -12,6 +12,8 @@ from PIL import Image
 from torch import Tensor
 
 Images = Sequence["Image.Image | np.ndarray"]
+COLORS = 3  # red, green and blue
+HALF = (0.5,) * COLORS
 
 
 def pictures(images: Images) -> list[Image.Image]:
@@ -20,22 +22,31 @@ def pictures(images: Images) -> list[Image.Image]:
 
 
 class SquareImages:
-    """Resize every image to `size` x `size` pixels, scaled to [-1, 1]."""
+    """Resize every image to `size` x `size` pixels and scale its colors, `(x - mean) / deviation` for x of 0 to 1.
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    Args:
+        size: pixels of both sides.
+        mean, deviation: of red, green and blue; with 0.5 and 0.5, as they usually are, pixels become -1 to 1.
+    """
+
+    def __init__(self, size: int, mean: Sequence[float] = HALF, deviation: Sequence[float] = HALF) -> None:
+        self.size, self.mean, self.deviation = size, tuple(mean), tuple(deviation)
 
     def __call__(self, images: Images) -> dict[str, Tensor]:
-        pixels = np.stack([self._pixels(image) for image in images]).astype(np.float32)
-        return {"pixel_values": torch.from_numpy(pixels).permute(0, 3, 1, 2).div_(127.5).sub_(1).contiguous()}
+        pixels = torch.from_numpy(np.stack([self._pixels(image) for image in images]).astype(np.float32))
+        pixels = pixels.permute(0, 3, 1, 2)
+        if (self.mean, self.deviation) == (HALF, HALF):
+            return {"pixel_values": pixels.div_(127.5).sub_(1).contiguous()}
+        mean, deviation = (torch.tensor(values)[:, None, None] for values in (self.mean, self.deviation))
+        return {"pixel_values": pixels.div_(255).sub_(mean).div_(deviation).contiguous()}
 
     def save(self, folder: Path) -> None:
         """Write the same as transformers' processors read it, `preprocessor_config.json`."""
         from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
-        half = [0.5] * 3
         side = {"height": self.size, "width": self.size}
-        ViTImageProcessorPil(size=side, resample=3, image_mean=half, image_std=half).save_pretrained(folder)
+        colors = {"image_mean": list(self.mean), "image_std": list(self.deviation)}
+        ViTImageProcessorPil(size=side, resample=3, **colors).save_pretrained(folder)
 
     def _pixels(self, image: Image.Image | np.ndarray) -> np.ndarray:
         if isinstance(image, np.ndarray) and image.shape == (self.size, self.size, 3):

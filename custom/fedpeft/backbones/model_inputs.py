@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor, nn
 
 from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
-from fedpeft.backbones.config_file import check_config
+from fedpeft.backbones.config_file import check_config, check_kind, check_kinds
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor
 from fedpeft.backbones.tokenizer_limits import check_growth
@@ -58,7 +58,7 @@ class ModelInputs:
         config = model.config
         image_token = getattr(config, "image_token_id", None) or getattr(config, "image_token_index", None)
         self.tokenizer = _tokenizer(source) if "input_ids" in self.names else None
-        self.images = _image_processor(source, image_size) if "pixel_values" in self.names else None
+        self.images = image_processor(source, image_size) if "pixel_values" in self.names else None
         if not self.tokenizer and not self.images:
             raise FedpeftError(
                 f"{type(model).__name__} reads neither input_ids nor pixel_values: name a model of text or images as "
@@ -166,10 +166,24 @@ def _tokenizer(source: str) -> Any:
     return tokenizer
 
 
-def _image_processor(source: str, image_size: int | None) -> Any:
-    from transformers import AutoImageProcessor
+def image_processor(source: str, image_size: int | None = None) -> Any:
+    """Return transformers' image processor of a folder, which needs no torchvision.
 
+    Args:
+        source: the folder.
+        image_size: pixels; None: the processor's own.
+
+    Raises:
+        ValueError: it would make a huge image.
+        FedpeftError: the setting does not fit.
+    """
+    from transformers import AutoImageProcessor
+    from transformers.utils import CONFIG_NAME, IMAGE_PROCESSOR_NAME, PROCESSOR_NAME
+
+    for name in (CONFIG_NAME, PROCESSOR_NAME, IMAGE_PROCESSOR_NAME):  # each may name the processor's class
+        check_kinds(_content(Path(source) / name))
     processor = AutoImageProcessor.from_pretrained(source, backend="pil", **OWN_CODE)
+    check_kind(type(processor).__name__)  # of a kind of model that has the processor of another
     check_image_processor(processor)
     if image_size is not None:
         if image_size > LARGEST_SIDE:
@@ -178,6 +192,11 @@ def _image_processor(source: str, image_size: int | None) -> Any:
         if getattr(processor, "crop_size", None):
             processor.crop_size = _resized(processor.crop_size, image_size)
     return processor
+
+
+def _content(file: Path) -> Any:
+    """Return the content of a JSON file; {} where there is none."""
+    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
 
 
 def _resized(size: Any, pixels: int) -> dict[str, int]:
@@ -190,8 +209,7 @@ def _check_processor(source: str, images: Any) -> None:
     from transformers.utils import AUDIO_TOKENIZER_NAME, PROCESSOR_NAME
 
     sound = (Path(source) / AUDIO_TOKENIZER_NAME).exists()
-    file = Path(source) / PROCESSOR_NAME
-    content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    content = _content(Path(source) / PROCESSOR_NAME)
     if sound or "audio_tokenizer" in content:
         raise ValueError(
             f"its {AUDIO_TOKENIZER_NAME if sound else PROCESSOR_NAME} names a model for sound, which is never loaded: "

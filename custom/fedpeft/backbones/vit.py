@@ -24,6 +24,7 @@ from fedpeft.backbones.checkpoint import (
     reading,
     unusable,
 )
+from fedpeft.backbones.image_scaling import USUAL, Scaling, of_timm, of_transformers
 from fedpeft.backbones.images import Images, SquareImages
 from fedpeft.backbones.registry import TINY_VIT_FOLDER
 from fedpeft.backbones.skeletons import without_weights
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings
 
 NAME = "ViT"
+TIMM_KINDS = (None, "timm_wrapper")  # `model_type` in timm's config.json, as transformers reads it
 
 
 class Vit(nn.Module):
@@ -43,15 +45,16 @@ class Vit(nn.Module):
     Args:
         model: transformers' ViTModel without pooler; adapters may be injected into it in place.
         image_size: pixels of both sides.
+        scaling: of its colors.
     """
 
     family = "vit"
 
-    def __init__(self, model: nn.Module, image_size: int) -> None:
+    def __init__(self, model: nn.Module, image_size: int, scaling: Scaling = USUAL) -> None:
         super().__init__()
         self.model = model
         self.image_size = image_size
-        self.prepare = SquareImages(image_size)
+        self.prepare = SquareImages(image_size, *scaling)
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self._resized = image_size != model.config.image_size
@@ -97,10 +100,10 @@ def build(settings: BackboneSettings) -> Vit:
     """
     source = settings.source
     with reading(source, NAME):
-        model = _load(source)
+        model, scaling = _load(source), _scaling(source)
     size = settings.image_size or model.config.image_size
     check_image_size(size, model.config.patch_size, source)
-    return Vit(model, size)
+    return Vit(model, size, scaling)
 
 
 def skeleton(source: str | None = None) -> Vit:
@@ -124,13 +127,18 @@ def tiny_skeleton(source: str | None = None) -> Vit:
 def _config(source: str) -> dict[str, Any]:
     """Return the settings of `ViTConfig` that a source has."""
     stored = read_config(source, timm=True)
-    kind = stored.get("model_type")
-    if kind == "vilt":
+    if stored.get("model_type") == "vilt":
         return {name: value for name, value in stored.items() if name not in ("model_type", "architectures")}
-    if kind in (None, "timm_wrapper") and TIMM_KEY in (shapes := weights.stored(Path(source))):
+    if stored.get("model_type") in TIMM_KINDS and TIMM_KEY in (shapes := weights.stored(Path(source))):
         return timm_settings(shapes, stored)
     check_kind(stored, ("vit",), source, NAME)
     return stored
+
+
+def _scaling(source: str) -> Scaling:
+    """Return by which mean and deviation of each color a source was trained."""
+    stored = read_config(source, timm=True)
+    return of_timm(stored) if stored.get("model_type") in TIMM_KINDS else of_transformers(source)
 
 
 def _load(source: str) -> nn.Module:

@@ -14,31 +14,27 @@ from typing import Any
 
 import torch
 
-import fedpeft
-from fedpeft import backbones
-from fedpeft.alignment.low_rank import fitted
+from fedpeft.backbones import BackboneSettings
 from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
-from fedpeft.client.batches import Batch, Batches
-from fedpeft.client.data_facts import Facts, facts_of
+from fedpeft.client.batches import Batch
 from fedpeft.client.evaluation import Evaluation
-from fedpeft.client.federated_head import head_state, only_head, without_head
-from fedpeft.client.kept_images import KeptImages
+from fedpeft.client.federated_head import head_state, without_head
 from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.metrics import Measure, Measured
-from fedpeft.client.model_record import ModelRecord, best_round, with_round
+from fedpeft.client.model_record import best_round, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
+from fedpeft.client.round_values import RoundValues
 from fedpeft.client.scoring import measure_budget, score_layers
+from fedpeft.client.site_batches import SiteBatches
 from fedpeft.client.site_model import SiteModel
+from fedpeft.client.site_record import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
-from fedpeft.data.registry import is_procedural
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.errors import LocalError
 from fedpeft.keys import belongs, layers_of
-from fedpeft.layer_matching import LayerNumbers, one_layer
-from fedpeft.methods.factors import is_factor
-from fedpeft.methods.products import fresh_factors
+from fedpeft.layer_matching import LayerNumbers
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
@@ -83,7 +79,7 @@ class Learner:
         self,
         *,
         site: str,
-        backbone: backbones.BackboneSettings,
+        backbone: BackboneSettings,
         method: MethodSettings,
         training: TrainingSettings,
         site_data: SiteData,
@@ -96,9 +92,7 @@ class Learner:
         window: Mapping[str, Any] | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
-        self.dataset, self.backbone_name = dataset, backbone.name
-        self.schedule, self._sections, self._window = schedule or ScheduleSettings(), sections or {}, window or {}
-        self._smallest_batch = policy.least_batch_size if policy else 1
+        self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
         if self.pia:
@@ -115,42 +109,33 @@ class Learner:
             policy=policy,
         )
         self.device, self.backbone, self.trainable = self.model.device, self.model.backbone, self.model.trainable
-        self.answering, self._features, self._products = self.model.answering, self.model.features, self.model.products
-        self._init_site = self.model.init_site
-        self.head = self.answering.head
-        self._check_trained()
-        self._numbers = self._layer_numbers()
-        self._images = KeptImages(training.kept_images_mib)
+        self.answering, self.head = self.model.answering, self.model.answering.head
+        self._numbers = LayerNumbers.of_adapter(
+            {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()},
+            layers=self.backbone.num_layers,
+            deepest=method.matched_layers if method.exchanges else None,
+        )
+        self.batches = SiteBatches(
+            site,
+            site_data,
+            self.answering.collate,
+            training,
+            device=self.device,
+            smallest=policy.least_batch_size if policy else 1,
+        )
         least = policy.least_class_images if policy else 1
-        self._evaluation = Evaluation(self.model, site_data, self._batches, least=least)
-        self._initial, self._initial_private = self.trainable.state(), self.trainable.private_state()
-        self._initial_head = {key: value.detach().cpu().clone() for key, value in self.head.state_dict().items()}
-
-    def _layer_numbers(self) -> LayerNumbers:
-        """The numbers of this backbone's layers in messages; refuse an adapter whose layers cannot be matched."""
-        deepest = self.method.matched_layers if self.method.exchanges else None
-        numbers = LayerNumbers.of(self.backbone.num_layers, deepest)
-        if deepest is not None:
-            shapes = {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()}
-            one_layer(numbers.to_send(shapes), deepest, owner="this backbone")
-        return numbers
-
-    def _check_trained(self) -> None:
-        """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
-        if any(True for _ in self.head.parameters()):
-            return
-        name = self.training.answering
-        if self.method.federates_head:
-            raise FedpeftError(
-                f"head is 'federated', and with training.answering={name!r} there is none: leave it out.",
-                setting="method.head",
-            )
-        if not self.trainable.parameters():
-            raise FedpeftError(
-                f"name is {self.method.name!r}, which trains the head alone, and training.answering={name!r} has none: "
-                f"choose another method.",
-                setting="method.name",
-            )
+        self._evaluation = Evaluation(self.model, site_data, self.batches.of, least=least)
+        self.values = RoundValues(site, self.model, method, folder)
+        self._record = SiteRecord(
+            site=site,
+            data=site_data,
+            dataset=dataset,
+            vocabulary=self.vocabulary,
+            backbone=backbone.name,
+            seed=training.seed,
+            sections=sections or {},
+            window=window or {},
+        )
 
     @classmethod
     def from_sections(
@@ -207,23 +192,23 @@ class Learner:
         """
         settings, received = self.training, self._numbers.received(received)
         own = site_state.load_before(self.folder, round)
-        if own is not None and own.facts != self._facts():
+        if own is not None and own.facts != self._record.facts():
             raise LocalError(
                 f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
                 f"seed: remove that folder."
             )
         torch.manual_seed(derive(settings.seed, "train", self.site, round))
-        self._restore(own, received)
+        self.values.restore(own, received)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
-        integration = self._integrate(round, own.adapter if own else None, received, agreed)
-        compared = self._compared(received) if compares else {}
+        integration = self.integrate(round, own.adapter if own else None, received, agreed)
+        started = self.trainable.state() if compares else {}
         self.trainable.train_only(layers)
-        optimizer = self._optimizer()
+        optimizer = self.optimizer()
         if own is not None and settings.optimizer_state == "keep":
-            restore_moments(optimizer, self._continued(own.optimizer))
-        metrics: dict[str, float | None] = dict(self._fit(optimizer, round))
+            restore_moments(optimizer, self.values.moments(own.optimizer))
+        metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
         figures, thresholds = self._evaluation.of_round()
         metrics |= figures
         trained = self.trainable.state()
@@ -242,13 +227,10 @@ class Learner:
                 head=head,
                 optimizer=moments(optimizer),
                 agreement=agreed,
-                facts=self._facts(),
-                record=self._record(
-                    rounds=rounds,
-                    thresholds=thresholds,
-                    share=beside.share,
-                ),
-                **compared,
+                facts=self._record.facts(),
+                record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
+                received=(received or self.values.first_in_common) if compares else {},
+                started=started,
             ),
             best=best_round(rounds) if settings.keep == BEST else None,
         )
@@ -265,16 +247,16 @@ class Learner:
             received: the global adapter under wire keys; empty: the site's own, or its first one.
         """
         own, received = site_state.load_before(self.folder, round), self._numbers.received(received)
-        self._restore(own, received)
+        self.values.restore(own, received)
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
-        self.trainable.start(self._start(round, kept, without_head(received)), kept)
+        self.trainable.start(self.values.adapter(round, kept, received), kept)
         return self.score_trained(round, previous=own.adapter | own.private if own else None)
 
     def score_trained(self, round: int, previous: State | None = None) -> list[float]:
         """Score each transformer layer of the current model on random training samples."""
         seed = derive(self.training.seed, "score", self.site, round)
-        samples = self._sample(self.schedule.score_samples, seed)
+        samples = self.batches.sample(self.schedule.score_samples, seed)
         self.trainable.train_only(None)
         return score_layers(
             self.answering.eval(), self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous
@@ -288,7 +270,7 @@ class Learner:
         if budget is not None:
             return budget
         at_once = self.training.micro_batch or self.training.batch_size
-        batch = self._sample(at_once, derive(self.training.seed, "budget", self.site))[0]
+        batch = self.batches.sample(at_once, derive(self.training.seed, "budget", self.site))[0]
         self.trainable.train_only(None)
         with computing.as_trained(self.backbone, self.training):
             return measure_budget(
@@ -319,50 +301,39 @@ class Learner:
         """Answer examples, to measure the current model by the metric of the site's data."""
         return self._evaluation.of(examples)
 
-    def _compared(self, received: State) -> dict[str, State]:
-        """What the next global adapter is compared with: this one, and what training starts from."""
-        first = {} if self._init_site else self._initial
-        return {"received": received or first, "started": self.trainable.state()}
-
-    def _integrate(
+    def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None
     ) -> client_round.Integration:
-        """Load what the round starts from."""
+        """Load what the round starts from.
+
+        Args:
+            round: counted from 1.
+            own: the site's adapter of its last round, by key; None: it has none yet.
+            received: the global adapter, by key; empty: there is none.
+            agreement: of the site's training with that of the others (`fedpeft.client.agreement`).
+        """
         return client_round.start(
             self.trainable,
             own=own,
-            received=self._start(round, own, received),
+            received=self.values.adapter(round, own, received),
             settings=self.pia,
             share=self._share(round, agreement),
             samples=client_round.Samples(
-                probe=lambda: self._probe(round), validation=self._validation, loss=self._loss
+                probe=lambda: self.probe(round), validation=self.batches.validation, loss=self.loss
             ),
         )
 
-    def _start(self, round: int, own: State | None, received: State) -> State:
-        """The global adapter as this site can load it; without one, the site's own, or its first one."""
-        if self._products:
-            self._products.set(received)
-            start = {**self._initial, **{key: t for key, t in (received or own or {}).items() if not is_factor(key)}}
-            seed = derive(self.training.seed, "adapter", self._init_site, round)
-            return fresh_factors(start, seed, start_std=self.trainable.start_std)
-        if self.method.rule.unequal_ranks and received:
-            return fitted(received, self._initial)
-        return received or own or self._initial
+    def probe(self, round: int) -> list[Batch]:
+        """The m random training samples whose activations align the global adapter."""
+        return self.batches.sample(self.method.probe_samples, derive(self.training.seed, "probe", self.site, round))
 
-    def _continued(self, moments: State) -> State:
-        """The moments of the round before that still apply: none of factors that were drawn anew."""
-        return {key: t for key, t in moments.items() if not (self._products and is_factor(key.rpartition("/")[0]))}
+    def loss(self, batches: Sequence[Batch], state: State) -> float:
+        """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
+        self.trainable.load(state)
+        with computing.as_trained(self.backbone, self.training, self.model.features):
+            return mean_loss(self.answering.eval(), batches)
 
-    def _share(self, round: int, agreement: float | None) -> float | None:
-        """The share of the global adapter in this round; None where the validation split decides."""
-        if self.pia is None:
-            return None
-        if self.pia.follows_agreement:
-            return share_of(agreement)
-        return self.pia.share_in(round, self.training.rounds)
-
-    def _optimizer(self) -> torch.optim.Optimizer:
+    def optimizer(self) -> torch.optim.Optimizer:
         """The optimizer of what is trained now."""
         settings = self.training
         return build_optimizer(
@@ -374,13 +345,12 @@ class Learner:
             weight_decay=settings.weight_decay,
         )
 
-    def _fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
-        settings = self.training
-        generator = torch.Generator().manual_seed(derive(settings.seed, "order", self.site, round))
-        rows = self._batches(self.data.train, settings.batch_size, generator, smallest=self._smallest_batch)
+    def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+        """Train the epochs of a round; return the mean losses."""
+        settings, rows = self.training, self.batches.of_training(round)
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
-        with computing.as_trained(self.backbone, settings, self._features):
+        with computing.as_trained(self.backbone, settings, self.model.features):
             return train_epochs(
                 self.answering.train(),
                 rows,
@@ -393,81 +363,10 @@ class Learner:
                 micro_batch=settings.micro_batch,
             )
 
-    def _batches(
-        self,
-        examples: Sequence[Example],
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        *,
-        smallest: int = 1,
-    ) -> Batches:
-        return Batches(
-            examples,
-            self.answering.collate,
-            batch_size=batch_size,
-            smallest=smallest,
-            generator=generator,
-            workers=self.training.workers,
-            open_image=self._images.open,
-        )
-
-    def _probe(self, round: int) -> list[Batch]:
-        """The m random training samples whose activations align the global adapter."""
-        return self._sample(self.method.probe_samples, derive(self.training.seed, "probe", self.site, round))
-
-    def _validation(self) -> list[Batch]:
-        """The validation split on the device.
-
-        Raises:
-            FedpeftError: it is empty.
-        """
-        if not self.data.validation:
-            raise FedpeftError(
-                f"method.pia.share is 'validation', and site {self.site} has no validation split: set "
-                f"data.validation_fraction, or a number as share.",
-                setting="method.pia",
-            )
-        rows = self._batches(self.data.validation, self.training.evaluation_batch_size)
-        return [batch.to(self.device) for batch in rows]
-
-    def _loss(self, batches: Sequence[Batch], state: State) -> float:
-        """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
-        self.trainable.load(state)
-        with computing.as_trained(self.backbone, self.training, self._features):
-            return mean_loss(self.answering.eval(), batches)
-
-    def _sample(self, count: int, seed: int) -> list[Batch]:
-        """Random samples of the training split, in batches on the device."""
-        order = torch.randperm(len(self.data.train), generator=torch.Generator().manual_seed(seed))
-        chosen = [self.data.train[i] for i in order[:count].tolist()]
-        return [batch.to(self.device) for batch in self._batches(chosen, self.training.evaluation_batch_size)]
-
-    def _restore(self, own: site_state.SiteState | None, received: State) -> None:
-        """Load the head, the global one where it is federated, and what else of the model never leaves the site."""
-        self.head.load_state_dict(only_head(received) or (own.head if own else self._initial_head))
-        try:
-            self.trainable.load_private(own.private if own else self._initial_private)
-        except FedpeftError as error:
-            raise LocalError(
-                f"the state of site {self.site} in {self.folder} is not of this method ({error}): remove that folder."
-            ) from error
-
-    def _facts(self) -> Facts:
-        return facts_of(self.site, self.data, self.vocabulary, backbone=self.backbone_name, seed=self.training.seed)
-
-    def _record(self, **of_round: Any) -> ModelRecord:
-        return ModelRecord(
-            site=self.site,
-            fedpeft=fedpeft.__version__,
-            sections=self._sections,
-            answers=self.vocabulary.answers,
-            labelled=bool(self.data.labels),
-            asks=not self.data.labels and any(example.question for example in self.data.train),
-            metric=self.data.metric,
-            window=self._window,
-            procedural=is_procedural(self.dataset),
-            tiny=backbones.is_tiny(self.backbone_name),
-            source=self.data.source,
-            samples={split: len(examples) for split, examples in self.data.splits().items()},
-            **of_round,
-        )
+    def _share(self, round: int, agreement: float | None) -> float | None:
+        """The share of the global adapter in this round; None where the validation split decides."""
+        if self.pia is None:
+            return None
+        if self.pia.follows_agreement:
+            return share_of(agreement)
+        return self.pia.share_in(round, self.training.rounds)

@@ -75,7 +75,8 @@ def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[P
     """
     size = len(batch.target)
     if not 0 < micro_batch < size:
-        return [Part(partial(answering, batch.inputs), partial(answering.loss, target=batch.target))]
+        whole = partial(answering.loss, target=batch.target)
+        return [Part(partial(answering, batch.inputs), whole, divergence=answering.divergence)]
     if other := [name for name, tensor in batch.inputs.items() if len(tensor) != size]:
         raise FedpeftError(
             f"micro_batch is {micro_batch}, and the input {other[0]!r} of this backbone has not one row for each "
@@ -88,7 +89,8 @@ def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[P
         rows = slice(start, start + micro_batch)
         target = batch.target[rows]
         inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
-        parts.append(Part(partial(answering, inputs), _part_of_mean(answering, target, counted), len(target) / size))
+        loss, share = _part_of_mean(answering, target, counted), len(target) / size
+        parts.append(Part(partial(answering, inputs), loss, share, answering.divergence))
     return parts
 
 

@@ -20,7 +20,9 @@ KEPT_TENSORS = {ADAMW: 2, SGD: 0}  # numbers that are kept for each trained numb
 def build_optimizer(
     body: Named, head: Named, *, kind: str, learning_rate: float, head_learning_rate: float, weight_decay: float
 ) -> torch.optim.Optimizer:
-    """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm (the 1-D tensors).
+    """Build the optimizer of the trained parameters; no weight decay on biases and LayerNorm.
+
+    These are the tensors of one axis, and what is called a bias: that of experts has two.
 
     Args:
         body: named parameters of adapters or backbone.
@@ -36,7 +38,7 @@ def build_optimizer(
     for named, rate in ((body, learning_rate), (head, head_learning_rate)):
         named = [(name, parameter) for name, parameter in named if parameter.requires_grad]
         for decays in (True, False):
-            chosen = [(name, parameter) for name, parameter in named if (parameter.ndim > 1) == decays]
+            chosen = [(name, parameter) for name, parameter in named if _decays(name, parameter) == decays]
             if chosen:
                 groups.append(
                     {
@@ -66,6 +68,10 @@ def restore_moments(optimizer: torch.optim.Optimizer, tensors: dict[str, torch.T
             optimizer.state[parameter] = {
                 entry: value.to(parameter.device, copy=True) for entry, value in stored.items()
             }
+
+
+def _decays(name: str, parameter: nn.Parameter) -> bool:
+    return parameter.ndim > 1 and not name.endswith("bias")
 
 
 def _named(optimizer: torch.optim.Optimizer) -> Iterable[tuple[str, nn.Parameter]]:

@@ -100,6 +100,24 @@ class SiteModel:
                 self.backbone, self.trainable, training, some_layers=schedule.active
             )
         self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
+        self._check_trained(method)
+
+    def _check_trained(self, method: MethodSettings) -> None:
+        """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
+        if any(True for _ in self.answering.head.parameters()):
+            return
+        name = self.training.answering
+        if method.federates_head:
+            raise FedpeftError(
+                f"head is 'federated', and with training.answering={name!r} there is none: leave it out.",
+                setting="method.head",
+            )
+        if not self.trainable.parameters():
+            raise FedpeftError(
+                f"name is {method.name!r}, which trains the head alone, and training.answering={name!r} has none: "
+                f"choose another method.",
+                setting="method.name",
+            )
 
     def beside(self, received: State) -> Beside:
         """Return what is frozen in this round and belongs to the model that is measured.

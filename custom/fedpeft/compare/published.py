@@ -44,7 +44,7 @@ SOURCES = (
     Source(
         title="F3OCUS (Saha et al. 2025), supplement, table 3, ViLT",
         tasks=("f3ocus_task1", "f3ocus_task2", "f3ocus_task3", "f3ocus_task4", "f3ocus_task5", "f3ocus_task6"),
-        figures={"fedavg+f3ocus_1_6+kernel_of_outputs": (40.23, 83.67, 79.02, 59.58, 65.87, 85.84)},
+        figures={"pfeiffer+f3ocus_1_6+kernel_of_outputs": (40.23, 83.67, 79.02, 59.58, 65.87, 85.84)},
     ),
     Source(
         title="federated tuning of vision transformers (Alkhunaizi et al. 2024), table 1, ViT-B/16",

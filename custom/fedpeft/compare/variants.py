@@ -2,7 +2,7 @@
 """What `--methods` may name, and the sections of a job with it.
 
 fedavg, fedpia, local, ...     a file of app_configs/methods/
-fedavg+f3ocus                  with a file of app_configs/schedules/, or with several
+pfeiffer+f3ocus                with a file of app_configs/schedules/, or with several
 compacter, lora, vpt, ...      a method of `fedpeft methods`, its parts averaged (FedAvg)
 NAME: METHOD SETTING=VALUE     any of these with settings, called NAME
 """

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.remarks import remarks, without_variety
@@ -34,7 +34,7 @@ def check(context: Context) -> Iterator[Finding]:
         )
     for site in context.sites:
         try:
-            job = SiteJob.from_sections(context.job.sections, site=site)
+            job = SiteJob.from_sections(context.job.sections, site=site, policy=context.policy)
             job = admitted(context.policy, job) if context.policy else job
             loaded = load_data(context.policy, job)
             opened = _open(loaded, decoded=job.data.unreadable > 0, sites=len(context.sites))
@@ -44,8 +44,9 @@ def check(context: Context) -> Iterator[Finding]:
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        serious = set(without_variety(loaded))
         for remark in remarks(loaded):
-            yield (warned if remark in without_variety(loaded) else passed)(f"site {site}: {remark}")
+            yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
 
 
 def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:

@@ -138,6 +138,8 @@ class FederationController(ModelController):
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job, self._submitter)
             prune(lineages_folder(self.fl_ctx), self._lineage)
+            if self._method.site_settings:
+                importing.join()  # the method's code says which widths the sites may announce; see below
             introductions = self._handshake(recorder, before)
             state = self._rounds(recorder, introductions, before)
             export_head(recorder.folder / HEAD, state)

@@ -27,7 +27,9 @@ from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
 from fedpeft.messages.limits import LARGEST_MB, MB, Limit
+from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.registry import only_plugins
 from fedpeft.run_names import PROBLEM
 from fedpeft.state_lock import StateLock
 from fedpeft.worker.connection import WORKER, Aborted
@@ -152,8 +154,8 @@ class SiteExecutor(Executor):
         return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:
-        """Read the site's policy and start building the learner with it."""
-        policy = policy_of(fl_ctx)
+        """Read the site's policy, keep to its plugins, and start building the learner with it."""
+        policy = _own_file(fl_ctx)
         limit_messages(Limit(int((policy.most_message_mb if policy else LARGEST_MB) * MB), LARGER))
         self._supervisor.open(fl_ctx.get_identity_name(), run_folder(fl_ctx), policy=policy)
         return policy
@@ -162,6 +164,17 @@ class SiteExecutor(Executor):
         site = fl_ctx.get_identity_name()
         line = f"site {site}: {text}" + f"\n{failure.traceback}" * bool(failure.traceback)
         self.log_error(fl_ctx, line, fire_event=False)
+
+
+def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
+    """The site's policy; from now on this process imports no plugin that it does not list, and none without it."""
+    try:
+        policy = policy_of(fl_ctx)
+    except Exception:
+        only_plugins({})
+        raise
+    keep_to(policy)
+    return policy
 
 
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:

@@ -142,7 +142,7 @@ class FedPIARecipe(_JobRecipe):
 class F3OCUSRecipe(_JobRecipe):
     """Every site trains the layers that the server schedules for it (Saha et al. 2025)."""
 
-    usual, method = "f3ocus_task1", "fedavg+f3ocus"
+    usual, method = "f3ocus_task1", "pfeiffer+f3ocus"
 
     @staticmethod
     def fits(sections: Mapping[str, Any]) -> bool:

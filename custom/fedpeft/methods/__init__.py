@@ -9,6 +9,7 @@ from fedpeft.methods.method import METHODS, TuningMethod, bottleneck_adapter, fe
 __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "names", "register", "with_bases"]
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
+ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
 
 register(
     "houlsby",
@@ -109,7 +110,7 @@ register(
         home="fedpeft.methods.backbone_part:ATTENTION",
         label="attention of a drawn layer",
         source="the federated tuning of vision transformers",
-        schedule={"solver": "drawn", "budget": 1},
+        schedule=ONE_DRAWN_LAYER,
     ),
 )
 register(
@@ -229,6 +230,7 @@ register(
     TuningMethod(
         home="fedpeft.methods.combined:LORA_VPT",
         label="lora adapters and visual prompts",
+        parts=("lora", "vpt"),
         source="the federated tuning of vision transformers",
         leaves_matrices=True,
         four_bits=True,
@@ -243,6 +245,7 @@ register(
     TuningMethod(
         home="fedpeft.methods.combined:LORA_DVPT",
         label="lora adapters and decomposed visual prompts",
+        parts=("lora", "dvpt"),
         source="the federated tuning of vision transformers",
         leaves_matrices=True,
         four_bits=True,
@@ -260,6 +263,7 @@ register(
     TuningMethod(
         home="fedpeft.methods.combined:ATTENTION_VPT",
         label="attention and visual prompts",
+        parts=("attention", "vpt"),
         source="the federated tuning of vision transformers",
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
@@ -269,8 +273,9 @@ register(
     TuningMethod(
         home="fedpeft.methods.combined:SBA_VPT",
         label="attention of a drawn layer and visual prompts",
+        parts=("attention", "vpt"),
         source="the federated tuning of vision transformers",
-        schedule={"solver": "drawn", "budget": 1},
+        schedule=ONE_DRAWN_LAYER,
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )

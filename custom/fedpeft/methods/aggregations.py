@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedpeft.errors import FedpeftError
 from fedpeft.methods.method import TuningMethod
+from fedpeft.settings import one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +48,17 @@ class Aggregation:
         """Whether a method declares what this aggregation needs."""
         return not self.needs or bool(getattr(method, self.needs))
 
+    def admits(self, method: TuningMethod, *, head: bool) -> bool:
+        """Whether a method can be aggregated so.
+
+        Args:
+            method: its declaration.
+            head: whether the head is averaged with it.
+        """
+        if not self.exchanges:
+            return not head
+        return self.fits(method) if method.exchanges else head and not self.needs
+
 
 AGGREGATIONS: dict[str, Aggregation] = {
     "pia": Aggregation(
@@ -69,8 +83,48 @@ AGGREGATIONS: dict[str, Aggregation] = {
         averages=False,
         unequal_ranks=True,
         stacks=True,
-        needs="factors",
-        reason="puts factors side by side",
+        needs="stackable",
+        reason="puts the factors of all products side by side",
     ),
     "none": Aggregation(label="local"),
 }
+USUAL = ("pia", "fedavg", "none")  # in order of preference, where a job names none
+
+
+def chosen(wanted: str | Sequence[str], method: TuningMethod, *, name: str, head: bool) -> str:
+    """Return the aggregation of a job: the one that it names, or the first of a list that the method admits.
+
+    Whether the method admits a single one is left to `fedpeft.methods.settings`, which says what it lacks.
+
+    Args:
+        wanted: `method.aggregation` of the job.
+        method: declaration of the job's method.
+        name: of the method, for the refusal.
+        head: whether the head is averaged with it.
+
+    Raises:
+        FedpeftError: there is no such aggregation, or the method admits none of the list.
+    """
+    for one in (wanted,) if isinstance(wanted, str) else wanted:
+        one_of("aggregation", one, AGGREGATIONS)
+    if isinstance(wanted, str):
+        return wanted
+    able = admitted(method, head=head)
+    if taken := next((one for one in wanted if one in able), ""):
+        return taken
+    federated = "with" if head else "without"
+    raise FedpeftError(
+        f"aggregation is {list(wanted)!r:.200}, and name={name!r} {federated} a federated head admits none of these: "
+        f"use {' or '.join(map(repr, able))}.",
+        setting="aggregation",
+    )
+
+
+def admitted(method: TuningMethod, *, head: bool) -> list[str]:
+    """Return the names of the aggregations that a method admits; see `Aggregation.admits`."""
+    return [name for name, rule in AGGREGATIONS.items() if rule.admits(method, head=head)]
+
+
+def usual(method: TuningMethod) -> str:
+    """Return how a method is aggregated where a job names no aggregation and the head stays at the site."""
+    return next(name for name in USUAL if AGGREGATIONS[name].admits(method, head=False))

@@ -13,6 +13,7 @@ from fedpeft.backbones.slots import locate
 from fedpeft.backbones.structure import templates_in
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import BACKBONE
+from fedpeft.methods.biases import bias_names
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import no_settings
 
@@ -66,10 +67,6 @@ def _all(model: nn.Module) -> list[str]:
     return [name for name, _ in model.named_parameters()]
 
 
-def _biases(model: nn.Module) -> list[str]:
-    return [name for name, _ in model.named_parameters() if name.rpartition(".")[2] == "bias"]
-
-
 def _attention(model: nn.Module) -> list[str]:
     """Return the weights and biases of query, key, value and output projection of every layer."""
     templates = templates_in(model, ("query", "key", "value", "attention_linear"), joint=True)
@@ -78,5 +75,5 @@ def _attention(model: nn.Module) -> list[str]:
 
 
 FULL = PartTuning("full", _all)
-BIAS = PartTuning("bias", _biases)
+BIAS = PartTuning("bias", bias_names)
 ATTENTION = PartTuning("attention", _attention)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
-from fedpeft.keys import PRIVATE, belongs, layers_of
+from fedpeft.keys import PRIVATE, belongs, layer_of, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
 from fedpeft.methods.trainable import parameter_counts
 
@@ -23,7 +23,8 @@ class MethodEntry:
         method: its declaration.
         trained: number of parameters that it trains with its default settings, without the head; None: it does not
             fit the backbone.
-        exchanged: number of those that a site sends in a round.
+        exchanged: number of those that a site sends in a round, at most.
+        least: the smallest such number; it is another one where layers that the method's own schedule draws differ.
         misfit: why it does not fit.
     """
 
@@ -31,7 +32,13 @@ class MethodEntry:
     method: TuningMethod
     trained: int | None
     exchanged: int | None
+    least: int | None = None
     misfit: str = ""
+
+    @property
+    def sent(self) -> str:
+        """What a site sends in a round, as tables print it: a number, or the smallest to the largest."""
+        return " to ".join(f"{count:,}" for count in dict.fromkeys((self.least, self.exchanged)) if count is not None)
 
     @property
     def abilities(self) -> list[str]:
@@ -43,8 +50,8 @@ class MethodEntry:
             "frozen global": method.companion,
             "unequal widths": method.unequal_widths,
             "unequal backbones": method.unequal_backbones and method.exchanges,
-            "SVD of products": method.products and not method.factors,
-            "SVD or stack of products": method.products and bool(method.factors),
+            "SVD of products": method.products and not method.stackable,
+            "SVD or stack of products": method.products and method.stackable,
             "layer schedule": method.exchanges and method.layers and not method.schedule,
         }
         return [ability for ability, able in can.items() if able]
@@ -56,22 +63,49 @@ def entries(backbone: Backbone) -> Iterator[MethodEntry]:
     Args:
         backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
     """
-    only = getattr(backbone, "answering", None)
     for name, method in METHODS.usable():
-        try:
-            if only:
-                method.check_answering(only, one_distribution=answering.get(only).one_distribution)
-            counts = parameter_counts(backbone, method.tuning(), {})
-        except FedpeftError as error:
-            yield MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
-            continue
-        yield MethodEntry(
-            name=name, method=method, trained=sum(counts.values()), exchanged=sum(_in_a_round(method, counts).values())
-        )
+        yield _entry(backbone, name, method)
 
 
-def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> dict[str, int]:
-    """Return what a site sends of it: all that is not private, or the layers that the method's own schedule assigns."""
+def entry(backbone: Backbone, name: str) -> MethodEntry:
+    """Return one method in a backbone, without counting the others.
+
+    Args:
+        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
+        name: of the method.
+
+    Raises:
+        FedpeftError: no method has that name.
+    """
+    return _entry(backbone, name, METHODS.get(name))
+
+
+def _entry(backbone: Backbone, name: str, method: TuningMethod) -> MethodEntry:
+    only = getattr(backbone, "answering", None)
+    try:
+        if only:
+            method.check_answering(only, one_distribution=answering.get(only).one_distribution)
+        counts = parameter_counts(backbone, method.tuning(), {})
+    except FedpeftError as error:
+        return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
+    least, most = _in_a_round(method, counts)
+    return MethodEntry(name=name, method=method, trained=sum(counts.values()), exchanged=most, least=least)
+
+
+def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return how much a site sends of it, at least and at most.
+
+    It is all that is not private, or as many layers as the method's own schedule assigns, the smallest or the largest.
+    """
+    sent = {key: count for key, count in counts.items() if not key.startswith(PRIVATE)}
     budget = method.schedule.get("budget")
-    layers = None if budget is None else layers_of(counts)[:budget]
-    return {key: count for key, count in counts.items() if not key.startswith(PRIVATE) and belongs(key, layers)}
+    if budget is None:
+        return sum(sent.values()), sum(sent.values())
+    layers = layers_of(sent)
+    sizes = {layer: sum(count for key, count in sent.items() if layer_of(key) == layer) for layer in layers}
+    ordered = sorted(layers, key=sizes.__getitem__)
+    least, most = (
+        sum(count for key, count in sent.items() if belongs(key, drawn))
+        for drawn in (ordered[:budget], ordered[-budget:])
+    )
+    return least, most

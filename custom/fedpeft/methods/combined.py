@@ -68,6 +68,13 @@ class CombinedTuning(Tuning):
         parts = self.homes.items()
         return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])
 
+    def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
+        """Return what the part with neurons has with its settings; see `SlotTuning.width`."""
+        for part, home in self.homes.items():
+            if width := getattr(imported(home), "width", None):
+                return width(settings.get(part, {}), layer, stream)
+        return None
+
     @property
     def _names(self) -> str:
         return " and ".join(self.homes)

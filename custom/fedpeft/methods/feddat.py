@@ -11,9 +11,10 @@ a1 and (a0 + a2) / 2:
     step a1 on (CE(z_1) + KL(z_T || z_1)) / 2        z_T without gradient
     step a0 on (CE(z_0) + KL(z_1 || z_0)) / 2        z_1 as it was before the first step; z_0 with the head after it
 
-KL has temperature 3, times its square, and is the mean over the batch. The head trains in both steps, as in the
-authors' code. A site's model, which is evaluated and whose loss is reported, is (a0 + a2) / 2: the authors' dual
-adapter teacher. The learning rate follows batches, not steps.
+KL has temperature 3, times its square, and is the mean over the batch: that of the distributions over answers, or, of
+images with any number of labels, the sum of those of each label (the way to answer says which). The head trains in both
+steps, as in the authors' code. A site's model, which is evaluated and whose loss is reported, is (a0 + a2) / 2: the
+authors' dual adapter teacher. The learning rate follows batches, not steps.
 
 z_T and z_0 have the same features, because a0 and a2 change in neither of their passes nor in what lies between; only
 the head has changed. They can be computed once (`training.reuse_passes`) if memory holds what the way back to a0 needs
@@ -31,7 +32,6 @@ from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
@@ -119,14 +119,14 @@ class DualAdapters(Trainable):
             for part, teacher in zip(parts, teachers, strict=True):
                 logits = part.forward()
                 shared.append(logits.detach())
-                yield (part.loss(logits) + part.share * divergence(logits, teacher)) / 2
+                yield (part.loss(logits) + distilled(part, logits, teacher)) / 2
 
         def of_local() -> Iterator[Tensor]:
             for part, teacher, kept in zip(parts, shared, features, strict=True):
                 logits = with_features(self._backbone, part.forward, kept)
                 value = part.loss(logits)
                 values.append(value.detach())
-                yield (value + part.share * divergence(logits, teacher)) / 2
+                yield (value + distilled(part, logits, teacher)) / 2
 
         self._branches.use(SHARED)
         descend(of_shared(), optimizer)
@@ -187,21 +187,6 @@ def with_features(backbone: Backbone, forward: Callable[[], Tensor], features: T
         vars(backbone).pop("forward") if own is None else vars(backbone).update(forward=own)
 
 
-def divergence(logits: Tensor, target: Tensor) -> Tensor:
-    """Return KL(target || logits) of the softened distributions, times the squared temperature, mean over the batch.
-
-    Args:
-        logits: of what learns, (B, C).
-        target: logits of what teaches, (B, C).
-
-    Raises:
-        FedpeftError: a sample has more than one distribution, as written answers have.
-    """
-    if logits.dim() != 2:
-        raise FedpeftError(
-            f"FedDAT distills one distribution for each sample, and the logits are of shape {tuple(logits.shape)}: set "
-            f"training.answering to 'classification', or choose another method.name.",
-            setting="training.answering",
-        )
-    learner, teacher = (F.log_softmax(values / TEMPERATURE, dim=-1) for values in (logits, target))
-    return F.kl_div(learner, teacher, reduction="batchmean", log_target=True) * TEMPERATURE**2
+def distilled(part: Part, logits: Tensor, teacher: Tensor) -> Tensor:
+    """Return what a part adds to KL(teacher || logits) of a batch, softened, times the squared temperature."""
+    return part.share * (part.divergence(logits / TEMPERATURE, teacher / TEMPERATURE) * TEMPERATURE**2)

@@ -183,6 +183,10 @@ class LoraTuning(SlotTuning):
                 )
         return places
 
+    def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
+        """Return the rank r; None where PEFT's `rank_pattern` gives modules ranks of their own."""
+        return None if settings.get("rank_pattern") else settings.get("r", RANK)
+
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the rank of the factors, with the scale of the job's settings."""
         rank = max(tensor.shape[0] for key, tensor in state.items() if key.endswith(".A"))

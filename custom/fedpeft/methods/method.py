@@ -27,6 +27,7 @@ class TuningMethod:
         source: the paper.
         base: the method that it is built on: its code is called with that one's, a job's settings of that one apply to
             it, and what it exchanges are that one's tensors; empty: none.
+        parts: registered methods that train together in it, below whose names its settings stand; empty: it is one.
         exchanges: whether anything besides the head is trained and exchanged.
         neurons: where the hidden neurons of its tensors lie, "package.module:object" of an `alignment.Neurons`; empty:
             it has no neurons that PIA could align.
@@ -38,9 +39,9 @@ class TuningMethod:
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
         products: whether its tensors are pairs of factors (`fedpeft.methods.factors`) whose products can be averaged
             and factored again (`aggregation: svd`).
-        factors: if these are LoRA's A and B, beside frozen matrices to which products can be added (`aggregation:
-            stack`; sites may differ in rank): the function from its settings to the factor by which a product counts,
-            "package.module:object".
+        factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added
+            (sites may differ in rank; `aggregation: stack`, see `stackable`): the function from its settings to the
+            factor by which a product counts, "package.module:object".
         leaves_matrices: whether it neither trains matrices of the backbone nor makes its first values of theirs, so
             that a large backbone can be read in bfloat16.
         four_bits: whether it goes with linear layers in four bits: it neither trains their weights or biases nor
@@ -59,6 +60,7 @@ class TuningMethod:
     label: str
     source: str
     base: str = ""
+    parts: tuple[str, ...] = ()
     exchanges: bool = True
     sends_backbone: bool = False
     neurons: str = ""
@@ -79,11 +81,10 @@ class TuningMethod:
     limits: Limits = field(default_factory=dict)
 
     @property
-    def aggregation(self) -> str:
-        """How its tensors are aggregated where a job says nothing."""
-        if not self.exchanges:
-            return "none"
-        return "pia" if self.neurons else "fedavg"
+    def stackable(self) -> bool:
+        """Whether all factors that it trains are LoRA's, which can be put side by side (`aggregation: stack`)."""
+        parts = map(METHODS.get, self.parts)
+        return bool(self.factors) and all(part.factors or not part.products for part in parts)
 
     def tuning(self) -> Tuning:
         """Import and return its code; this imports torch and, for most methods, PEFT."""

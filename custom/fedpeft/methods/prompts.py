@@ -28,6 +28,8 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.backbones.images import COLORS
+from fedpeft.backbones.patches import patch_area
 from fedpeft.backbones.slots import module_path, two_towers
 from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, templates_in
 from fedpeft.errors import FedpeftError
@@ -39,6 +41,7 @@ from fedpeft.settings import at_least, build, one_of
 SLOT = "prompt"
 PER_BLOCK, CONCATENATED = "per_block", "concatenated"
 BASIS, TOKENS = f"{SHARED}basis", f"{SHARED}tokens"
+MASKS = ("attention_mask", "attn_mask", "mask")  # what layers call the argument that hides tokens
 POSITIONS = {"position_embeddings", "position_ids", "rotary_pos_emb", "rotary_embeddings"}
 
 
@@ -107,6 +110,7 @@ class Prompts(Trainable):
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
         causal_attention = any(getattr(module, "is_causal", False) for module in layer.modules())
+        mask, position = _mask_of(layer)
 
         def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             hidden, *others = inputs
@@ -114,10 +118,10 @@ class Prompts(Trainable):
                 tokens = tokens_of(self.parameters(), number).to(hidden.dtype)
                 hidden = torch.cat((hidden[:, :1], tokens.expand(len(hidden), -1, -1), hidden[:, 1:]), dim=1)
             causal = named.get("is_causal", causal_attention)
-            if others:
-                others[0] = _seen(others[0], count, causal=causal)
-            if "attention_mask" in named:
-                named = {**named, "attention_mask": _seen(named["attention_mask"], count, causal=causal)}
+            if position < len(others):
+                others[position] = _seen(others[position], count, causal=causal)
+            if mask in named:
+                named = {**named, mask: _seen(named[mask], count, causal=causal)}
             return (hidden, *others), named
 
         return enter
@@ -157,8 +161,9 @@ class PromptTuning(Tuning):
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
         layers = transformer_layers(backbone.model, self._tower)
         count, width = len(layers) if self._deep else 1, stream_width(layers)
+        bound = uniform_bound(backbone.model, width) if self._std is None else 0.0
         tokens = {
-            place_of(layer, SLOT): self._drawn(backbone.model, chosen.tokens, width, layer, seed)
+            place_of(layer, SLOT): self._drawn(backbone.model, (chosen.tokens, width), layer, bound, seed)
             for layer in range(count)
         }
         if isinstance(chosen, FactoredSettings):
@@ -171,16 +176,32 @@ class PromptTuning(Tuning):
         first = {key: value.to(device) for key, value in first.items()}
         return Prompts(backbone.model, layers, first, deep=self._deep)
 
-    def _drawn(self, model: nn.Module, count: int, width: int, layer: int, seed: int) -> Tensor:
+    def _drawn(self, model: nn.Module, shape: tuple[int, int], layer: int, bound: float, seed: int) -> Tensor:
         if next(model.parameters()).is_meta:
-            return torch.empty(count, width, device="meta")
+            return torch.empty(shape, device="meta")
         generator = key_generator(seed, f"{place_of(layer, SLOT)}.tokens")
-        empty = torch.empty(count, width, device="cpu")
+        empty = torch.empty(shape, device="cpu")
         if self._std is not None:
             return empty.normal_(0.0, self._std, generator=generator)
-        patch = getattr(model.config, "patch_size", 16)
-        bound = math.sqrt(6 / (3 * patch * patch + width))
         return empty.uniform_(-bound, bound, generator=generator)
+
+
+def uniform_bound(model: nn.Module, width: int) -> float:
+    """Return the largest value of VPT's first prompts, Glorot's for the embedding of a patch: sqrt(6 / (3 p^2 + d)).
+
+    Args:
+        model: which embeds patches of p x p pixels.
+        width: d, of the stream.
+
+    Raises:
+        FedpeftError: it embeds no patches of images.
+    """
+    if not (area := patch_area(model)):
+        raise FedpeftError(
+            f"the first values of visual prompts depend on the size of an image's patches, and "
+            f"{type(model).__name__} has no layer that embeds such patches: use promptfl, or another backbone."
+        )
+    return math.sqrt(6 / (COLORS * area + width))
 
 
 def factored(tokens: Mapping[str, Tensor], rank: int, *, together: bool) -> dict[str, Tensor]:
@@ -262,6 +283,16 @@ def transformer_layers(model: nn.Module, tower: str) -> list[nn.Module]:
             f"{family_of(model)!r} needs: use another method."
         )
     return found
+
+
+def _mask_of(layer: nn.Module) -> tuple[str, int]:
+    """Return the name of a layer's attention mask, and its position among what follows the hidden states.
+
+    In GPT-2 the cache of earlier tokens stands before it.
+    """
+    names = list(inspect.signature(type(layer).forward).parameters)[2:]  # without the layer and the hidden states
+    found = ((name, position) for position, name in enumerate(names) if name in MASKS)
+    return next(found, (MASKS[0], len(names)))
 
 
 def _seen(mask: Tensor | None, count: int, *, causal: bool) -> Tensor | None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from fedpeft import methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.aggregations import AGGREGATIONS, Aggregation
+from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.several_backbones import check_depths
+from fedpeft.methods.site_settings import check_site_settings, replaced
 from fedpeft.settings import about, at_least, nested, one_of
 
 PRIVATE, FEDERATED = "private", "federated"
@@ -27,12 +28,13 @@ class MethodSettings:
             (fine-tuning of the whole backbone).
         settings: by method, settings that replace its defaults, e.g. `{"houlsby": {"reduction_factor": 8}}`. Those of
             `houlsby` apply to `feddat_houlsby` as well.
-        site_settings: by site, settings of the job's method that replace those (sites of unequal width or rank).
+        site_settings: by site, settings of the job's method that replace those, one by one (sites of unequal width or
+            rank).
         aggregation: `pia` (align, then integrate), `fedavg` (weighted mean), `svd` (for LoRA and `dvpt`: the weighted
-            mean of the products of the factors, factored again), `stack` (for LoRA: the factors side by side, without
-            error; every site adds their product to its frozen weights and starts with fresh factors), or `none` (every
-            site alone). By default `pia` where the method has neurons to align, `none` where it exchanges nothing, else
-            `fedavg`.
+            mean of the products of the factors, factored again), `stack` (for LoRA, not with `dvpt`: the factors side
+            by side, without error; every site adds their product to its frozen weights and starts with fresh factors),
+            or `none` (every site alone). Of a list the first that the method admits is taken: by default `pia` where it
+            has neurons to align, `none` where nothing is exchanged, else `fedavg`.
         pia: settings of `fedpeft.alignment.PIASettings`; `fedavg` uses only their `weighting`. Where the method has no
             activations or no companion, `support` is `weights` and `integration` is `merge` unless they are set.
         robust: settings of `fedpeft.alignment.RobustSettings`: what the server does against sites that send wrong
@@ -52,7 +54,7 @@ class MethodSettings:
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
     site_settings: Mapping[str, Any] = field(default_factory=dict)
-    aggregation: str | None = None
+    aggregation: str | tuple[str, ...] = USUAL
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)
     probe_samples: int = 64
@@ -64,10 +66,8 @@ class MethodSettings:
     def __post_init__(self) -> None:
         one_of("name", self.name, methods.names())
         one_of("head", self.head, (PRIVATE, FEDERATED))
-        if self.aggregation is None:
-            alone = self.federates_head and not self.method.exchanges
-            object.__setattr__(self, "aggregation", "fedavg" if alone else self.method.aggregation)
-        one_of("aggregation", self.aggregation, AGGREGATIONS)
+        taken = chosen(self.aggregation, self.method, name=self.name, head=self.federates_head)
+        object.__setattr__(self, "aggregation", taken)
         at_least("probe_samples", self.probe_samples, 1)
         one_of("initialization", self.initialization, ("shared", "own"))
         for name in self.settings:
@@ -88,7 +88,7 @@ class MethodSettings:
     @property
     def rule(self) -> Aggregation:
         """What the aggregation needs and can do."""
-        return AGGREGATIONS[self.aggregation]
+        return AGGREGATIONS[cast(str, self.aggregation)]  # of a list the one that was taken
 
     @property
     def aligns(self) -> bool:
@@ -122,14 +122,13 @@ class MethodSettings:
                 "out.",
                 setting="head",
             )
-        if self.site_settings and method.factors:
-            self._check_unequal_ranks()
-        elif self.site_settings:
-            self._check_unequal_widths()
+        check_site_settings(self)
         if not self.rule.fits(method):
+            able = " or ".join(map(repr, admitted(method, head=self.federates_head)))
             raise FedpeftError(
-                f"aggregation={self.aggregation!r} {self.rule.reason}, and name={name!r} declares none: use "
-                f"aggregation='fedavg' or 'none'."
+                f"aggregation={self.aggregation!r} {self.rule.reason}, which name={name!r} does not declare: use "
+                f"aggregation={able}.",
+                setting="aggregation",
             )
         if not self.rule.averages and not self.robust.weighs:
             raise FedpeftError(
@@ -172,43 +171,6 @@ class MethodSettings:
         if self.initialization == "own":
             raise FedpeftError("secure_sum needs adapters in one order from the start: use initialization='shared'.")
 
-    def _check_unequal_ranks(self) -> None:
-        if not self.exchanges:
-            return
-        if not self.rule.unequal_ranks:
-            able = " or ".join(repr(name) for name, rule in AGGREGATIONS.items() if rule.unequal_ranks)
-            raise FedpeftError(
-                f"aggregation={self.aggregation!r} averages factors of one shape: sites of unequal rank "
-                f"(site_settings) need aggregation={able}."
-            )
-        scales = {site: self.method.product_scale(self.settings_of(site)) for site in ("", *self.site_settings)}
-        for site, scale in scales.items():
-            if scale is not None and scale != (usual := scales[""]):
-                raise FedpeftError(
-                    f"products of {site} count {scale:g} times and those of the others {usual:g} times (lora_alpha / "
-                    f"r): set lora_alpha in site_settings so that the ratio is the same.",
-                    setting="site_settings",
-                )
-
-    def _check_unequal_widths(self) -> None:
-        pia = self.pia
-        if not self.method.unequal_widths:
-            raise FedpeftError(
-                f"unequal widths are not supported for name={self.name!r}: leave out method.site_settings."
-            )
-        if not self.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
-            raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
-        if pia.accept:
-            raise FedpeftError(
-                "pia.accept compares with moving no neuron, which unequal widths (site_settings) cannot: set "
-                "pia.accept=false, and a number as pia.share."
-            )
-        if pia.follows_agreement:
-            raise FedpeftError(
-                "pia.share='agreement' compares adapters of one width, which unequal widths (site_settings) are not: "
-                "give a number as share."
-            )
-
     def check_schedule(self, *, active: bool, joins: Collection[str]) -> None:
         """Refuse what cannot be done where sites train different layers, or join later.
 
@@ -224,6 +186,12 @@ class MethodSettings:
                 f"schedule.joins names {', '.join(joins)}, and with aggregation={self.aggregation!r} every site needs "
                 f"all products since round 1: use aggregation='svd', or leave schedule.joins out.",
                 setting="method.aggregation",
+            )
+        if active and not self.method.layers:
+            raise FedpeftError(
+                f"schedule.solver lets sites train some layers, and method.name={self.name!r} trains nothing layer by "
+                f"layer: add --set schedule.solver=all, or use another method.",
+                setting="schedule.solver",
             )
         if active and self.aligns and self.pia.follows_agreement:
             raise FedpeftError(
@@ -244,21 +212,28 @@ class MethodSettings:
         Raises:
             FedpeftError: a setting is unknown, or its value is not allowed.
         """
-        for name, settings in (*self.settings.items(), *((self.name, own) for own in self.site_settings.values())):
+        for name, settings in self.settings.items():
             with about("settings"):
                 methods.get(name).check_settings(settings)
+        for site in self.site_settings:
+            with about("site_settings", where=f"method.site_settings.{site}"):
+                self.method.check_settings(self.settings_of(site))
 
     def settings_of(self, site: str) -> dict[str, Any]:
-        """Return the settings of the method at one site: those of its bases, its common ones, and the site's own."""
-        parts = [self.settings.get(name, {}) for name in methods.with_bases(self.name)]
-        return {key: value for part in (*parts, self.site_settings.get(site, {})) for key, value in part.items()}
+        """Return the settings of the method at one site: those of its bases, its common ones, and the site's own.
+
+        Where several methods train together, each setting of a part is replaced by itself.
+        """
+        common = [self.settings.get(name, {}) for name in methods.with_bases(self.name)]
+        return replaced((*common, self.site_settings.get(site, {})), self.method.parts)
 
     @property
     def label(self) -> str:
         """Name of the method in tables."""
         if not self.method.exchanges and not self.federates_head:
             return self.method.label
-        return f"{self.rule.label}, {self.method.label}" + ", federated head" * self.federates_head
+        rule = self.rule.label + (f" ({self.pia.label})" if self.aligns else "")
+        return f"{rule}, {self.method.label}" + ", federated head" * self.federates_head
 
     @property
     def federates_head(self) -> bool:

@@ -172,6 +172,18 @@ class SlotTuning(Tuning, ABC):
     def name_modules(self, config: PeftConfig, templates: Mapping[str, str]) -> None:
         """Write the module paths into a configuration that will be saved, if it may lack them."""
 
+    def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
+        """Return how many hidden neurons an adapter has with these settings, or what rank; None: it is not known.
+
+        Where sites may differ in it, the server holds each site's announcement against this.
+
+        Args:
+            settings: of the method at one site, as a job has them.
+            layer: number of the layer.
+            stream: d, the width that the adapter reads there.
+        """
+        return None
+
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return what replaces a job's settings where the tensors decide: sites of unequal width or rank."""
         return {}

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import copy
+import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +16,7 @@ from torch import nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs
+from fedpeft.methods import divergences
 from fedpeft.methods.adapter_state import check_state
 from fedpeft.methods.products import Product
 from fedpeft.states import State
@@ -27,11 +30,14 @@ class Part:
         forward: their logits, by the model as it stands.
         loss: from those logits to what they add to the batch's mean loss.
         share: of the batch's samples that they are.
+        divergence: from logits and those of a teacher to KL(teacher || logits), mean over these samples, for methods
+            that distill (`fedpeft.methods.divergences`).
     """
 
     forward: Callable[[], torch.Tensor]
     loss: Callable[[torch.Tensor], torch.Tensor]
     share: float = 1.0
+    divergence: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = divergences.of_choices
 
 
 Step = Callable[[Sequence[Part], torch.optim.Optimizer], torch.Tensor]
@@ -237,9 +243,19 @@ def parameter_counts(backbone: Backbone, tuning: Tuning, settings: Mapping[str, 
         tuning: of the method.
         settings: of the method.
     """
-    tensors = (*backbone.parameters(), *backbone.buffers())
-    shapes = {id(tensor): torch.empty_like(tensor, device="meta", requires_grad=False) for tensor in tensors}
-    shapes |= {id(parameter): nn.Parameter(shapes[id(parameter)]) for parameter in backbone.parameters()}
-    with torch.device("meta"):
-        parameters = tuning.prepare(copy.deepcopy(backbone, shapes), settings, seed=0).parameters()
+    # what PEFT and transformers warn of is about training, and nothing is trained here
+    with torch.device("meta"), warnings.catch_warnings(action="ignore"):
+        parameters = tuning.prepare(_copy_without_values(backbone), settings, seed=0).parameters()
     return {key: parameter.numel() for key, parameter in parameters.items()}
+
+
+def _copy_without_values(backbone: Backbone) -> Backbone:
+    """Return a copy on the meta device."""
+    copies: dict[int, Any] = {id(buffer): buffer.detach().to("meta") for buffer in backbone.buffers()}
+    copies |= {id(one): nn.Parameter(one.detach().to("meta")) for one in backbone.parameters()}
+    for module in backbone.modules():
+        # a module has a dozen empty dictionaries of hooks, and `deepcopy` takes as long for each as for a layer
+        for value in vars(module).values():
+            if type(value) is OrderedDict and not value:
+                copies[id(value)] = OrderedDict()
+    return copy.deepcopy(backbone, copies)

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from fedpeft import backbones
 from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, stream_width
+from fedpeft.methods.aggregations import usual
 from fedpeft.methods.catalog import entries
 from fedpeft.metrics import title_of
 from fedpeft.paper_tasks import PaperTask
@@ -38,8 +39,8 @@ def method_table(backbone: str, source: str | None = None) -> Table:
         table.add_column(head, justify="right")
     table.add_column("aggregation, what it can do, source", overflow="fold")
     for entry in entries(backbones.skeleton(backbone, source)):
-        counts = [entry.misfit, ""] if entry.trained is None else [f"{entry.trained:,}", f"{entry.exchanged:,}"]
-        words = "; ".join(filter(None, (f"default {entry.method.aggregation}", ", ".join(entry.abilities))))
+        counts = [entry.misfit, ""] if entry.trained is None else [f"{entry.trained:,}", entry.sent]
+        words = "; ".join(filter(None, (f"default {usual(entry.method)}", ", ".join(entry.abilities))))
         table.add_row(entry.name, *counts, f"{words}\n{entry.method.source}")
     return table
 
@@ -73,18 +74,20 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
 
 
 def backbone_table() -> Table:
-    """Return one row for each backbone: family, layers, width, parameters and default weights."""
+    """Return one row for each backbone: layers and their width, parameters, family and default weights."""
     table = Table(title="backbones", title_justify="left", box=None)
-    for head in ("name", "family", "layers", "width", "parameters", "default weights"):
-        table.add_column(head, justify="right" if head in ("layers", "width", "parameters") else "left")
+    table.add_column("name", no_wrap=True)
+    for head in ("layers", "parameters"):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("family, default weights", overflow="fold")
     for name, pretrained in backbones.BACKBONES.usable():
         if not pretrained.usual and not pretrained.sized:
-            table.add_row(name, "any", "", "", "", "none: a job names a source (fedpeft backbones SOURCE)")
+            table.add_row(name, "", "", "any family\na job names a source (fedpeft backbones SOURCE)")
             continue
         model = pretrained.without_weights()
         count = sum(parameter.numel() for parameter in model.parameters())
-        weights = "with the package" if pretrained.tiny else pretrained.usual or "none: a job names a folder"
-        table.add_row(name, str(model.family), str(model.num_layers), str(model.hidden_size), f"{count:,}", weights)
+        weights = "with the package" if pretrained.tiny else pretrained.usual or "a job names a folder"
+        table.add_row(name, f"{model.num_layers}x{model.hidden_size}", f"{count:,}", f"{model.family}\n{weights}")
     return table
 
 

@@ -33,14 +33,29 @@ def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> Sche
     """
     if not isinstance(section, Mapping):
         return build(ScheduleSettings, section, section="schedule")
-    for name, value in method.schedule.items():
-        if section.get(name, value) != value:
-            raise FedpeftError(
-                f"schedule.{name} is {section[name]!r:.80}, but {method.label} is trained with {name}={value!r}: leave "
-                f"it out, or use another method.",
-                setting=f"schedule.{name}",
-            )
+    if method.schedule:
+        _check_own(section, method)
     return build(ScheduleSettings, {**section, **method.schedule}, section="schedule")
+
+
+def _check_own(section: Mapping[str, Any], method: TuningMethod) -> None:
+    """Refuse other values of a job where its method sets them, and name all that are to change."""
+    own = {name: list(value) if isinstance(value, tuple) else value for name, value in method.schedule.items()}
+    if section.get("joins") and own.get("solver", ALL) != ALL:
+        raise FedpeftError(
+            f"schedule.joins is set, and {method.label} trains some layers in a round, while a site that joins brings "
+            f"all: leave schedule.joins out, or use another method.",
+            setting="schedule.joins",
+        )
+    other = [name for name, value in own.items() if section.get(name, value) != value]
+    if other:
+        given = " and ".join(f"schedule.{name} is {section[name]!r:.80}" for name in other)
+        settings = " ".join(f'--set "schedule.{name}={own[name]}"' for name in other)
+        raise FedpeftError(
+            f"{given}, but {method.label} is trained by a schedule of its own: leave that out or add {settings}, or "
+            f"use another method.",
+            setting=f"schedule.{other[0]}",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,7 +22,9 @@ from fedpeft.client.memory_limit import limit_memory
 from fedpeft.data.baseline import baseline
 from fedpeft.data.remarks import remarks
 from fedpeft.errors import FedpeftError
+from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import FILE, SitePolicy
+from fedpeft.registry import only_plugins
 from fedpeft.settings import build
 from fedpeft.worker.failure import Failure
 from fedpeft.worker.frames import Frame, receive, send, unpack
@@ -38,6 +40,7 @@ Answer = tuple[dict[str, Any], State]
 def main() -> None:
     """Serve the pipe whose file descriptor is the only argument."""
     faulthandler.enable()
+    only_plugins({})  # until the site's own file is known, with the first request
     connection = Connection(int(sys.argv[1]))
     frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
     threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
@@ -89,6 +92,7 @@ def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, An
     os.umask(0o077)  # what a site keeps is its own account's
     _print_to(Path(log))
     own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
+    keep_to(own)
     if own and own.memory_gib:
         limit_memory(own.memory_gib)
     from fedpeft.client.learner import Learner

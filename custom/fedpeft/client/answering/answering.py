@@ -12,6 +12,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.batches import Batch
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import divergences
 from fedpeft.metrics import ACCURACY
 
 
@@ -57,6 +58,18 @@ class Answering(nn.Module):
             reduction: `mean` or `sum` over the samples, or `none`: one value for each (B,).
         """
         raise NotImplementedError
+
+    def divergence(self, logits: Tensor, teacher: Tensor) -> Tensor:
+        """Return KL(teacher || logits) of the answers, mean over the batch, for a method that distills.
+
+        Args:
+            logits: as `forward` returns them; here of one choice, (B, C).
+            teacher: of what teaches, of the same shape.
+
+        Raises:
+            FedpeftError: they are of another shape.
+        """
+        return divergences.of_choices(logits, teacher)
 
     def chosen(self, batch: Batch) -> Tensor:
         """Return the number of each sample's most probable answer among those of training (B,), on the CPU."""

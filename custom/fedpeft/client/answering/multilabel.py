@@ -21,6 +21,7 @@ from fedpeft.client.batches import UNKNOWN, Batch
 from fedpeft.client.heads import build_head
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
+from fedpeft.methods import divergences
 from fedpeft.metrics import MACRO_F1
 from fedpeft.training_settings import TrainingSettings
 
@@ -69,6 +70,10 @@ class Multilabel(Answering):
         )
         samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
         return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
+
+    def divergence(self, logits: Tensor, teacher: Tensor) -> Tensor:
+        """See `Answering`: of labels that apply or not each for itself, known or not."""
+        return divergences.of_labels(logits, teacher)
 
     def probabilities(self, batch: Batch) -> Tensor:
         """Return the probability of each label (B, L)."""

@@ -100,6 +100,10 @@ class BottleneckTuning(SlotTuning):
         """Write the module paths into the configuration, so that the saved adapter holds them."""
         config.target_modules = dict(templates)
 
+    def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int:
+        """Return the width of the configuration; see `SlotTuning.width`."""
+        return self.config(settings).width(stream, layer)
+
     def state_settings(self, state: Mapping[str, torch.Tensor], settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the width of each layer as `layer_widths`."""
         widths = {}

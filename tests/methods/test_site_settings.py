@@ -1,0 +1,103 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Settings that single sites have instead of the common ones, and which of them a federation cannot average."""
+
+import pytest
+
+from fedpeft import backbones, methods
+from fedpeft.errors import FedpeftError
+from fedpeft.methods.combined import CombinedTuning
+from fedpeft.methods.settings import MethodSettings
+
+COMMON = {"lora_vpt": {"lora": {"r": 4, "start_std": 0.1, "lora_dropout": 0.2}, "vpt": {"tokens": 5}}}
+COMBINED = [name for name, method in methods.METHODS.usable() if method.parts]
+
+
+def lora_vpt(own, **changes):
+    values = {"name": "lora_vpt", "aggregation": "svd", "settings": COMMON, "site_settings": {"slake": own}}
+    return MethodSettings(**values | changes)
+
+
+@pytest.mark.parametrize(
+    ("own", "expected"),
+    [
+        ({}, COMMON["lora_vpt"]),
+        (
+            {"lora": {"r": 8}},
+            {"lora": {"r": 8, "start_std": 0.1, "lora_dropout": 0.2}, "vpt": {"tokens": 5}},
+        ),
+        ({"lora": {}}, COMMON["lora_vpt"]),
+        (
+            {"lora": {"r": 8, "start_std": 0.3}, "vpt": {}},
+            {"lora": {"r": 8, "start_std": 0.3, "lora_dropout": 0.2}, "vpt": {"tokens": 5}},
+        ),
+    ],
+)
+def test_each_setting_of_a_part_is_replaced_by_itself(own, expected):
+    method = lora_vpt(own)
+    assert method.settings_of("slake") == expected
+    assert method.settings_of("vqa-rad") == method.settings_of("") == COMMON["lora_vpt"]
+    assert COMMON == {"lora_vpt": {"lora": {"r": 4, "start_std": 0.1, "lora_dropout": 0.2}, "vpt": {"tokens": 5}}}
+
+
+def test_a_site_trains_with_what_it_has_in_common_with_the_others():
+    method = lora_vpt({"lora": {"r": 8}})
+    trainable = method.method.tuning().prepare(backbones.skeleton("tiny-vilt"), method.settings_of("slake"), seed=0)
+    shapes = {key.split(".", 2)[2]: tuple(tensor.shape) for key, tensor in trainable.parameters().items()}
+    assert shapes["query.A"] == (8, 96)
+    assert shapes["prompt.tokens"] == (5, 96)
+    assert trainable.start_std == 0.1
+
+
+def test_a_mapping_that_is_one_setting_is_replaced_whole():
+    common, own = {"houlsby": {"layer_widths": {"0": 8, "1": 8}, "activation": "relu"}}, {"layer_widths": {"2": 4}}
+    method = MethodSettings(settings=common, site_settings={"slake": own}, pia={"share": 0.5})
+    assert method.settings_of("slake") == {"layer_widths": {"2": 4}, "activation": "relu"}
+
+
+def test_the_parts_of_a_method_are_those_of_its_code():
+    assert COMBINED == ["lora_vpt", "lora_dvpt", "attention_vpt", "sba_vpt"]
+    for name, method in methods.METHODS.usable():
+        code = method.tuning()
+        assert tuple(code.homes if isinstance(code, CombinedTuning) else ()) == method.parts, name
+        assert set(method.parts) <= set(methods.names())
+        assert not method.parts or set(method.limits) <= set(method.parts)
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"dvpt": {"rank": 2}}, r"^method.site_settings.slake: lora_vpt has no part 'dvpt': .* lora and vpt\.$"),
+        ({"r": 8}, r"^method.site_settings.slake: lora_vpt has no part 'r'"),
+        ({"lora": {"rank": 8}}, r"^method.site_settings.slake: adapter 'lora' has no setting 'rank': it has"),
+        ({"lora": 8}, r"^method.site_settings.slake: the settings of lora in lora_vpt are 8, not an object\.$"),
+        ({"lora": {"r": "x"}}, r"^method.site_settings.slake: adapter 'lora' has r='x', it must be a whole number\.$"),
+    ],
+)
+def test_what_is_no_setting_of_the_method_is_refused_with_its_place(own, message):
+    with pytest.raises(FedpeftError, match=message) as caught:
+        lora_vpt(own).check_settings()
+    assert caught.value.code == "setting-refused"
+
+
+@pytest.mark.parametrize(
+    ("name", "aggregation", "own"),
+    [
+        ("lora_vpt", "svd", {"vpt": {"tokens": 7}}),
+        ("lora_vpt", "stack", {"vpt": {"tokens": 7}}),
+        ("lora_dvpt", "svd", {"dvpt": {"rank": 2}}),
+    ],
+)
+def test_a_part_whose_tensors_have_one_shape_everywhere_is_refused(name, aggregation, own):
+    message = rf"for the part '{next(iter(own))}' of name='{name}': leave method.site_settings.slake.{next(iter(own))}"
+    with pytest.raises(FedpeftError, match=message):
+        MethodSettings(name=name, aggregation=aggregation, site_settings={"slake": {"lora": {"r": 8}} | own})
+    alone = MethodSettings(name=name, aggregation="none", site_settings={"slake": own})
+    alone.check_settings()
+    assert alone.settings_of("slake") == own
+
+
+def test_the_ratio_of_the_factors_is_that_of_all_settings_of_a_site():
+    common = {"lora_vpt": {"lora": {"r": 4, "lora_alpha": 4}}}
+    with pytest.raises(FedpeftError, match=r"products of slake count 0.5 times and those of the others 1 times"):
+        lora_vpt({"lora": {"r": 8}}, settings=common)
+    assert lora_vpt({"lora": {"r": 8, "lora_alpha": 8}}, settings=common)
