@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import nn
 
+from fedpeft.errors import FedpeftError
 from fedpeft.methods.lookup import tuning_of
 
 if TYPE_CHECKING:
@@ -22,12 +23,19 @@ def attach(model: nn.Module, config: PeftConfig, adapter_name: str = "default") 
         adapter_name: name that the adapter gets in the model.
 
     Raises:
-        FedpeftError: `target_modules` does not fit the model, or no method of fedpeft uses this configuration class.
+        FedpeftError: `target_modules` does not fit the model, PEFT refuses a setting, or no method of fedpeft uses this
+            configuration class.
     """
     from peft import PeftModel, get_peft_model
 
-    tuning_of(config).fit(model, config)
-    if isinstance(model, PeftModel):
-        model.add_adapter(adapter_name, config)
-        return model
-    return get_peft_model(model, config, adapter_name)
+    tuning = tuning_of(config)
+    tuning.fit(model, config)
+    try:
+        if isinstance(model, PeftModel):
+            model.add_adapter(adapter_name, config)
+            return model
+        return get_peft_model(model, config, adapter_name)
+    except FedpeftError:
+        raise
+    except ValueError as error:  # of PEFT's own checks, which come with the layers
+        raise FedpeftError(f"adapter {tuning.name!r} is refused by PEFT: {str(error).rstrip('.')}.") from error

@@ -34,6 +34,7 @@ class PeftTuning(SlotTuning):
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
         defaults: settings that differ from PEFT's.
         joint: whether a joint projection to query, key and value stands for each of them.
+        least: what `SlotTuning.least` has besides.
     """
 
     def __init__(
@@ -45,8 +46,10 @@ class PeftTuning(SlotTuning):
         tensors: Iterable[str],
         defaults: Mapping[str, Any] | None = None,
         joint: bool = False,
+        least: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(config_cls)
+        self.least = {**SlotTuning.least, **(least or {})}
         self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
         self.defaults, self.joint = dict(defaults or {}), joint
 

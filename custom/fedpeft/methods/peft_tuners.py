@@ -35,12 +35,19 @@ LAYERNORM = PeftTuning(
     LNTuningConfig, name="layernorm", roles=("attention_norm", "output_norm"), tensors=("ln_tuning_layers",)
 )
 IA3 = IA3Tuning(IA3Config, name="ia3", roles=("key", "value", SCALED_INPUT), tensors=("ia3_l",), joint=True)
-OFT = PeftTuning(OFTConfig, name="oft", roles=QUERY_VALUE, tensors=("oft_R",))
-HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",))
+OFT = PeftTuning(
+    OFTConfig,
+    name="oft",
+    roles=QUERY_VALUE,
+    tensors=("oft_R",),
+    least={"r": 0, "oft_block_size": 0},  # one of the two follows from the other and is 0
+)
+HRA = PeftTuning(HRAConfig, name="hra", roles=QUERY_VALUE, tensors=("hra_u",), least={"r": 1})
 VERA = PeftTuning(
     VeraConfig,
     name="vera",
     roles=QUERY_VALUE,
     tensors=("vera_lambda_b", "vera_lambda_d"),
+    least={"r": 1},
     defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
 )

@@ -32,7 +32,12 @@ class SlotTuning(Tuning, ABC):
 
     Args:
         config_cls: its PEFT configuration.
+
+    Attributes:
+        least: setting -> the smallest whole number that PEFT can build with, where PEFT itself would fail on less.
     """
+
+    least: Mapping[str, int] = {"layers_to_transform": 0}
 
     def __init__(self, config_cls: type[PeftConfig]) -> None:
         self.config_cls = config_cls
@@ -60,6 +65,7 @@ class SlotTuning(Tuning, ABC):
         for setting in settings:
             if setting not in known:
                 raise FedpeftError(f"adapter {self.name!r} has no setting {setting!r}: it has {', '.join(known)}.")
+        check_least(self.name, settings, self.least)
         if settings.get("task_type") is not None:
             one_of("task_type", settings["task_type"], [task.value for task in TaskType])
         try:
@@ -212,3 +218,22 @@ def check_types(name: str, settings: Mapping[str, Any], hints: Mapping[str, Any]
                 f"adapter {name!r} has {setting}={value!r:.200}, it must be {expected(hints[setting])}.",
                 setting="settings",
             )
+
+
+def check_least(name: str, settings: Mapping[str, Any], least: Mapping[str, int]) -> None:
+    """Refuse values that are too small, which PEFT would take and fail on at the first layer.
+
+    Args:
+        name: of the adapter.
+        settings: as a job or a user has them; a value may be a list or mapping of several.
+        least: setting -> the smallest value.
+    """
+    for setting, smallest in least.items():
+        value = settings.get(setting)
+        values = value.values() if isinstance(value, Mapping) else value
+        for one in (value,) if not isinstance(values, Iterable) or isinstance(values, str) else values:
+            if type(one) in (int, float) and one < smallest:
+                raise FedpeftError(
+                    f"adapter {name!r} has {setting}={value!r:.200}, it must be at least {smallest}.",
+                    setting="settings",
+                )
