@@ -86,7 +86,7 @@ CASES = {
     "tuned_before": Case(job="cases/tuned_before"),
     "late_joiner": Case(job="cases/late_joiner", compared=9),
     "many_epochs": Case(job="cases/many_epochs"),
-    "unequal_widths": Case(job="cases/unequal_widths", overrides=TWELVE),
+    "unequal_widths": Case(job="cases/unequal_widths", overrides=TWELVE, compared=12),
 }
 
 

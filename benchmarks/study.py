@@ -54,6 +54,8 @@ RUN_FIRST = (  # whether FedPIA or keeping one's own beats averaging shows befor
 )
 METHODS_OF_LONG_RUNS = ("fedavg", "fedavg, keeping by agreement", "fedpia, server only", OURS)
 METHODS_OF_MIDDLE_WORLD = (
+    "classifier",
+    "local",
     "fedavg",
     "fedavg, keeping 20 % of the own",
     "fedavg, keeping by agreement",
