@@ -82,7 +82,7 @@ SHOWN_ROUNDS = (10, 15, MIDWAY, 25, LONG)
 AIMS = (  # in words, in which world, and the two rows whose difference it is
     ("ours 3 points or more above FedAvg", 7, OURS, "fedavg"),
     ("ours not below FedAvg", 0, OURS, "fedavg"),
-    *(("ours above local", d, OURS, "local") for d in WORLDS),
+    *(("ours above local", d, OURS, "local") for d in sorted((*WORLDS, MIDDLE_WORLD))),
     *(("ours not below Ditto", d, OURS, "ditto") for d in WORLDS),
     *(("ours not below FedALA", d, OURS, "fedala") for d in WORLDS),
     ("server PIA above FedAvg at 20 rounds", 0, "fedpia, server only", "fedavg"),

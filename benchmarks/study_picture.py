@@ -3,7 +3,8 @@
 
 Curves: mean accuracy of the sites by round, one panel for each world and length of a run, the band from the lowest to
 the highest seed. Below: which method of all that ran in a world is best in which round, and by how many points over the
-second; faint where the 95 % interval of that difference over the seeds includes 0.
+second; faint where the 95 % interval of that difference over the seeds includes 0, blank where the lead is below a
+twentieth of a point.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fedpeft.report.palette import COLORS, LIGHT
 SHOWN = ("fedavg", "fedpia, server only", "ours", "fedavg, keeping by agreement", "ditto", "fedala", "local")
 MORE_COLORS = ("#F0E442", "#999999", "#8B5A2B", "#B8B0E0", "#C5E0A0")  # of the methods that only cells can show
 CLEAR, FAINT = 0.75, 0.25  # opacity of a cell
+ALIKE = 0.05  # points: a smaller lead is printed as 0.0
 Seeds = Mapping[int, Sequence[float]]  # seed -> percent by round
 Worlds = dict[int, dict[str, dict[int, list[float]]]]  # swapped pairs -> method -> seed -> percent by round
 
@@ -54,7 +56,7 @@ def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
         axes = below.subplots(len(groups), 1, squeeze=False, height_ratios=[len(w) for w in groups.values()])[:, 0]
         winners = {name for one, group in zip(axes, groups.items(), strict=True) for name in _draw_best(one, *group)}
         axes[0].set_title(
-            "the best method in each round and its lead over the second in points; faint: not clear of 0",
+            "the best method in each round and its lead over the second in points; faint: not clear of 0; blank: alike",
             fontsize=8,
             loc="left",
         )
@@ -88,12 +90,14 @@ def _draw_curves(panel: Axes, methods: Mapping[str, Seeds]) -> None:
 
 
 def _draw_best(axes: Axes, rounds: int, worlds: Worlds) -> set[str]:
-    """Draw cells of world and round in the color of the best method, with its lead over the second in points; return
-    the best methods."""
+    """Draw cells of world and round in the color of the best method, with its lead over the second in points, none
+    where there is no lead; return the best methods."""
     winners = set()
     for row, methods in enumerate(worlds.values()):
         for number in range(rounds):
             first, lead, clear = best({name: _at(seeds, number) for name, seeds in methods.items()})
+            if lead is not None and lead < ALIKE:
+                continue
             winners.add(first)
             opacity = CLEAR if clear else FAINT
             cell = mpl.patches.Rectangle((number + 0.5, row - 0.5), 1, 1, facecolor=_color(first), alpha=opacity)
@@ -109,7 +113,8 @@ def _draw_best(axes: Axes, rounds: int, worlds: Worlds) -> set[str]:
                 color=LIGHT.ink,
             )
     axes.set(xlim=(0.5, rounds + 0.5), ylim=(-0.5, len(worlds) - 0.5))
-    axes.set_yticks(range(len(worlds)), [f"{pairs} swapped" for pairs in worlds])
+    axes.set_yticks(range(len(worlds)), [f"{pairs} swapped\n{len(methods)} methods" for pairs, methods in worlds.items()])
+    axes.tick_params(axis="y", labelsize=6.5)
     axes.spines[:].set_visible(False)
     return winners
 

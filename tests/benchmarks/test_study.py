@@ -87,7 +87,8 @@ def test_the_picture_has_a_panel_for_each_world_and_length(benchmark):
         ["0 of 7 pairs swapped, 2 seeds"],
     ]
     names = [[label.get_text() for label in axes.get_yticklabels()] for axes in below.axes]
-    assert names == [["0 swapped", "7 swapped"], ["0 swapped"]]
+    assert names == [["0 swapped\n2 methods", "7 swapped\n2 methods"], ["0 swapped\n2 methods"]]
+    assert not [patch for axes in below.axes for patch in axes.patches]  # the two are alike
 
 
 def test_the_best_method_leads_clearly_where_the_interval_says_so(benchmark):
