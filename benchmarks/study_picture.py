@@ -113,7 +113,8 @@ def _draw_best(axes: Axes, rounds: int, worlds: Worlds) -> set[str]:
                 color=LIGHT.ink,
             )
     axes.set(xlim=(0.5, rounds + 0.5), ylim=(-0.5, len(worlds) - 0.5))
-    axes.set_yticks(range(len(worlds)), [f"{pairs} swapped\n{len(methods)} methods" for pairs, methods in worlds.items()])
+    names = [f"{pairs} swapped\n{len(methods)} methods" for pairs, methods in worlds.items()]
+    axes.set_yticks(range(len(worlds)), names)
     axes.tick_params(axis="y", labelsize=6.5)
     axes.spines[:].set_visible(False)
     return winners

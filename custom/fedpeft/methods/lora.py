@@ -40,7 +40,7 @@ class LoraTuning(SlotTuning):
     """
 
     name = "lora"
-    least = {**SlotTuning.least, "r": 1, "rank_pattern": 1}
+    least: Mapping[str, int] = {**SlotTuning.least, "r": 1, "rank_pattern": 1}
 
     def matches(self, config: Any) -> bool:
         """Whether the configuration is LoRA's, without DoRA's magnitudes."""
