@@ -23,7 +23,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from pathlib import Path
 from typing import Any
@@ -154,6 +154,13 @@ def run_with(
     sections = compose(ROOT / "app_configs", JOB, [*chosen, *overrides])
     if sections["data"].get("pool") and len(sections["federation"]["sites"]) > 1:
         raise SystemExit(f"{method!r} pools the data of all sites at one: leave federation.sites out of --set")
+    return run_sections(sections, method, seed, learner=learner)
+
+
+def run_sections(
+    sections: Mapping[str, Any], method: str, seed: int, *, learner: type[Learner] | None = None
+) -> dict[str, Any]:
+    """`run_with`, of a job's sections as they are."""
     began = time.process_time()
     sent = refused = 0
     with tempfile.TemporaryDirectory() as folder:

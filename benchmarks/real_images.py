@@ -1,0 +1,107 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The methods of the study on real images: the tasks that fit a laptop, with FEDPEFT_DATA.
+
+    FEDPEFT_DATA=/data python benchmarks/real_images.py                  # what is missing in the results: hours
+    FEDPEFT_DATA=/data python benchmarks/real_images.py --tasks vqa_rad --seeds 0
+    python benchmarks/real_images.py --table                             # the tables of what is there, without a run
+    python benchmarks/publish.py --write                                 # the same in the docs
+
+Every method trains Houlsby adapters with the rounds, steps and learning rate of the task's job, and heads stay at the
+sites. A figure is the mean of the sites and the last three rounds, as in `study.py`, of what the task is measured by. A
+run is one line of `benchmarks/results/real_images.jsonl`; what is there is not run again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
+from pathlib import Path
+from typing import Any
+
+import json_lines
+import learning
+import parallel
+import study
+from measured import ROOT, WIDTH, machine
+from result_table import ResultTable
+from rich.console import Console
+
+from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.variants import Variant, sections_of
+
+RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"
+TASKS = {"vqa_rad": "accuracy %", "fed_isic2019": "balanced accuracy %", "nih_cxr14": "macro-F1 %"}
+SEEDS = (0, 1, 2)
+BASELINES = ("local", "fedavg")
+Run = tuple[str, str, int]  # task, row of the study, seed
+
+
+def run(task: str, method: str, seed: int) -> dict[str, Any]:
+    """The line of a run."""
+    overrides = [f"training.seed={seed}", f"data.seed={seed}"]
+    variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
+    sections = sections_of(ROOT / "app_configs", task, variant, overrides)
+    return {"task": task, **study.compact(learning.run_sections(sections, method, seed))}
+
+
+def key_of(line: Mapping[str, Any]) -> Run:
+    """What tells a run from others in the file of the results."""
+    return line["task"], line["method"], line["seed"]
+
+
+def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
+    """A table for each task that has runs: the figure, and its paired differences to the baselines."""
+    for task, metric in TASKS.items():
+        figures: dict[str, dict[int, float]] = {}
+        for line in lines:
+            if line["task"] == task:
+                figures.setdefault(line["method"], {})[line["seed"]] = study.figure(dict(line))
+        rows = []
+        for method in (method for method in study.METHODS if method in figures):
+            mine = figures[method]
+            pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
+            differences = [signed(*interval(one)) if one else "" for one in pairs]
+            rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, str(len(mine))))
+        if rows:
+            yield ResultTable(task, ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), "seeds"), rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tasks", nargs="+", choices=TASKS, default=list(TASKS), metavar="TASK", help=", ".join(TASKS))
+    parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=study.METHODS,
+        default=list(study.METHODS),
+        metavar="METHOD",
+        help="; ".join(study.METHODS).replace("%", "%%"),
+    )
+    parser.add_argument("--seeds", nargs="+", type=int, default=list(SEEDS), help=f"default: {SEEDS}")
+    parser.add_argument("--processes", type=parallel.at_least_one, default=learning.CORES, help="runs at the same time")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="a JSON line for each run")
+    parser.add_argument("--table", action="store_true", help="run nothing")
+    chosen = parser.parse_args()
+    known = {key_of(line) for line in json_lines.read(chosen.out)}
+    wanted = [(task, method, seed) for seed in chosen.seeds for task in chosen.tasks for method in chosen.methods]
+    missing = [one for one in wanted if not chosen.table and one not in known]
+    with parallel.processes(chosen.processes) as pool:
+        futures = {pool.submit(run, *one): one for one in missing}
+        for number, future in enumerate(as_completed(futures), 1):
+            line = future.result()
+            json_lines.append(chosen.out, line)
+            print(
+                f"{number}/{len(futures)} {line['task']}, {line['method']}, seed {line['seed']}: "
+                f"{study.figure(line):.1f} %",
+                flush=True,
+            )
+    console = Console(width=WIDTH, highlight=False)
+    for table in tables(json_lines.read(chosen.out)):
+        console.print(table.table())
+    console.print(machine())
+
+
+if __name__ == "__main__":
+    main()
