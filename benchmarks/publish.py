@@ -4,9 +4,9 @@
     python benchmarks/publish.py            # names the pages and pictures that are not those of the results
     python benchmarks/publish.py --write    # writes tables and pictures
 
-The results come from `learning.py --study`, `choices.py`, `cases.py`, `rates.py` and `learning.py --methods all`. A
-table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line says so. A
-picture's file says which results it was drawn from.
+The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py` and `learning.py
+--methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line
+says so. A picture's file says which results it was drawn from.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import every_method
 import json_lines
 import learning
 import rates
+import real_images
 import study
 import study_picture
 from matplotlib.figure import Figure
@@ -44,7 +45,9 @@ def tables() -> dict[str, str]:
     order = list(every_method.EVERY)
     compared.sort(key=lambda run: (order.index(run["method"]), run["seed"]))
     tried = json_lines.read(every_method.RATES)
+    real = {table.title: table.markdown() for table in real_images.tables(json_lines.read(real_images.RESULTS))}
     return {
+        **{task: real.get(task, NONE) for task in real_images.TASKS},
         "headline": study.headline(runs).markdown() if runs else NONE,
         "aims": study.aims(runs).markdown() if runs else NONE,
         "rounds": study.by_round(runs).markdown() if runs else NONE,

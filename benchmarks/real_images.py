@@ -43,7 +43,13 @@ def run(task: str, method: str, seed: int) -> dict[str, Any]:
     overrides = [f"training.seed={seed}", f"data.seed={seed}"]
     variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
     sections = sections_of(ROOT / "app_configs", task, variant, overrides)
-    return {"task": task, **study.compact(learning.run_sections(sections, method, seed))}
+    result = learning.run_sections(sections, method, seed)
+    return {"task": task, **study.compact({**result, "rounds": [*map(_measured, result["rounds"])]})}
+
+
+def _measured(sites: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """The sites whose test split can be measured: one without any label has no figure."""
+    return {site: metrics for site, metrics in sites.items() if metrics["overall"] is not None}
 
 
 def key_of(line: Mapping[str, Any]) -> Run:

@@ -1,0 +1,51 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`real_images.py`: the job of each task with a method of the study, and what its tables say; nothing is trained."""
+
+import sys
+
+import pytest
+
+from fedpeft.compare.variants import Variant, sections_of
+
+
+@pytest.fixture
+def real_images(benchmark):
+    return benchmark("real_images")
+
+
+def line(task, method, seed, figure):
+    return {"task": task, "method": method, "seed": seed, "rounds": [{"a": {"overall": figure}}] * 3}
+
+
+def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
+    lines = [
+        *(line("vqa_rad", "fedavg", seed, 0.3 + seed / 100) for seed in (0, 1)),
+        *(line("vqa_rad", "local", seed, 0.2 + seed / 50) for seed in (0, 1)),
+        line("nih_cxr14", "local", 0, 0.1),
+    ]
+    first, second = real_images.tables(lines)
+    assert first.section().startswith("vqa_rad:")
+    assert first.rows == [("local", "21.0", "", "-9.5 ± 6.4", "2"), ("fedavg", "30.5", "+9.5 ± 6.4", "", "2")]
+    assert second.rows == [("local", "10.0", "", "", "1")]
+
+
+@pytest.mark.parametrize("task", ["vqa_rad", "fed_isic2019", "nih_cxr14"])
+def test_a_method_of_the_study_has_the_steps_and_the_rate_of_the_tasks_job(real_images, benchmark, task):
+    learning = benchmark("learning")
+    for method in benchmark("study").METHODS:
+        variant = Variant(name=method, method="fedavg", settings=tuple(learning.METHODS[method]))
+        sections = sections_of(real_images.ROOT / "app_configs", task, variant, [])
+        own = sections_of(real_images.ROOT / "app_configs", task, Variant(name="own", method="fedavg"), [])
+        assert sections["training"] == own["training"]
+        assert sections["data"] == own["data"]
+
+
+def test_what_is_there_is_not_run_again(real_images, benchmark, in_this_process, monkeypatch, tmp_path, capsys):
+    ran = []
+    monkeypatch.setattr(real_images, "run", lambda *one: ran.append(one) or line(*one, 0.5))
+    command = ["real_images.py", "--tasks", "vqa_rad", "--methods", "local", "fedavg", "--out", str(tmp_path / "out")]
+    for seeds in (["0"], ["0", "1"]):
+        monkeypatch.setattr(sys, "argv", [*command, "--seeds", *seeds])
+        real_images.main()
+    assert ran == [("vqa_rad", m, seed) for seed in (0, 1) for m in ("local", "fedavg")]
+    assert "50.0" in capsys.readouterr().out
