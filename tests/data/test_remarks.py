@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedpeft.data import Example, SiteData
-from fedpeft.data.remarks import without_variety
+from fedpeft.data.remarks import unread_questions, without_variety
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -30,3 +30,14 @@ def test_what_does_not_vary_is_said_without_naming_it(metric, train, test, sente
     site = SiteData("here", parts[0], (), parts[1], "made here", labels=("m", "n") if labelled else (), metric=metric)
     for sentence, expected in zip(without_variety(site), sentences, strict=True):
         assert sentence.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "questions", "said"),
+    [("tiny-vit", ("what?", "where?"), True), ("tiny-vit", ("what?", "what?"), False), ("vilt", ("a", "b"), False)],
+)
+def test_questions_that_the_backbone_does_not_read_are_counted_and_not_named(backbone, questions, said):
+    examples = tuple(Example(IMAGE, question, "a", False, "i") for question in questions)
+    sentences = list(unread_questions(SiteData("here", examples, (), examples[:1], "made here"), backbone))
+    assert [sentence.startswith("The data ask 2 different questions") for sentence in sentences] == [True] * said
+    assert not any(question in sentence for sentence in sentences for question in questions)

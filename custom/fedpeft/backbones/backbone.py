@@ -91,6 +91,8 @@ class Pretrained:
         makes: what it makes of image and question, of which a way to answer reads one (`WayToAnswer.reads`):
             `FEATURES`, a vector for each sample; `TEXT`, which it writes; `LIKELIHOODS` of given answers, token by
             token.
+        reads_questions: whether what it makes depends on the question; a site is warned where its data have several and
+            it does not.
         prompts: it reads the image within a text, which `backbone.prompt` may change.
         method_settings: by method, settings that fit this backbone better than the method's own, e.g.
             `{"houlsby": {"reduction_factor": 4}}` for a narrow one. They are written into a job that is composed with
@@ -107,6 +109,7 @@ class Pretrained:
     sized: bool = False
     pickle: str = ""
     makes: tuple[str, ...] = (FEATURES,)
+    reads_questions: bool = True
     prompts: bool = False
     tiny: bool = False
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)

@@ -42,6 +42,7 @@ BACKBONES.register(
         usual=str(TINY_VIT_FOLDER),
         license="Apache-2.0",
         tokenizer=False,
+        reads_questions=False,
         method_settings={"compacter": {"reduction_factor": 4}},  # of its own 32 its 4 blocks cannot share 3 neurons
         tiny=True,
     ),
@@ -54,6 +55,7 @@ BACKBONES.register(
         usual="google/vit-base-patch16-224-in21k",
         license="Apache-2.0",
         tokenizer=False,
+        reads_questions=False,
     ),
 )
 BACKBONES.register(

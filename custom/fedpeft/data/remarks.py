@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fedpeft.backbones import BACKBONES
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import SiteData
 
@@ -19,6 +20,21 @@ def remarks(data: SiteData) -> Iterator[str]:
         yield f"{count:,} left out: {why}."
     yield from data.notes
     yield from without_variety(data)
+
+
+def unread_questions(data: SiteData, backbone: str) -> Iterator[str]:
+    """Yield a sentence where the data ask more than one question and the backbone reads none of them.
+
+    Args:
+        data: of the site.
+        backbone: a registered name.
+    """
+    asked = {example.question for examples in data.splits().values() for example in examples if not data.labels}
+    if len(asked) > 1 and not BACKBONES.get(backbone).reads_questions:
+        yield (
+            f"The data ask {len(asked):,} different questions and backbone {backbone!r} reads none of them, so that "
+            f"every question about an image gets the same answer: choose another backbone.name (`fedpeft backbones`)."
+        )
 
 
 def without_variety(data: SiteData) -> Iterator[str]:

@@ -11,7 +11,7 @@ from typing import Any
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.readable import images_of, refusal, unreadable
-from fedpeft.data.remarks import remarks, without_variety
+from fedpeft.data.remarks import remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
@@ -45,6 +45,8 @@ def check(context: Context) -> Iterator[Finding]:
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         serious = set(without_variety(loaded))
+        for remark in unread_questions(loaded, job.backbone.name):
+            yield warned(f"site {site}: {remark}")
         for remark in remarks(loaded):
             yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.client.memory_limit import limit_memory
 from fedpeft.data.baseline import baseline
-from fedpeft.data.remarks import remarks
+from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import FILE, SitePolicy
@@ -135,7 +135,7 @@ def _print_remarks(learner: Learner) -> None:
     constant, questions = baseline(learner.data), len(learner.data.test)
     reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
     encoding = sys.stdout.encoding or "utf-8"  # a file may be called what no terminal can print
-    for text in filter(None, [*remarks(learner.data), reached]):
+    for text in filter(None, [*remarks(learner.data), *unread_questions(learner.data, learner.backbone_name), reached]):
         print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
 
