@@ -96,3 +96,11 @@ def test_the_products_of_the_vision_jobs_count_twice_as_in_the_paper(job, name):
 def test_the_papers_jobs_have_its_rank_and_start(job):
     settings = compose(CONFIGS, job)["method"]["settings"]["lora"]
     assert (settings["r"], settings["start_std"]) == (4, 0.1)
+
+
+@pytest.mark.parametrize("name", ["lora", "dora", "lora_vpt", "lora_dvpt"])
+def test_the_papers_job_starts_every_form_of_lora_as_the_paper_says(name):
+    sections = compose(CONFIGS, "paper/vit_ham10000", [f"method.name={name}"])
+    settings = sections["method"]["settings"][name]
+    assert settings.get("lora", settings) == {"r": 4, "lora_alpha": 8, **START}
+    assert not list(refused_settings(settings, methods.get(name).limits))

@@ -118,8 +118,8 @@ class MethodSettings:
             )
         if self.federates_head and not self.exchanges:
             raise FedpeftError(
-                "head='federated' is averaged over the sites, and aggregation='none' sends nothing: leave one of them "
-                "out.",
+                "head='federated' is averaged over the sites, and aggregation='none' sends nothing: set method.head to "
+                "'private', or another method.aggregation.",
                 setting="head",
             )
         check_site_settings(self)
