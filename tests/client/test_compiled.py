@@ -78,7 +78,7 @@ def no_compiler(function):
     ("members", "compiler", "sentence"),
     [
         ({}, no_compiler, "cannot compile for cpu on this machine .RuntimeError.: install g.. and Python's headers"),
-        ({"generate": None}, no_compiler, "writes answers, with other sizes for every token: leave it out"),
+        ({"writer": None}, no_compiler, "writes answers, with other sizes for every token: leave it out"),
         ({"model": nn.Linear(2, 2)}, no_compiler, "no layer of a backbone of family 'vilt' is known to be called"),
     ],
 )

@@ -17,7 +17,11 @@ NO_TOKEN = -1  # in targets, behind the end of a shorter answer
 
 
 class Decoder(Backbone, Protocol):
-    """A backbone that says how probable an answer is, token by token: its batches may have the entries above."""
+    """A backbone that says how probable an answer is, token by token: `training.answering: ranking`.
+
+    Its batches may have the entries above. Called with answers it returns their logits (B, T - 1, V), 0 behind an
+    answer's end; without answers the states of the questions (B, T', d).
+    """
 
     def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
         """Return N answers as tokens, (N, T), and where they are, (N, T)."""

@@ -11,17 +11,23 @@ from fedpeft.backbones import hub
 from fedpeft.registry import imported
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import numpy as np
     from PIL import Image
     from torch import Tensor, nn
 
     from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.backbones.writing import Writer
 
 FEATURES, TEXT, LIKELIHOODS = "features", "text", "likelihoods"  # what answers are made of, see `Pretrained.makes`
 
 
 class Backbone(Protocol):
-    """A torch module with these members; learner, methods, lists and checks use no others.
+    """A torch module with these members; every method that fits its layers can be trained with them alone.
+
+    The protocols below have further members, each for one setting or command. A setting whose member a backbone lacks
+    is refused.
 
     Args:
         model: what methods change in place: a transformers model, or any module whose layers `fedpeft.backbones.slots`
@@ -70,6 +76,64 @@ class Backbone(Protocol):
 
     def eval(self) -> Any:
         """Switch dropout off."""
+
+
+class Enterable(Backbone, Protocol):
+    """A backbone that computes from one of its layers on: `training.features_mib`, which keeps what lies below."""
+
+    def entering(self, batch: dict[str, Tensor], layer: int) -> list[Tensor] | None:
+        """Return the tokens of each of B samples as a layer reads them, (T_i, d) without padding.
+
+        None: the samples of this batch cannot be told apart, and it is computed as a whole.
+        """
+
+    def leaving(self, samples: Sequence[Tensor], batch: dict[str, Tensor], layer: int) -> Tensor:
+        """Return the features (B, d) of what `entering` returned, computed from that layer on."""
+
+
+class FusesAttention(Backbone, Protocol):
+    """A backbone whose attention can be torch's fused one: `training.attention: fused`."""
+
+    def fuse_attention(self) -> None:
+        """Use `torch.nn.functional.scaled_dot_product_attention` in every layer from now on."""
+
+
+class FirstTokenOnly(Backbone, Protocol):
+    """A backbone whose features are those of its first token: `training.last_layer: first_token`."""
+
+    def first_token_only(self, only: bool) -> bool:
+        """Compute the last layer for the first token alone, or for all again; return whether that is possible here."""
+
+
+class Writes(Backbone, Protocol):
+    """A backbone that writes text: `training.answering: generation`. With it `training.compile` is refused.
+
+    One that says how probable given answers are is a `fedpeft.backbones.answer_tokens.Decoder`.
+    """
+
+    def writer(self) -> Writer:
+        """Return this model with its output layer over words, without copying it.
+
+        Raises:
+            FedpeftError: its source does not write.
+        """
+
+
+class AnswersOnly(Backbone, Protocol):
+    """A backbone that makes no features, so that classification, and images with labels, are refused with it.
+
+    Args:
+        answering: the one `training.answering` that it can do; methods that need another one do not fit it.
+    """
+
+    answering: str
+
+
+class SavesInputs(Backbone, Protocol):
+    """A backbone that can write how its inputs are made: `fedpeft export`, whose folder is without them otherwise."""
+
+    def save_inputs(self, folder: Path) -> None:
+        """Write tokenizer and preparation of images into a folder, as transformers reads them."""
 
 
 @dataclass(frozen=True, kw_only=True)

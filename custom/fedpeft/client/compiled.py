@@ -37,7 +37,7 @@ def check(backbone: Backbone) -> None:
         FedpeftError: the backbone has no layers that are called alone, or writes its answers, or this machine has no
             compiler.
     """
-    if hasattr(backbone, "generate"):
+    if hasattr(backbone, "writer"):
         raise FedpeftError(
             f"compile is true, and a backbone of family {backbone.family!r} writes answers, with other sizes for every "
             f"token: leave it out.",

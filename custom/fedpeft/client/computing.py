@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -148,7 +148,7 @@ def kept_features(
 
 
 def _fuse_attention(backbone: Backbone) -> None:
-    fuse = getattr(backbone, "fuse_attention", None)
+    fuse: Callable[[], None] | None = getattr(backbone, "fuse_attention", None)
     if fuse is None:
         raise FedpeftError(
             f"attention is {FUSED!r}, and a backbone of family {backbone.family!r} uses transformers' own choice, "
@@ -159,7 +159,7 @@ def _fuse_attention(backbone: Backbone) -> None:
 
 
 def _switch(backbone: Backbone, *, only: bool) -> None:
-    switch = getattr(backbone, "first_token_only", None)
+    switch: Callable[[bool], bool] | None = getattr(backbone, "first_token_only", None)
     if switch is None or not switch(only):
         raise FedpeftError(
             f"last_layer is {FIRST_TOKEN!r}, and the features of this backbone (family {backbone.family!r}) need all "

@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
-from fedpeft.backbones.backbone import Backbone
+from fedpeft.backbones.backbone import Backbone, Enterable
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import BACKBONE, layer_of
 from fedpeft.methods.trainable import Trainable
@@ -30,7 +30,7 @@ class KeptFeatures:
     """Features of samples below the first trained layer, in main memory.
 
     Args:
-        backbone: has `entering` and `leaving`; see `fedpeft.backbones.backbone`.
+        backbone: an `Enterable`; another one is refused.
         trainable: of the method.
         mib: the most that is kept; samples beyond it are computed every time.
         some_layers: whether a schedule assigns layers; without one the same layers train in every round.
@@ -43,7 +43,7 @@ class KeptFeatures:
     def __init__(
         self, backbone: Backbone, trainable: Trainable, mib: float, *, some_layers: bool, half: bool = False
     ) -> None:
-        self._backbone: Any = backbone  # with members that only some have
+        self._backbone = cast(Enterable, backbone)
         self._trainable, self._half = trainable, half
         self._limit, self._held = mib * MIB, 0
         self._samples: dict[bytes, Tensor] = {}
@@ -86,7 +86,8 @@ class KeptFeatures:
         with torch.autocast(device.type, dtype=torch.bfloat16, enabled=self._half):
             samples = self._entered(batch)
             if samples is None:
-                return type(self._backbone).forward(self._backbone, **batch).float()
+                kind: Any = type(self._backbone)  # whose `forward` is a module's own
+                return kind.forward(self._backbone, **batch).float()
             moved = [sample.to(device) for sample in samples]
             return self._backbone.leaving(moved, batch, self._layer).float()
 

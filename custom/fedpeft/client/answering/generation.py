@@ -7,7 +7,7 @@ greedy decoding; an answer is right where its normal form is that of an accepted
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -86,7 +86,7 @@ def build(
     Raises:
         FedpeftError: it cannot.
     """
-    make = getattr(backbone, "writer", None)
+    make: Callable[[], Writer] | None = getattr(backbone, "writer", None)
     if make is None:
         raise FedpeftError(
             "answering is 'generation', and this backbone does not write text: set training.answering to "
