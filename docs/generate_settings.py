@@ -300,14 +300,17 @@ def _backbones() -> str:
         if BACKBONES.is_plugin(name):
             continue
         if not pretrained.usual and not pretrained.sized:
-            rows.append((f"`{name}`", "any of transformers", "", "", "", "none: a job names a source"))
+            rows.append(
+                (f"`{name}`", "any of transformers", "", "", "", "none: a job names a source", pretrained.source)
+            )
             continue
         model = pretrained.without_weights()
         count = f"{sum(parameter.numel() for parameter in model.parameters()):,}"
         usual = f"`{pretrained.usual}`" if pretrained.usual else "none: a job names a folder"
-        source = "with the package" if pretrained.tiny else usual
-        rows.append((f"`{name}`", f"`{model.family}`", str(model.num_layers), str(model.hidden_size), count, source))
-    return markdown(("backbone", "family", "layers", "width", "parameters", "default weights"), rows)
+        weights = "with the package" if pretrained.tiny else usual
+        sizes = str(model.num_layers), str(model.hidden_size), count
+        rows.append((f"`{name}`", f"`{model.family}`", *sizes, weights, pretrained.source))
+    return markdown(("backbone", "family", "layers", "width", "parameters", "default weights", "paper"), rows)
 
 
 def _parts() -> str:

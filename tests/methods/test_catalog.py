@@ -103,9 +103,11 @@ def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch
     assert main(["backbones"]) == 0
     printed = capsys.readouterr().out
     assert "111,595,008" in printed
+    unwrapped = " ".join(printed.split())
     for name, pretrained in backbones.BACKBONES.usable():
         assert f" {name} " in printed
         assert pretrained.tiny or pretrained.usual in printed
+        assert pretrained.source in unwrapped
     assert main(["methods", "--backbone", "vilt-huge"]) == 1
     assert "vilt-huge" in capsys.readouterr().err
 

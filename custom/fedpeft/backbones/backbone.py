@@ -146,6 +146,7 @@ class Pretrained:
         half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
         skeleton: from a folder (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
+        source: the paper.
         license: of the usual weights; empty: a job has to name a source, whose own page says it.
         usual: its default weights, a folder of the package or a hub name; empty: a job has to name a source.
         tokenizer: whether its folder always has one.
@@ -167,6 +168,7 @@ class Pretrained:
     build: Callable[[BackboneSettings], Backbone] | str
     skeleton: Callable[[str | None], Backbone] | str
     usual: str = ""
+    source: str = ""
     license: str = ""
     half: bool = False
     tokenizer: bool = True

@@ -19,6 +19,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.vilt:build_tiny",
         skeleton="fedpeft.backbones.vilt:tiny_skeleton",
+        source="Kim et al. 2021, ViLT",
         usual=str(TINY_FOLDER),
         license="Apache-2.0",
         method_settings=WIDE_BOTTLENECKS,
@@ -30,6 +31,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.vilt:build_full",
         skeleton="fedpeft.backbones.vilt:skeleton",
+        source="Kim et al. 2021, ViLT",
         usual="dandelin/vilt-b32-mlm",
         license="Apache-2.0",
     ),
@@ -39,6 +41,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.vit:build",
         skeleton="fedpeft.backbones.vit:tiny_skeleton",
+        source="Dosovitskiy et al. 2020, An Image is Worth 16x16 Words",
         usual=str(TINY_VIT_FOLDER),
         license="Apache-2.0",
         tokenizer=False,
@@ -52,6 +55,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.vit:build",
         skeleton="fedpeft.backbones.vit:skeleton",
+        source="Dosovitskiy et al. 2020, An Image is Worth 16x16 Words",
         usual="google/vit-base-patch16-224-in21k",
         license="Apache-2.0",
         tokenizer=False,
@@ -63,6 +67,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef:build",
         skeleton="fedpeft.backbones.albef:tiny_skeleton",
+        source="Li et al. 2021, Align before Fuse",
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
         pickle=ALBEF_PICKLE,
@@ -75,6 +80,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef_decoder:build",
         skeleton="fedpeft.backbones.albef_decoder:tiny_skeleton",
+        source="Li et al. 2021, Align before Fuse",
         makes=(LIKELIHOODS,),
         usual=str(TINY_ALBEF_FOLDER),
         license="Apache-2.0",
@@ -88,6 +94,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef:build",
         skeleton="fedpeft.backbones.albef:skeleton",
+        source="Li et al. 2021, Align before Fuse",
         sized=True,  # its weights are a download that no hub has in this layout
         pickle=ALBEF_PICKLE,
     ),
@@ -97,6 +104,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.albef_decoder:build",
         skeleton="fedpeft.backbones.albef_decoder:skeleton",
+        source="Li et al. 2021, Align before Fuse",
         makes=(LIKELIHOODS,),
         sized=True,
         pickle=ALBEF_PICKLE,
@@ -107,6 +115,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.llava:build",
         skeleton="fedpeft.backbones.llava:skeleton",
+        source="Liu et al. 2024, LLaVA-1.5",
         half=True,
         makes=(FEATURES, TEXT),
         usual="llava-hf/llava-1.5-7b-hf",
@@ -119,6 +128,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.blip2:build",
         skeleton="fedpeft.backbones.blip2:skeleton",
+        source="Li et al. 2023, BLIP-2",
         half=True,
         makes=(FEATURES, TEXT),
         usual="Salesforce/blip2-opt-2.7b",
@@ -131,6 +141,7 @@ BACKBONES.register(
     Pretrained(
         build="fedpeft.backbones.transformers_model:build",
         skeleton="fedpeft.backbones.transformers_model:skeleton",
+        source="Wolf et al. 2020, Transformers",
         half=True,
         makes=(FEATURES, TEXT),  # text if it is a causal language model, which its source says
         prompts=True,

@@ -10,6 +10,10 @@ __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "na
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
 ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
+VIT_PAPER = (
+    "Alkhunaizi et al. 2024, Probing the Efficacy of Federated Parameter-Efficient Fine-Tuning of Vision Transformers "
+    "for Medical Image Classification"
+)
 
 register(
     "houlsby",
@@ -109,7 +113,7 @@ register(
     TuningMethod(
         home="fedpeft.methods.backbone_part:ATTENTION",
         label="attention of a drawn layer",
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         schedule=ONE_DRAWN_LAYER,
     ),
 )
@@ -204,7 +208,7 @@ register(
     TuningMethod(
         home="fedpeft.methods.prompts:DVPT",
         label="decomposed visual prompts",
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         leaves_matrices=True,
         four_bits=True,
         products=True,
@@ -231,7 +235,7 @@ register(
         home="fedpeft.methods.combined:LORA_VPT",
         label="lora adapters and visual prompts",
         parts=("lora", "vpt"),
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         leaves_matrices=True,
         four_bits=True,
         products=True,
@@ -246,7 +250,7 @@ register(
         home="fedpeft.methods.combined:LORA_DVPT",
         label="lora adapters and decomposed visual prompts",
         parts=("lora", "dvpt"),
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         leaves_matrices=True,
         four_bits=True,
         products=True,
@@ -264,7 +268,7 @@ register(
         home="fedpeft.methods.combined:ATTENTION_VPT",
         label="attention and visual prompts",
         parts=("attention", "vpt"),
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),
 )
@@ -274,7 +278,7 @@ register(
         home="fedpeft.methods.combined:SBA_VPT",
         label="attention of a drawn layer and visual prompts",
         parts=("attention", "vpt"),
-        source="the federated tuning of vision transformers",
+        source=VIT_PAPER,
         schedule=ONE_DRAWN_LAYER,
         limits={"vpt": setting_limits.each(setting_limits.PROMPTS)},
     ),

@@ -74,20 +74,22 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
 
 
 def backbone_table() -> Table:
-    """Return one row for each backbone: layers and their width, parameters, family and default weights."""
+    """Return one row for each backbone: layers and their width, parameters, family, default weights and paper."""
     table = Table(title="backbones", title_justify="left", box=None)
     table.add_column("name", no_wrap=True)
     for head in ("layers", "parameters"):
         table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("family, default weights", overflow="fold")
+    table.add_column("family, default weights, paper", overflow="fold")
     for name, pretrained in backbones.BACKBONES.usable():
         if not pretrained.usual and not pretrained.sized:
-            table.add_row(name, "", "", "any family\na job names a source (fedpeft backbones SOURCE)")
+            weights = "a job names a source (fedpeft backbones SOURCE)"
+            table.add_row(name, "", "", _lines("any family", weights, pretrained.source))
             continue
         model = pretrained.without_weights()
         count = sum(parameter.numel() for parameter in model.parameters())
         weights = "with the package" if pretrained.tiny else pretrained.usual or "a job names a folder"
-        table.add_row(name, f"{model.num_layers}x{model.hidden_size}", f"{count:,}", f"{model.family}\n{weights}")
+        words = _lines(model.family, weights, pretrained.source)
+        table.add_row(name, f"{model.num_layers}x{model.hidden_size}", f"{count:,}", words)
     return table
 
 
@@ -111,6 +113,10 @@ def task_tables(tasks: Sequence[PaperTask]) -> list[RenderableType]:
     for origin in dict.fromkeys(origin for task in tasks for origin in task.origins):
         sources.add_row(origin.title, origin.address.replace("`", ""), origin.terms)
     return [table, sources]
+
+
+def _lines(*words: str) -> str:
+    return "\n".join(filter(None, words))
 
 
 def _clients(sites: Sequence[str]) -> str:
