@@ -18,6 +18,7 @@ from small_models import IMAGE, MODELS, SIZE, blip2
 from transformers import ViTConfig, ViTModel
 
 from fedpeft import adapters, methods
+from fedpeft.alignment import PIASettings, align_global
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.client import answering
 from fedpeft.client.loop import parts_of
@@ -213,6 +214,12 @@ def test_its_neurons_can_change_places_without_a_trace(name, backbone_name, load
     trainable.load(moved)
     assert any(not torch.equal(tensor, learned[key]) for key, tensor in moved.items())
     torch.testing.assert_close(outputs(backbone, way), expected, atol=1e-5, rtol=1e-4)
+
+    aligned, report = align_global(learned, moved, settings=PIASettings(support="weights"))
+    assert report["sites"]["here"]["moved"] > 0.5
+    trainable.load(aligned)
+    torch.testing.assert_close(outputs(backbone, way), expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(aligned, moved)
 
 
 def in_another_order(layout, tensors):
