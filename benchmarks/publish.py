@@ -5,8 +5,8 @@
     python benchmarks/publish.py --write    # writes tables and pictures
 
 The results come from `learning.py --study`, `choices.py`, `cases.py`, `real_images.py`, `rates.py` and `learning.py
---methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a line
-says so. A picture's file says which results it was drawn from.
+--methods all`. A table stands between `<!-- results: NAME -->` and `<!-- end -->`; where its results are missing, a
+line says so. A picture's file says which results it was drawn from.
 """
 
 from __future__ import annotations

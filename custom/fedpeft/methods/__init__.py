@@ -10,10 +10,7 @@ __all__ = ["METHODS", "TuningMethod", "bottleneck_adapter", "feddat", "get", "na
 
 register, names, get = METHODS.register, METHODS.names, METHODS.get
 ONE_DRAWN_LAYER = {"solver": "drawn", "budget": 1, "budget_range": ()}
-VIT_PAPER = (
-    "Alkhunaizi et al. 2024, Probing the Efficacy of Federated Parameter-Efficient Fine-Tuning of Vision Transformers "
-    "for Medical Image Classification"
-)
+VIT_PAPER = "Alkhunaizi et al. 2024, arXiv:2407.11573"
 
 register(
     "houlsby",
