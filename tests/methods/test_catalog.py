@@ -8,7 +8,9 @@ from counted import counted
 from small_models import MODELS
 
 from fedpeft import backbones, methods
+from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
+from fedpeft.client.learner import Learner
 from fedpeft.methods.catalog import entries
 from fedpeft.methods.trainable import parameter_counts
 
@@ -85,9 +87,39 @@ def test_counting_leaves_the_backbone_as_it_is():
 
 
 def test_a_method_that_does_not_fit_says_why():
-    misfits = {entry.name: entry.misfit for entry in entries(backbones.skeleton("tiny-vilt")) if entry.misfit}
+    without = entries(backbones.skeleton("tiny-vilt"))  # without the settings that the backbone declares
+    misfits = {entry.name: entry.misfit for entry in without if entry.misfit}
     assert misfits.keys() == {"compacter", "feddat_compacter"}
     assert all("not a multiple of blocks" in misfit for misfit in misfits.values())
+
+
+@pytest.mark.parametrize(
+    ("backbone", "method"),
+    [
+        ("tiny-vilt", "houlsby"),
+        ("tiny-vilt", "compacter"),
+        ("tiny-vilt", "feddat_compacter"),
+        ("tiny-vilt", "adapterfusion"),  # built on pfeiffer
+        ("tiny-vit", "compacter"),
+        ("tiny-vit", "parallel"),  # for which it declares nothing
+        ("tiny-albef", "feddat_parallel"),
+    ],
+)
+def test_a_count_is_what_the_learner_of_a_composed_job_trains(sections, tmp_path, backbone, method):
+    source = backbones.usual_source(backbone)
+    job = sections(f"backbone.name={backbone}", f"backbone.source={source}", f"method.name={method}")
+    model = Learner.from_sections(job, site="slake", folder=tmp_path).model
+    trained = {key: parameter.numel() for key, parameter in model.trainable.parameters().items()}
+    (listed,) = counted(backbone, [method])
+    assert listed.trained == sum(trained.values())
+    assert listed.exchanged == sum(tensor.numel() for tensor in model.trainable.state().values())
+
+
+@pytest.mark.parametrize("backbone", [name for name, pretrained in BACKBONES.usable() if pretrained.tiny])
+def test_every_method_for_which_a_tiny_backbone_declares_settings_fits_it(backbone):
+    listed = counted(backbone, BACKBONES.get(backbone).method_settings)
+    assert listed
+    assert not any(entry.misfit for entry in listed)
 
 
 @pytest.mark.parametrize("name", [name for name in backbones.names() if name != "transformers"])
@@ -108,6 +140,8 @@ def test_the_lists_are_printed_and_cut_no_name_in_80_columns(capsys, monkeypatch
         assert f" {name} " in printed
         assert pretrained.tiny or pretrained.usual in printed
         assert pretrained.source in unwrapped
+    assert main(["methods", "--backbone", "tiny-vilt"]) == 0
+    assert "113,472" in capsys.readouterr().out  # houlsby of the embedded federation
     assert main(["methods", "--backbone", "vilt-huge"]) == 1
     assert "vilt-huge" in capsys.readouterr().err
 

@@ -15,7 +15,7 @@ def counted(backbone: str, names: Iterable[str] | None = None) -> tuple[MethodEn
 
 @functools.cache
 def _entry(backbone: str, name: str) -> MethodEntry:
-    return entry(_skeleton(backbone), name)
+    return entry(_skeleton(backbone), name, backbones.BACKBONES.get(backbone).method_settings)
 
 
 @functools.cache

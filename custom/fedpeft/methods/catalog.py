@@ -5,13 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs, layer_of, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_counts
+
+Settings = Mapping[str, Mapping[str, Any]]
+NO_SETTINGS: Settings = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +26,7 @@ class MethodEntry:
     Args:
         name: as `method.name` writes it.
         method: its declaration.
-        trained: number of parameters that it trains with its default settings, without the head; None: it does not
-            fit the backbone.
+        trained: number of parameters that it trains, without the head; None: it does not fit the backbone.
         exchanged: number of those that a site sends in a round, at most.
         least: the smallest such number; it is another one where layers that the method's own schedule draws differ.
         misfit: why it does not fit.
@@ -57,35 +61,39 @@ class MethodEntry:
         return [ability for ability, able in can.items() if able]
 
 
-def entries(backbone: Backbone) -> Iterator[MethodEntry]:
+def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[MethodEntry]:
     """Yield every method that can be used here, in the order of registration.
 
     Args:
         backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
+        settings: by method, as `method.settings` of a job; a composed job has those that its backbone declares
+            (`Pretrained.method_settings`). What they leave out is the method's default.
     """
     for name, method in METHODS.usable():
-        yield _entry(backbone, name, method)
+        yield _entry(backbone, name, method, settings)
 
 
-def entry(backbone: Backbone, name: str) -> MethodEntry:
+def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS) -> MethodEntry:
     """Return one method in a backbone, without counting the others.
 
     Args:
         backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
         name: of the method.
+        settings: as for `entries`.
 
     Raises:
         FedpeftError: no method has that name.
     """
-    return _entry(backbone, name, METHODS.get(name))
+    return _entry(backbone, name, METHODS.get(name), settings)
 
 
-def _entry(backbone: Backbone, name: str, method: TuningMethod) -> MethodEntry:
+def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settings) -> MethodEntry:
     only = getattr(backbone, "answering", None)
     try:
         if only:
             method.check_answering(only, one_distribution=answering.get(only).one_distribution)
-        counts = parameter_counts(backbone, method.tuning(), {})
+        own = MethodSettings(name=name, settings=settings).settings_of("")
+        counts = parameter_counts(backbone, method.tuning(), own)
     except FedpeftError as error:
         return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
     least, most = _in_a_round(method, counts)

@@ -18,7 +18,10 @@ from fedpeft.paper_tasks import PaperTask
 
 JOBS = "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data."
 OWN_WORDS = "Read the owners' own terms before you use their data."
-NOTE = "Parameters with the default settings, without the head, which every method trains at its site."
+NOTE = (
+    "Parameters with the settings that a composed job has with this backbone unless it sets others: the methods' "
+    "defaults, or what the backbone declares. Without the head, which every method trains at its site."
+)
 
 
 def method_table(backbone: str, source: str | None = None) -> Table:
@@ -38,7 +41,8 @@ def method_table(backbone: str, source: str | None = None) -> Table:
     for head in ("trained", "exchanged"):
         table.add_column(head, justify="right")
     table.add_column("aggregation, what it can do, source", overflow="fold")
-    for entry in entries(backbones.skeleton(backbone, source)):
+    declared = backbones.BACKBONES.get(backbone).method_settings
+    for entry in entries(backbones.skeleton(backbone, source), declared):
         counts = [entry.misfit, ""] if entry.trained is None else [f"{entry.trained:,}", entry.sent]
         words = "; ".join(filter(None, (f"default {usual(entry.method)}", ", ".join(entry.abilities))))
         table.add_row(entry.name, *counts, f"{words}\n{entry.method.source}")
