@@ -178,6 +178,16 @@ def test_parallel_beside_a_projection_that_narrows_is_refused(family):
     assert not [path for path, _ in model.named_modules() if "parallel" in path]
 
 
+def test_parallel_is_refused_where_only_the_whole_layer_could_be_wrapped():
+    sizes = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "ffn_dim": 64}
+    model = hf.OPTModel(hf.OPTConfig(**sizes, **TEXT, word_embed_proj_dim=32))
+    paths = {"output": "decoder.layers.{layer}.fc2"}
+    with pytest.raises(FedpeftError, match=r"no module of its own, so use another method.*'houlsby'") as refused:
+        adapters.attach(model, adapters.config("parallel", target_modules=paths))
+    assert "name the" not in str(refused.value)
+    assert adapters.adapter_state(adapters.attach(model, adapters.config("pfeiffer", target_modules=paths)))
+
+
 @pytest.mark.parametrize(
     ("targets", "expected"),
     [

@@ -58,7 +58,7 @@ class ParallelLayer(BottleneckLayer):
         if inputs and inputs != hidden_size:
             raise FedpeftError(
                 f"parallel: {path} reads {inputs} features and writes {hidden_size}, so an adapter beside it cannot "
-                f"read the residual stream: name the feed-forward block, for instance '{path.rpartition('.')[0]}'."
+                f"read the residual stream: {_instead(path.rpartition('.')[0])}."
             )
 
     def build_adapter(self, config: ParallelConfig, hidden_size: int, width: int, adapter_name: str) -> Bottleneck:
@@ -72,6 +72,16 @@ class ParallelLayer(BottleneckLayer):
         raise FedpeftError(
             f"{self.place} is called without a positional tensor: a parallel adapter has no input there."
         )
+
+
+def _instead(parent: str) -> str:
+    """Return what to do where the module below this path cannot be wrapped."""
+    if parent.rpartition(".")[2].isdigit():  # a whole layer, attention included
+        return (
+            "the feed-forward block of this layer is no module of its own, so use another method, for instance "
+            "'houlsby' or 'pfeiffer'"
+        )
+    return f"name the feed-forward block, for instance '{parent}'"
 
 
 class ParallelModel(BottleneckModel):
