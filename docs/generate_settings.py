@@ -63,6 +63,20 @@ SECTIONS: dict[str, type] = {
     "site": SitePolicy,
 }
 ADAPTERS = tuple(name for name in methods.names() if methods.get(name).peft_tuner)
+OF_VISION = (
+    "full",
+    "attention",
+    "sba",
+    "vpt",
+    "dvpt",
+    "promptfl",
+    "lora",
+    "lora_vpt",
+    "lora_dvpt",
+    "attention_vpt",
+    "sba_vpt",
+    "classifier",
+)
 VILT_B32 = {"family": "vilt", "num_layers": 12, "hidden_size": 768}
 KINDS = {
     str: "text",
@@ -110,6 +124,7 @@ def tables() -> dict[str, str]:
         "backbones": _backbones(),
         "parts": _parts(),
         "vit": _vit(),
+        "vit-head": _vit(head=7 * 768 + 7),
         "albef": _albef(),
         "orders": _messages([task.order for task in TASKS.values()]),
         "replies": _messages([task.reply for task in TASKS.values()]),
@@ -325,10 +340,13 @@ def _parts() -> str:
     return markdown(("part", "backbone", "weights", "other settings"), rows)
 
 
-def _vit() -> str:
-    names = ("full", "attention", "vpt", "dvpt", "lora", "lora_vpt", "lora_dvpt", "attention_vpt", "classifier")
+def _vit(head: int = 0) -> str:
+    """What the methods of the vision papers exchange, with the parameters of a head that is federated."""
     backbone = backbones.skeleton("vit")
-    return markdown(("method", "exchanged on ViT-B/16"), [(f"`{n}`", entry(backbone, n).sent) for n in names])
+    counted = [entry(backbone, name) for name in OF_VISION]
+    counted = [dataclasses.replace(e, least=e.least + head, exchanged=e.exchanged + head) for e in counted]
+    title = f"exchanged on ViT-B/16{', head federated, 7 classes' if head else ''}"
+    return markdown(("method", title), [(f"`{one.name}`", one.sent) for one in counted])
 
 
 def _albef() -> str:
