@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft import adapters, backbones, methods
+from fedpeft import adapters, backbones
 from fedpeft.cli import main
-from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
@@ -168,27 +167,6 @@ def test_settings_that_do_not_go_with_backbones_of_several_depths_are_refused_be
 def test_sites_that_exchange_nothing_may_have_any_backbones(name):
     overrides = [f"method.name={name}", "method.aggregation=none", SEVERAL, MATCHED]
     assert compose(CONFIGS, "fedpia_task1", overrides)["method"]["name"] == name
-
-
-ONE_EACH = [name for name in methods.names() if methods.get(name).one_distribution]
-
-
-@pytest.mark.parametrize("name", ONE_EACH)
-@pytest.mark.parametrize("way", answering.names())
-def test_a_method_that_needs_one_distribution_for_each_sample_is_refused_where_tokens_have_one(name, way):
-    overrides = [f"method.name={name}", f"training.answering={way}"]
-    if answering.get(way).one_distribution:
-        compose(CONFIGS, "fedpia_task1", overrides)
-        return
-    sentence = f"needs one distribution .* answering='{way}' has one for each token .* set training.answering to 'class"
-    with pytest.raises(FedpeftError, match=sentence) as caught:
-        compose(CONFIGS, "fedpia_task1", overrides)
-    assert (caught.value.setting, caught.value.code) == ("training.answering", "setting-refused")
-
-
-def test_feddat_needs_one_distribution_for_each_sample_and_nothing_else_does():
-    assert [name for name in methods.names() if name.startswith("feddat")] == ONE_EACH
-    assert [way for way in answering.names() if answering.get(way).one_distribution] == ["classification"]
 
 
 ANSWERS = {  # backbone -> the ways to answer that it has

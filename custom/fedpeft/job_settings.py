@@ -7,31 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from fedpeft.client import answering
 from fedpeft.federation import FederationSettings, check_joins
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.secure_round import check_secure_sum
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 from fedpeft.settings import build
 from fedpeft.training_settings import TrainingSettings
-
-
-def check_together(
-    method: MethodSettings, training: TrainingSettings, schedule: ScheduleSettings, *, labelled: bool = False
-) -> None:
-    """Refuse sections of a job that are right one by one, and not together.
-
-    Args:
-        method, training, schedule: of the job.
-        labelled: whether the images are known to have labels: `training.answering` then says nothing.
-
-    Raises:
-        FedpeftError: naming the setting.
-    """
-    method.check_schedule(active=schedule.active, joins=schedule.joins)
-    if not labelled:
-        way = training.answering
-        method.method.check_answering(way, one_distribution=answering.get(way).one_distribution)
 
 
 class CommonSettings(NamedTuple):
@@ -58,7 +39,7 @@ class CommonSettings(NamedTuple):
         method = build(MethodSettings, sections.get("method"), section="method")
         training = build(TrainingSettings, sections.get("training"), section="training")
         schedule = schedule_of(sections.get("schedule", {}), method.method)
-        check_together(method, training, schedule)
+        method.check_schedule(active=schedule.active, joins=schedule.joins)
         return cls(method, training, schedule)
 
 

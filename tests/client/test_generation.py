@@ -170,7 +170,6 @@ def test_a_federation_of_models_that_write(name, overrides, sections, tmp_path):
     [
         (("method.name=classifier", "method.aggregation=none"), "trains the head alone"),
         (("method.head=federated",), "head is 'federated'"),
-        (("method.name=feddat_houlsby", "method.aggregation=fedavg"), "houlsby adapters needs one distribution"),
     ],
 )
 def test_what_needs_a_classifier_is_refused(overrides, message, sections, tmp_path):

@@ -78,7 +78,6 @@ SETTINGS = {
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
 NO_PROMPTS = "prompts would move the positions"
 POSITIONED = ("llava", "blip2", "llava, writing")
-ONE_EACH = "needs one distribution over answers for each sample"
 NO_PARALLEL = "an adapter beside it cannot read the residual stream"
 
 
@@ -91,8 +90,6 @@ def refusal(method, backbone):
     """The reason for which these two do not go together; None: they do."""
     if ("vpt" in method or method == "promptfl") and backbone in POSITIONED:
         return NO_PROMPTS
-    if method.startswith("feddat") and BACKBONES[backbone].answering:
-        return ONE_EACH
     return NO_PARALLEL if "parallel" in method and backbone == "blip2" else None
 
 
@@ -122,8 +119,6 @@ def load(tmp_path_factory):
 
 
 def prepared(name, backbone, way):
-    if way:
-        methods.get(name).check_answering(way, one_distribution=answering.get(way).one_distribution)
     return methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0)
 
 

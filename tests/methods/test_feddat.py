@@ -13,7 +13,10 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN
+from fedpeft.client.answering.generation import Generation
 from fedpeft.client.answering.multilabel import Multilabel
+from fedpeft.client.answering.ranking import Ranking
 from fedpeft.client.batches import Batch
 from fedpeft.client.loop import parts_of
 from fedpeft.data.answers import AnswerVocabulary
@@ -29,13 +32,14 @@ NAMES = sorted(KINDS)
 SETTINGS = {"reduction_factor": 4}
 
 
-def with_head(vilt):
+def with_head(vilt, tokens=0):
+    """A ViLT, and a head from its features to logits of classes, or to those of each of the tokens of an answer."""
     backbone = nn.Module()
     backbone.model = vilt()
-    head = nn.Linear(32, CLASSES)
-    nn.init.normal_(head.weight, std=0.3, generator=torch.Generator().manual_seed(8))
-    nn.init.zeros_(head.bias)
-    return backbone, head
+    linear = nn.Linear(32, CLASSES * max(tokens, 1))
+    nn.init.normal_(linear.weight, std=0.3, generator=torch.Generator().manual_seed(8))
+    nn.init.zeros_(linear.bias)
+    return backbone, nn.Sequential(linear, nn.Unflatten(1, (tokens, CLASSES))) if tokens else linear
 
 
 def drawn(state, seed):
@@ -70,6 +74,42 @@ def label_loss(logits, target):
     return (terms.sum(-1) / (target >= 0).sum(-1)).mean()
 
 
+def by_token(terms, target):
+    """By sample, the values of the tokens that its answer has."""
+    return [row[tokens != NO_TOKEN] for row, tokens in zip(terms, target, strict=True)]
+
+
+def token_kl(teacher, learner):
+    p, q = (torch.softmax(logits / 3, -1) for logits in (teacher, learner))
+    return 9 * (p * (p.log() - q.log())).sum(-1)
+
+
+def token_loss(logits, target):
+    return -logits.log_softmax(-1).gather(-1, target.clamp_min(0)[..., None])[..., 0]
+
+
+def averaged(terms):
+    return sum(terms) / len(terms)
+
+
+def of_tokens(way):
+    def part(target):
+        (one,) = parts_of(Batch(inputs={}, target=target, accepted=None, closed=None), way)
+        return one
+
+    return part
+
+
+class Words(nn.Identity):
+    """Stands for a decoder, of which Ranking needs the tokens of its answers."""
+
+    def answer_tokens(self, answers):
+        return {ANSWER: torch.ones(len(answers), 2, dtype=torch.long), ANSWER_MASK: torch.ones(len(answers), 2)}
+
+
+WORDS = torch.tensor([[3, 6, 0], [2, NO_TOKEN, NO_TOKEN], [0, 0, 5]])  # answers of three, one and three tokens
+
+
 def of_classes(target):
     return Part(None, lambda logits: F.cross_entropy(logits, target))
 
@@ -88,14 +128,27 @@ ANSWERS = {  # the target, our loss and divergence of it, and both by hand
         label_loss,
         label_kl,
     ),
+    "ranked": (
+        WORDS,
+        of_tokens(Ranking(Words(), AnswerVocabulary(("a",)), 0)),
+        lambda logits, target: averaged([row.sum() for row in by_token(token_loss(logits, target), target)]),
+        lambda teacher, learner: averaged([row.sum() for row in by_token(token_kl(teacher, learner), WORDS)]),
+    ),
+    "written": (
+        WORDS,
+        of_tokens(Generation(nn.Identity(), nn.Identity(), 3)),
+        lambda logits, target: averaged([row.mean() for row in by_token(token_loss(logits, target), target)]),
+        lambda teacher, learner: averaged([row.mean() for row in by_token(token_kl(teacher, learner), WORDS)]),
+    ),
 }
+OTHER_ANSWERS = [("feddat_houlsby", answers) for answers in ANSWERS if answers != "classes"]
 
 
-@pytest.mark.parametrize(("name", "answers"), [*((name, "classes") for name in NAMES), ("feddat_houlsby", "labels")])
+@pytest.mark.parametrize(("name", "answers"), [*((name, "classes") for name in NAMES), *OTHER_ANSWERS])
 def test_the_two_steps_are_the_papers(name, answers, vilt, batch):
     """Against adapters as equations in hooks, gradients by hand and plain gradient descent."""
     target, our_part, own_loss, divergence = ANSWERS[answers]
-    backbone, head = with_head(vilt)
+    backbone, head = with_head(vilt, tokens=target.shape[1] if target is WORDS else 0)
     trainable = methods.get(name).tuning().prepare(backbone, SETTINGS, seed=0)
     a1, private = drawn(trainable.state(), 1), drawn(trainable.private_state(), 2)
     trainable.start(a1, None)
@@ -129,12 +182,22 @@ def test_the_two_steps_are_the_papers(name, answers, vilt, batch):
     assert all(torch.equal(tensor, a1[key]) for key, tensor in trainable.beside().state.items())
 
 
+@pytest.mark.parametrize("answers", ["labels", "ranked", "written"])
+def test_divergences_of_the_parts_of_a_batch_add_up(answers):
+    target, make, *_ = ANSWERS[answers]
+    shape = target.shape if answers == "labels" else (*target.shape, CLASSES)
+    logits, teacher = torch.randn(2, *shape, generator=torch.Generator().manual_seed(0))
+    parts = [(rows, make(target[rows])) for rows in (slice(0, 2), slice(2, 3))]
+    added = sum(part.divergence(logits[rows], teacher[rows]) * len(target[rows]) / 3 for rows, part in parts)
+    torch.testing.assert_close(added, make(target).divergence(logits, teacher))
+
+
 def detached(state):
     return {key: tensor.detach() for key, tensor in state.items()}
 
 
-def test_what_is_distilled_is_one_distribution_for_each_sample():
-    with pytest.raises(FedpeftError, match=r"of shape \(2, 4, 9\): set training.answering to 'classification'"):
+def test_a_way_to_answer_with_other_logits_than_those_of_one_choice_has_to_say_what_their_divergence_is():
+    with pytest.raises(FedpeftError, match=r"needs logits \(B, C\), here they are \(2, 4, 9\): give the way to answer"):
         divergences.of_choices(torch.zeros(2, 4, 9), torch.zeros(2, 4, 9))
 
 

@@ -75,8 +75,8 @@ def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[P
     """
     size = len(batch.target)
     if not 0 < micro_batch < size:
-        whole = partial(answering.loss, target=batch.target)
-        return [Part(partial(answering, batch.inputs), whole, divergence=answering.divergence)]
+        whole, divergence = (partial(f, target=batch.target) for f in (answering.loss, answering.divergence))
+        return [Part(partial(answering, batch.inputs), whole, divergence=divergence)]
     if other := [name for name, tensor in batch.inputs.items() if len(tensor) != size]:
         raise FedpeftError(
             f"micro_batch is {micro_batch}, and the input {other[0]!r} of this backbone has not one row for each "
@@ -90,7 +90,7 @@ def parts_of(batch: Batch, answering: Answering, micro_batch: int = 0) -> list[P
         target = batch.target[rows]
         inputs = {name: tensor[rows] for name, tensor in batch.inputs.items()}
         loss, share = _part_of_mean(answering, target, counted), len(target) / size
-        parts.append(Part(partial(answering, inputs), loss, share, answering.divergence))
+        parts.append(Part(partial(answering, inputs), loss, share, partial(answering.divergence, target=target)))
     return parts
 
 

@@ -19,7 +19,6 @@ from fedpeft.client.metrics import check_metric
 from fedpeft.client.site_state import SiteState
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.errors import FedpeftError
-from fedpeft.job_settings import check_together
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count
@@ -66,7 +65,7 @@ class SiteModel:
         torch.set_num_threads(training.threads)
         self.training, self.vocabulary = training, vocabulary
         # in a notebook there is no job that was checked before
-        check_together(method, training, schedule, labelled=labelled)
+        method.check_schedule(active=schedule.active, joins=schedule.joins)
         self.device = computing.device_of(training)
         with about("backbone"):
             own = method.settings_of(site)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs, layer_of, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
@@ -88,10 +87,7 @@ def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS) -> Me
 
 
 def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settings) -> MethodEntry:
-    only = getattr(backbone, "answering", None)
     try:
-        if only:
-            method.check_answering(only, one_distribution=answering.get(only).one_distribution)
         own = MethodSettings(name=name, settings=settings).settings_of("")
         counts = parameter_counts(backbone, method.tuning(), own)
     except FedpeftError as error:

@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """How far what one model answers is from what another does, KL(teacher || learner), for a method that distills.
 
-A way to answer says which it is (`Answering.divergence`): its logits are of one choice, or of labels each for itself.
+A way to answer says which it is (`Answering.divergence`): its logits are of one choice, of labels each for itself,
+or of the tokens of an answer.
 """
 
 from __future__ import annotations
@@ -21,12 +22,13 @@ def of_choices(logits: Tensor, teacher: Tensor) -> Tensor:
         teacher: logits of what teaches, (B, C).
 
     Raises:
-        FedpeftError: a sample has more than one distribution, as written answers have.
+        FedpeftError: they are of another shape.
     """
     if logits.dim() != 2:
         raise FedpeftError(
-            f"this method distills one distribution for each sample, and the logits are of shape "
-            f"{tuple(logits.shape)}: set training.answering to 'classification', or choose another method.name.",
+            f"this method distills, and the divergence of one choice needs logits (B, C), here they are "
+            f"{tuple(logits.shape)}: give the way to answer a `divergence` of its own, set training.answering to "
+            f"'classification', or choose another method.name.",
             setting="training.answering",
         )
     return F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="batchmean", log_target=True)
@@ -43,3 +45,15 @@ def of_labels(logits: Tensor, teacher: Tensor) -> Tensor:
     """
     learned, taught = (torch.stack((F.logsigmoid(z), F.logsigmoid(-z)), dim=-1) for z in (logits, teacher))
     return F.kl_div(learned, taught, reduction="batchmean", log_target=True)
+
+
+def of_tokens(logits: Tensor, teacher: Tensor, answered: Tensor) -> Tensor:
+    """Return KL of the distributions over the next token, given the right ones before it, summed over an answer (B,).
+
+    Args:
+        logits: of what learns, (B, T, V).
+        teacher: logits of what teaches, (B, T, V).
+        answered: whether a token is one of the answer, (B, T); those behind its end do not count.
+    """
+    tokens = F.kl_div(logits.log_softmax(-1), teacher.log_softmax(-1), reduction="none", log_target=True).sum(-1)
+    return (tokens * answered).sum(-1)

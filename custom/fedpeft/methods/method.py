@@ -50,7 +50,6 @@ class TuningMethod:
         schedule: values of the section `schedule` that belong to the method, which a job cannot set otherwise.
         peft_tuner: whether its code registers a tuner with PEFT.
         exports: whether it can be saved as a PEFT folder.
-        one_distribution: whether its training needs one distribution over answers for each sample, logits (B, C).
         uniform: whether all sites count alike in the mean, however many samples they have, where a job says nothing.
         limits: the settings that a job may set at a site, by name, and whether a value is allowed
             (`fedpeft.methods.setting_limits`); a job may set no others.
@@ -76,7 +75,6 @@ class TuningMethod:
     schedule: Mapping[str, Any] = field(default_factory=dict)
     peft_tuner: bool = False
     exports: bool = False
-    one_distribution: bool = False
     uniform: bool = False
     limits: Limits = field(default_factory=dict)
 
@@ -100,24 +98,6 @@ class TuningMethod:
         doubtful = None in settings.values() or any(refused_settings(settings, self.limits))
         if doubtful and (check := getattr(self.tuning(), "check", None)):
             check(settings)
-
-    def check_answering(self, name: str, *, one_distribution: bool) -> None:
-        """Refuse a way to answer that the training cannot use.
-
-        Args:
-            name: as `training.answering` writes it.
-            one_distribution: what it declares, see `fedpeft.client.answering.WayToAnswer`.
-
-        Raises:
-            FedpeftError: the method needs one distribution for each sample, and there is one for each token.
-        """
-        if self.one_distribution and not one_distribution:
-            raise FedpeftError(
-                f"{self.label} needs one distribution over answers for each sample, and answering={name!r} has one for "
-                f"each token of an answer: set training.answering to 'classification' with a backbone that can answer "
-                f"so, or choose another method.name.",
-                setting="training.answering",
-            )
 
     def reads_half(self, settings: Mapping[str, Any]) -> bool:
         """Return whether matrices of the backbone can be read in bfloat16 with these settings of a job."""
@@ -180,7 +160,6 @@ def feddat(base: str) -> TuningMethod:
         base=base,
         label=f"FedDAT over {below.label}",
         source="Chen et al. 2024, FedDAT",
-        one_distribution=True,
         uniform=True,
         unequal_backbones=below.unequal_backbones,
         leaves_matrices=below.leaves_matrices,

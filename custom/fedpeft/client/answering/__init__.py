@@ -37,13 +37,10 @@ class WayToAnswer:
         home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
             import path "package.module:object".
         reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
-        one_distribution: whether its logits are one distribution over answers for each sample, (B, C); not so where
-            every token of an answer has one, (B, T, V).
     """
 
     home: Build | str
     reads: str = FEATURES
-    one_distribution: bool = True
 
     def build(
         self,
@@ -59,12 +56,8 @@ class WayToAnswer:
 
 ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
 ANSWERING.register("classification", WayToAnswer(home="fedpeft.client.answering.classification:build"))
-ANSWERING.register(
-    "generation", WayToAnswer(home="fedpeft.client.answering.generation:build", reads=TEXT, one_distribution=False)
-)
-ANSWERING.register(
-    "ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", reads=LIKELIHOODS, one_distribution=False)
-)
+ANSWERING.register("generation", WayToAnswer(home="fedpeft.client.answering.generation:build", reads=TEXT))
+ANSWERING.register("ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", reads=LIKELIHOODS))
 
 register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
 

@@ -59,12 +59,13 @@ class Answering(nn.Module):
         """
         raise NotImplementedError
 
-    def divergence(self, logits: Tensor, teacher: Tensor) -> Tensor:
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """Return KL(teacher || logits) of the answers, mean over the batch, for a method that distills.
 
         Args:
             logits: as `forward` returns them; here of one choice, (B, C).
             teacher: of what teaches, of the same shape.
+            target: of the batch, as for `loss`; that of one choice does not matter.
 
         Raises:
             FedpeftError: they are of another shape.

@@ -22,6 +22,7 @@ from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import divergences
 from fedpeft.training_settings import TrainingSettings
 
 
@@ -57,6 +58,11 @@ class Generation(Answering):
         """Return the mean cross-entropy of an answer's tokens."""
         samples = token_losses(logits, target).sum(-1) / (target != NO_TOKEN).sum(-1)
         return reduced(samples, reduction)
+
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: the mean over the tokens of an answer, as its loss is."""
+        answered = target != NO_TOKEN
+        return (divergences.of_tokens(logits, teacher, answered) / answered.sum(-1)).mean()
 
     def right(self, batch: Batch) -> Tensor:
         """Compare what the model writes with the accepted answers."""

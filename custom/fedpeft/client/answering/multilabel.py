@@ -71,7 +71,7 @@ class Multilabel(Answering):
         samples = (each * known).sum(-1) / known.sum(-1).clamp_min(1)
         return reduced(samples[known.any(-1)] if reduction == "mean" else samples, reduction)
 
-    def divergence(self, logits: Tensor, teacher: Tensor) -> Tensor:
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: of labels that apply or not each for itself, known or not."""
         return divergences.of_labels(logits, teacher)
 

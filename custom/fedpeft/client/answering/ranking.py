@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES, Decoder, question_of, targets
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Decoder, question_of, targets
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.answering.choices import Choosing, accepted
 from fedpeft.client.answering.losses import reduced, token_losses
@@ -23,6 +23,7 @@ from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
+from fedpeft.methods import divergences
 from fedpeft.training_settings import TrainingSettings
 
 ROWS = 128  # answers that go through the decoder at once
@@ -70,6 +71,10 @@ class Ranking(Choosing):
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy of the answers, summed over their tokens."""
         return reduced(token_losses(logits, target).sum(-1), reduction)
+
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: summed over the tokens of an answer, as its loss is."""
+        return divergences.of_tokens(logits, teacher, target != NO_TOKEN).mean()
 
     def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the log-probability of each answer of the pool (B, N)."""
