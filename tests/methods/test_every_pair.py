@@ -76,7 +76,7 @@ SETTINGS = {
     "feddat_compacter": {"reduction_factor": 4},
 }
 TRAINING = [name for name in methods.names() if methods.get(name).exchanges]
-NO_PROMPTS = "prompts would move the positions"
+NO_PROMPTS = "prompts within the text would move the positions"
 POSITIONED = ("llava", "blip2", "llava, writing")
 NO_PARALLEL = "an adapter beside it cannot read the residual stream"
 
@@ -88,7 +88,7 @@ def save(model, folder):
 
 def refusal(method, backbone):
     """The reason for which these two do not go together; None: they do."""
-    if ("vpt" in method or method == "promptfl") and backbone in POSITIONED:
+    if "vpt" in method and backbone in POSITIONED:
         return NO_PROMPTS
     return NO_PARALLEL if "parallel" in method and backbone == "blip2" else None
 

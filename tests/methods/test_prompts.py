@@ -87,7 +87,7 @@ def test_prompts_in_other_families_and_behind_a_mask(name, attention):
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ["vpt", "dvpt"])
 def test_in_gpt2_they_are_tokens_that_see_and_are_seen_as_all_others(name, attention):
     """Its layers get the cache of earlier tokens before the mask."""
     settings = {"rank": 2} if name == "dvpt" else {}
@@ -102,15 +102,12 @@ def test_in_gpt2_they_are_tokens_that_see_and_are_seen_as_all_others(name, atten
     earlier = torch.full((length, length), torch.finfo(torch.float32).min).triu(1)[None, None]
     with torch.no_grad():
         for number, layer in enumerate(plain.h):
-            if name != "promptfl" or number == 0:
-                place = f"layer.{number}.prompt"
-                own = (
-                    state[f"{place}.coefficients"] @ state[f"{place}.basis"]
-                    if name == "dvpt"
-                    else state[f"{place}.tokens"]
-                )
-                first, rest = hidden[:, :1], hidden[:, 1:] if number == 0 else hidden[:, 5:]
-                hidden = torch.cat((first, own[None], rest), dim=1)
+            place = f"layer.{number}.prompt"
+            own = (
+                state[f"{place}.coefficients"] @ state[f"{place}.basis"] if name == "dvpt" else state[f"{place}.tokens"]
+            )
+            first, rest = hidden[:, :1], hidden[:, 1:] if number == 0 else hidden[:, 5:]
+            hidden = torch.cat((first, own[None], rest), dim=1)
             hidden = layer(hidden, attention_mask=earlier)
         expected = plain.ln_f(torch.cat((hidden[:, :1], hidden[:, 5:]), dim=1))
         got = model(input_ids=words, attention_mask=mask).last_hidden_state[:, :3]

@@ -10,7 +10,7 @@ At once, all prompts are trained and sent in every round, whichever layers a sch
 
 The tokens stand after the first token, which classifies. Deep prompts are taken out again after their layer, shallow
 ones after the last. Where image and text go through layers of their own, VPT's and DVPT's are among the image's tokens,
-PromptFL's among the text's.
+PromptFL's among the text's. Before all tokens stand PromptFL's in a causal language model (`prepended_prompts.py`).
 
 Sources: `vpt` Jia et al. 2022, Visual Prompt Tuning (deep); `promptfl` Guo et al. 2023, PromptFL; `dvpt` the federated
 parameter-efficient tuning of vision transformers, prompts decomposed by SVD.
@@ -22,7 +22,7 @@ import inspect
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +35,7 @@ from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, t
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
+from fedpeft.methods.prepended_prompts import prepend, takes_prompts
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import at_least, build, one_of
 
@@ -78,34 +79,49 @@ class FactoredSettings(PromptSettings):
         one_of("decomposition", self.decomposition, (PER_BLOCK, CONCATENATED))
 
 
+class Stack(NamedTuple):
+    """Layers of a model.
+
+    Args:
+        layers: first to last.
+        decoder: the causal language model that calls them; None: they are those of another model.
+    """
+
+    layers: list[nn.Module]
+    decoder: nn.Module | None
+
+
 class Prompts(Trainable):
     """The prompts in a backbone, whose model is frozen.
 
     Args:
         model: it gets the parameters as its module `prompts`.
-        layers: those of it that get prompts, first to last.
+        stack: the layers of it that get prompts.
         first: key -> initial value.
         deep: whether every layer has prompts of its own; otherwise those of the first layer stay to the last.
     """
 
-    def __init__(
-        self, model: nn.Module, layers: Sequence[nn.Module], first: Mapping[str, Tensor], *, deep: bool
-    ) -> None:
+    def __init__(self, model: nn.Module, stack: Stack, first: Mapping[str, Tensor], *, deep: bool) -> None:
         model.requires_grad_(False)
         self._names = {key: key.replace(".", "-") for key in first}  # a dot would be part of a path
         model.prompts = nn.ParameterDict({self._names[key]: nn.Parameter(value) for key, value in first.items()})
         self._model = model
-        count = tokens_of(first, 0).shape[0]
-        for number, layer in enumerate(layers):
-            enters, leaves = deep or number == 0, deep or number == len(layers) - 1
-            layer.register_forward_pre_hook(self._entering(layer, number, count, insert=enters), with_kwargs=True)
-            if leaves:
-                layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
+        if stack.decoder and not deep:
+            prepend(stack.decoder, lambda: tokens_of(self.parameters(), 0))
+        else:
+            self._insert(stack.layers, tokens_of(first, 0).shape[0], deep=deep)
         self.train_only(None)
 
     def parameters(self) -> Mapping[str, nn.Parameter]:
         """Return the prompts, or their factors, by key."""
         return {key: self._model.prompts[name] for key, name in self._names.items()}
+
+    def _insert(self, layers: Sequence[nn.Module], count: int, *, deep: bool) -> None:
+        for number, layer in enumerate(layers):
+            enters, leaves = deep or number == 0, deep or number == len(layers) - 1
+            layer.register_forward_pre_hook(self._entering(layer, number, count, insert=enters), with_kwargs=True)
+            if leaves:
+                layer.register_forward_hook(lambda module, inputs, output: _without(output, count))
 
     def _entering(self, layer: nn.Module, number: int, count: int, *, insert: bool) -> Any:
         """Return a hook that inserts the prompts of a layer, and lets attention see `count` tokens more."""
@@ -159,8 +175,8 @@ class PromptTuning(Tuning):
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
-        layers = transformer_layers(backbone.model, self._tower)
-        count, width = len(layers) if self._deep else 1, stream_width(layers)
+        stack = transformer_layers(backbone.model, self._tower, deep=self._deep)
+        count, width = len(stack.layers) if self._deep else 1, stream_width(stack.layers)
         bound = uniform_bound(backbone.model, width) if self._std is None else 0.0
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, (chosen.tokens, width), layer, bound, seed)
@@ -174,7 +190,7 @@ class PromptTuning(Tuning):
             first = {f"{place}.tokens": value for place, value in tokens.items()}
         device = next(backbone.model.parameters()).device
         first = {key: value.to(device) for key, value in first.items()}
-        return Prompts(backbone.model, layers, first, deep=self._deep)
+        return Prompts(backbone.model, stack, first, deep=self._deep)
 
     def _drawn(self, model: nn.Module, shape: tuple[int, int], layer: int, bound: float, seed: int) -> Tensor:
         if next(model.parameters()).is_meta:
@@ -252,16 +268,17 @@ def tokens_of(parameters: Mapping[str, Tensor], layer: int) -> Tensor:
     return parameters[f"{place}.coefficients"] @ parameters[basis]
 
 
-def transformer_layers(model: nn.Module, tower: str) -> list[nn.Module]:
+def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     """Return the layers of a model, or of one of its towers, first to last.
 
     Args:
         model: of a family in `fedpeft.backbones.slots`, or whose layers can be read.
         tower: `VISION` or `TEXT`; a model with one stack of layers has no towers.
+        deep: whether every layer gets prompts of its own.
 
     Raises:
         FedpeftError: the layers cannot be read, there are several stacks and none is the tower's, or a layer needs the
-            positions of its tokens.
+            positions of its tokens and the prompts have none.
     """
     templates = templates_in(model, ("output",))
     if two_towers(templates.values()):
@@ -277,12 +294,15 @@ def transformer_layers(model: nn.Module, tower: str) -> list[nn.Module]:
     found: list[nn.Module] = []
     while (path := module_path(f"{stack}{{layer}}", len(found))) in layers:
         found.append(layers[path])
-    if POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
+    owner = model.get_submodule(stack.rstrip(".").rpartition(".")[0])
+    decoder = owner if takes_prompts(owner) else None
+    if (deep or not decoder) and POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
+        other = "use promptfl, whose prompts stand before all tokens, or another" if decoder else "use another"
         raise FedpeftError(
-            f"prompts would move the positions of the tokens, which every layer of model family "
-            f"{family_of(model)!r} needs: use another method."
+            f"prompts within the text would move the positions of the tokens, which every layer of model family "
+            f"{family_of(model)!r} needs: {other} method."
         )
-    return found
+    return Stack(found, decoder)
 
 
 def _mask_of(layer: nn.Module) -> tuple[str, int]:

@@ -1,0 +1,137 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Prompts before all tokens of a causal language model, which computes with their positions.
+
+    [P, E]      P at the positions 0, ..., R - 1, E from R on, on whichever side a text is padded
+
+They are put before the embeddings that the model's layers begin with, and taken out of what the last layer returns, so
+that masks, positions and the cache of keys and values are those of a text that begins with R tokens more.
+
+Source: Lester et al. 2021, The Power of Scale for Parameter-Efficient Prompt Tuning.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.errors import FedpeftError
+
+READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of what embeds tokens and calls the layers
+FULL = "full_attention"  # of a mask for each kind of layer
+
+
+def takes_prompts(decoder: nn.Module) -> bool:
+    """Return whether a module is the part of a causal language model that calls its layers."""
+    return set(inspect.signature(type(decoder).forward).parameters) >= READS
+
+
+def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
+    """Put prompts before all tokens that a decoder reads.
+
+    Args:
+        decoder: of which `takes_prompts` is true; it gets two hooks.
+        prompts: the prompts as they are (R, d).
+    """
+
+    order = list(inspect.signature(type(decoder).forward).parameters)[1:]
+
+    def enter(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        given = dict(zip(order, inputs, strict=False)) | named
+        return (), _extended(module, given, prompts())
+
+    def leave(module: nn.Module, inputs: tuple[Any, ...], named: dict[str, Any], output: Any) -> Any:
+        cache, length = named.get("past_key_values"), output["last_hidden_state"].shape[1]
+        if cache is None or cache.get_seq_length() == length:  # otherwise the prompts are in the cache
+            output["last_hidden_state"] = output["last_hidden_state"][:, len(prompts()) :]
+        return output
+
+    decoder.register_forward_pre_hook(enter, with_kwargs=True)
+    decoder.register_forward_hook(leave, with_kwargs=True)
+
+
+def _extended(decoder: nn.Module, given: dict[str, Any], prompts: Tensor) -> dict[str, Any]:
+    """Return a decoder's arguments with the prompts: before the tokens, or, of a text that goes on, in the cache."""
+    cache, mask = given.get("past_key_values"), given.get("attention_mask")
+    count = len(prompts)
+    if cache is not None and cache.get_seq_length():
+        positions = given.get("position_ids")
+        positions = None if positions is None else positions + count
+        return given | {"attention_mask": _each(mask, count, _going_on), "position_ids": positions}
+    tokens = given.get("inputs_embeds")
+    if tokens is None:
+        tokens = decoder.get_input_embeddings()(given["input_ids"])
+    embedded = torch.cat((prompts.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
+    longest = getattr(decoder.config, "max_position_embeddings", None)
+    if longest and embedded.shape[1] > longest:
+        raise FedpeftError(
+            f"{count} prompts and a text of {tokens.shape[1]} tokens are more than the {longest} positions of the "
+            f"language model: lower backbone.text_length, or the tokens in the method's settings."
+        )
+    return given | {
+        "input_ids": None,
+        "inputs_embeds": embedded,
+        "attention_mask": _each(mask, count, _beginning),
+        "position_ids": _positions(given.get("position_ids"), _real(mask, tokens), count),
+    }
+
+
+def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
+    """Return the positions of the prompts and of the tokens (..., R + T).
+
+    Args:
+        given: of the tokens (B, T), (1, T), or (3, B, T) where an image has three axes; None: the model counts them.
+        real: whether a token is one of the text, (B, T); others pad it.
+        count: R.
+    """
+    if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
+        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, torch.iinfo(given.dtype).max).min()
+        given = (real.long().cumsum(-1) - 1).clamp_min(0) + first
+    before = torch.arange(count, device=given.device, dtype=given.dtype).expand(*given.shape[:-1], -1)
+    return torch.cat((before + given.amin(-1, keepdim=True), given + count), dim=-1)
+
+
+def _real(mask: Any, tokens: Tensor) -> Tensor:
+    """Return whether a token is one of the text (B, T), from a mask of any form."""
+    if isinstance(mask, Mapping):
+        mask = mask.get(FULL)
+    if mask is None:
+        return torch.ones(tokens.shape[:2], dtype=torch.bool, device=tokens.device)
+    if mask.dim() == 4:  # the last query sees all of the text
+        mask = mask[:, 0, -1] == 0 if mask.is_floating_point() else mask[:, 0, -1]
+    return mask.bool().expand(tokens.shape[:2])
+
+
+def _each(mask: Any, count: int, extend: Callable[[Tensor, int], Tensor]) -> Any:
+    """Return a mask with the prompts, of each kind of layer where these have masks of their own."""
+    if isinstance(mask, Mapping):
+        return {kind: _each(one, count, extend) for kind, one in mask.items()}
+    return None if mask is None else extend(mask, count)
+
+
+def _visible(mask: Tensor, columns: tuple[int, ...]) -> Tensor:
+    """Return a part of a mask where everything is seen."""
+    return mask.new_full(columns, 0 if mask.dim() == 4 and mask.is_floating_point() else 1)
+
+
+def _beginning(mask: Tensor, count: int) -> Tensor:
+    """Return the mask of a text behind prompts: of tokens (B, R + T), or of queries and tokens (B, 1, R + T, R + T)."""
+    wider = torch.cat((_visible(mask, (*mask.shape[:-1], count)), mask), dim=-1)
+    if mask.dim() == 2:
+        return wider
+    hidden = torch.finfo(mask.dtype).min if mask.is_floating_point() else 0
+    later = torch.ones(count, wider.shape[-1], dtype=torch.bool, device=mask.device).triu(1)
+    rows = _visible(mask, (*mask.shape[:-2], count, wider.shape[-1])).masked_fill(later, hidden)
+    return torch.cat((rows, wider), dim=-2)
+
+
+def _going_on(mask: Tensor, count: int) -> Tensor:
+    """Return the mask of the next token of a text whose prompts are in the cache.
+
+    A mask of tokens does not count the prompts; one of queries and tokens does, by the cache, at its end.
+    """
+    seen = _visible(mask, (*mask.shape[:-1], count))
+    return torch.cat((seen, mask if mask.dim() == 2 else mask[..., :-count]), dim=-1)
