@@ -19,11 +19,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.admission.job import admit_folder
+from fedpeft.doctor.job import read_job
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
+from fedpeft.job_check import check_sites
 from fedpeft.job_folder import job_folder
 from fedpeft.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
@@ -54,12 +55,13 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     results = workspace / "server" / OF_SIMULATOR
     with tempfile.TemporaryDirectory() as scratch:
         folder = job_folder(job, overrides, Path(scratch))
-        admit_folder(folder, classes=listed_classes(workspace))
+        sections = read_job(folder, classes=listed_classes(workspace)).sections
         folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
         check_place(workspace, job)
+        check_sites(sections, sites, models=bool(overrides))  # the jobs of the project fit as they are
         if threads > 1:
             threads = _that_fit(folder, workspace, threads)
         with held(workspace) as lock:

@@ -9,7 +9,7 @@ import torch
 from fedpeft import methods
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.keys import is_key
+from fedpeft.keys import belongs, is_key, layers_of
 
 SITES = ("slake", "vqa-rad")
 SMALL = (
@@ -36,5 +36,9 @@ def test_a_federation_of_any_method_ends_with_its_figures(name, sections, tmp_pa
         assert 0 <= update.metrics["overall"] <= 1
     assert bool(result.state) == methods.get(name).exchanges
     assert all(map(is_key, result.state))
+    sent = [update.state.keys() for update in result.updates.values()]
+    assert sent[0] == sent[1]
+    drawn = [[layer] for layer in layers_of(first)] if methods.get(name).schedule else [None]  # one of these, or all
+    assert set(sent[0]) in [{key for key in first if belongs(key, layers)} for layers in drawn]
     assert result.state.keys() <= first.keys()
     assert not result.state or any(not torch.equal(tensor, first[key]) for key, tensor in result.state.items())

@@ -19,6 +19,7 @@ from fedpeft.client.metrics import check_metric
 from fedpeft.client.site_state import SiteState
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.catalog import without_head
 from fedpeft.methods.products import FrozenProducts
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Beside, parameter_count
@@ -112,11 +113,7 @@ class SiteModel:
                 setting="method.head",
             )
         if not self.trainable.parameters():
-            raise FedpeftError(
-                f"name is {method.name!r}, which trains the head alone, and training.answering={name!r} has none: "
-                f"choose another method.",
-                setting="method.name",
-            )
+            raise FedpeftError(without_head(method.name, name), setting="method.name")
 
     def beside(self, received: State) -> Beside:
         """Return what is frozen in this round and belongs to the model that is measured.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.client import answering
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs, layer_of, layers_of
 from fedpeft.methods.method import METHODS, TuningMethod
@@ -72,28 +73,37 @@ def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[Me
         yield _entry(backbone, name, method, settings)
 
 
-def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS) -> MethodEntry:
+def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, way: str = "") -> MethodEntry:
     """Return one method in a backbone, without counting the others.
 
     Args:
         backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
         name: of the method.
         settings: as for `entries`.
+        way: as `training.answering` writes it; empty: the only one that the backbone has, or any.
 
     Raises:
         FedpeftError: no method has that name.
     """
-    return _entry(backbone, name, METHODS.get(name), settings)
+    return _entry(backbone, name, METHODS.get(name), settings, way)
 
 
-def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settings) -> MethodEntry:
+def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settings, way: str = "") -> MethodEntry:
+    way = way or getattr(backbone, "answering", "")
     try:
         own = MethodSettings(name=name, settings=settings).settings_of("")
         counts = parameter_counts(backbone, method.tuning(), own)
+        if not counts and way and not answering.get(way).head:
+            raise FedpeftError(without_head(name, way), setting="method.name")
     except FedpeftError as error:
         return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
     least, most = _in_a_round(method, counts)
     return MethodEntry(name=name, method=method, trained=sum(counts.values()), exchanged=most, least=least)
+
+
+def without_head(name: str, way: str) -> str:
+    """Return why a method that trains the head alone does not go with a way to answer without one."""
+    return f"name is {name!r}, which trains the head alone, and answering={way!r} has none: choose another method."
 
 
 def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:

@@ -299,7 +299,7 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
     if (deep or not decoder) and POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
         other = "use promptfl, whose prompts stand before all tokens, or another" if decoder else "use another"
         raise FedpeftError(
-            f"prompts within the text would move the positions of the tokens, which every layer of model family "
+            f"prompts among the tokens would move their positions, which every layer of model family "
             f"{family_of(model)!r} needs: {other} method."
         )
     return Stack(found, decoder)

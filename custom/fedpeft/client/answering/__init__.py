@@ -42,6 +42,11 @@ class WayToAnswer:
     home: Build | str
     reads: str = FEATURES
 
+    @property
+    def head(self) -> bool:
+        """Whether a head of the site makes the answers, which is so where features are read."""
+        return self.reads == FEATURES
+
     def build(
         self,
         backbone: Backbone,
