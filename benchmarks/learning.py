@@ -4,6 +4,7 @@
     python benchmarks/learning.py                     # every site trains all layers: all methods, three seeds
     python benchmarks/learning.py --methods fedavg fedpia --seeds 10 11
     python benchmarks/learning.py --methods all       # every method of the registry, 20 rounds (every_method.py)
+    python benchmarks/learning.py --methods all --rows adapterfusion --set training.learning_rate=0.0015
     python benchmarks/learning.py --own               # sites whose adapters start from different random seeds
     python benchmarks/learning.py --study             # the study of study.py: hours of two cores, resumable
     python benchmarks/learning.py --study --methods ours --seeds 0 1    # some of its rows and seeds
@@ -252,6 +253,9 @@ def spread(values: Sequence[float]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", nargs="+", choices=[*KNOWN, ALL], metavar="METHOD", help=NAMES)
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(every_method.EVERY), metavar="ROW", help=f"of --methods {ALL}, only these"
+    )
     parser.add_argument("--seeds", nargs="+", type=int, help=f"default: {SEEDS}, of the study {study.SEEDS}")
     parser.add_argument("--own", action="store_true", help="every site's adapter starts from a seed of its own")
     parser.add_argument("--layers", action="store_true", help="4 of 12 layers: F3OCUS and its peers beside FedAvg")
@@ -274,8 +278,10 @@ def main() -> None:
     everything = chosen.methods == [ALL]
     if not everything and ALL in (chosen.methods or ()):
         parser.error(f"{ALL!r} stands for every method: give it alone")
+    if chosen.rows and not everything:
+        parser.error(f"--rows are those of --methods {ALL}: give both")
     named = OWN if chosen.own else ("fedavg", *LAYERS) if chosen.layers else METHODS
-    methods = every_method.EVERY if everything else chosen.methods or named
+    methods = chosen.rows or every_method.EVERY if everything else chosen.methods or named
     named_settings = every_method.SETTINGS if everything else OWN_START if chosen.own else []
     overrides = [*named_settings, *chosen.set]
     order = list(methods)

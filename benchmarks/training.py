@@ -34,18 +34,22 @@ class Row(NamedTuple):
         method: ours; empty in the rows of others.
         training: settings that are not the usual ones.
         last_third: whether the last third of the layers alone has adapters.
+        vit: whether the model is a ViT of the same width and depth, patches of 16 and at most 224 pixels a side, which
+            reads the image alone.
     """
 
     theirs: str
     method: str = ""
     training: Mapping[str, Any] = MappingProxyType({})
     last_third: bool = False
+    vit: bool = False
 
 
 HALF = {"precision": "bfloat16"}
 LESS = {"attention": "fused", "last_layer": "first_token"}
 LORA, LORA_HALF = "PEFT LoRA", "PEFT LoRA, bf16"
 FEDDAT, FEDDAT_HALF = "FedDAT", "FedDAT, bf16"
+VIT = "ViT, houlsby, last third"
 ROWS = {
     LORA: Row(LORA),
     "lora": Row(LORA, "lora"),
@@ -66,18 +70,19 @@ ROWS = {
     "feddat, less, reuse, micro": Row(FEDDAT, "feddat_houlsby", LESS | {"reuse_passes": True, "micro_batch": 4}),
     FEDDAT_HALF: Row(FEDDAT_HALF, "", HALF),
     "feddat, less, bf16": Row(FEDDAT_HALF, "feddat_houlsby", LESS | HALF | {"frozen_precision": "bfloat16"}),
+    VIT: Row(VIT, "houlsby", last_third=True, vit=True),
+    "ViT, houlsby, last third, kept": Row(VIT, "houlsby", {"features_mib": 64}, last_third=True, vit=True),
 }
+VIT_PIXELS = 224
 TINY = {"hidden_size": 96, "intermediate_size": 192, "num_attention_heads": 4, "image_size": 96}
 
 
 def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], float], Any]:
     """The step of a site with one of our methods, with the head of ViLT for questions, and what a round is in."""
     import torch
-    from transformers import ViltModel
 
     from fedpeft import methods
     from fedpeft.backbones.matrices import matrices
-    from fedpeft.backbones.vilt import Vilt
     from fedpeft.client import computing
     from fedpeft.client.answering.classification import Classification
     from fedpeft.client.batches import Batch
@@ -89,7 +94,7 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
     from fedpeft.training_settings import TrainingSettings
 
     settings = TrainingSettings(rounds=1, **row.training)
-    backbone = Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
+    backbone = vit(config) if row.vit else vilt(config)
     weights = matrices(backbone.model)
     first = min(backbone.num_layers * 2 // 3, backbone.num_layers - 1)
     own = {"layers": list(range(first, backbone.num_layers))} if row.last_third else {}
@@ -119,6 +124,27 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
     return step, computing.as_trained(backbone, settings, features)
 
 
+def vilt(config: Any) -> Any:
+    """A ViLT with random weights."""
+    from transformers import ViltModel
+
+    from fedpeft.backbones.vilt import Vilt
+
+    return Vilt(ViltModel(config), tokenizer=None, prepare=None, text_length=40)
+
+
+def vit(config: Any) -> Any:
+    """A ViT of the width and depth of a ViLT, with random weights."""
+    from transformers import ViTConfig, ViTModel
+
+    from fedpeft.backbones.vit import Vit
+
+    names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+    size = min(config.image_size, VIT_PIXELS)
+    shape = ViTConfig(**{name: getattr(config, name) for name in names}, image_size=size, patch_size=16)
+    return Vit(ViTModel(shape, add_pooling_layer=False), size)
+
+
 def random_batch(config: Any, options: argparse.Namespace) -> tuple[dict, Any]:
     """Tokens, pixels and classes of a batch, as ViLT's processor makes them from images of one size."""
     import torch
@@ -145,6 +171,8 @@ def measure(name: str, options: argparse.Namespace) -> Measured:
     row, device = ROWS[name], torch.device(options.device)
     config = ViltConfig(**(TINY if options.tiny else {}), num_labels=options.classes)
     inputs, target = random_batch(config, options)
+    if row.vit:
+        inputs = {"pixel_values": inputs["pixel_values"][..., :VIT_PIXELS, :VIT_PIXELS]}
     inputs, target = {key: tensor.to(device) for key, tensor in inputs.items()}, target.to(device)
     if row.method:
         step, around = own_step(row, config, device)
@@ -213,7 +241,7 @@ def main() -> None:
         "against the row of others (PEFT LoRA, FedDAT) above. less: attention=fused, last_layer=first_token; bf16: "
         "theirs in autocast, ours with precision (autocast) and frozen_precision; reuse: reuse_passes; micro: "
         "micro_batch=4; last third: adapters in the last four of twelve layers alone; kept: features_mib=64, "
-        "in a step after a sample's first.",
+        "in a step after a sample's first. ViT: B/16 at 224 pixels, against its own row without kept features.",
     )
 
 

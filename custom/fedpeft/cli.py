@@ -17,6 +17,7 @@ from fedpeft.inspect import command as inspect
 from fedpeft.job_argument import JOB_HELP
 from fedpeft.predict import command as predict
 from fedpeft.serve import command as serve
+from fedpeft.settings import suggestion
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData
@@ -318,9 +319,15 @@ def _report(arguments: argparse.Namespace) -> None:
 def _methods(arguments: argparse.Namespace) -> None:
     from rich.console import Console
 
-    from fedpeft.report.catalogs import method_table
+    from fedpeft.backbones import names
+    from fedpeft.report.catalogs import method_list
 
-    Console().print(method_table(arguments.backbone))
+    if arguments.backbone not in names():
+        raise FedpeftError(
+            f"--backbone is {arguments.backbone!r}, which is no name: {suggestion(arguments.backbone, names())}; the "
+            f"methods in the model of a folder or a hub name: fedpeft backbones {arguments.backbone}."
+        )
+    Console(highlight=False).print(method_list(arguments.backbone))
 
 
 def _backbones(arguments: argparse.Namespace) -> None:
@@ -329,7 +336,7 @@ def _backbones(arguments: argparse.Namespace) -> None:
     from fedpeft.report.catalogs import backbone_table, source_tables
 
     tables = source_tables(arguments.source, arguments.name) if arguments.source else [backbone_table()]
-    Console().print(*tables, sep="\n\n")
+    Console(highlight=False).print(*tables, sep="\n\n", crop=False)
 
 
 if __name__ == "__main__":

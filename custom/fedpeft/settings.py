@@ -104,10 +104,12 @@ def about(setting: str, *, where: str = "") -> Iterator[None]:
 
 
 def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
-    """Refuse a value outside a closed set; the error names argument, value and what is allowed."""
+    """Refuse a value outside a closed set; the error names argument, value, what is allowed, and the closest of it."""
     allowed = tuple(allowed)
     if value not in allowed:
-        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}.", setting=name)
+        close = difflib.get_close_matches(str(value), map(str, allowed), n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else "."
+        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}{meant}", setting=name)
 
 
 def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:

@@ -148,3 +148,9 @@ def test_a_row_runs_and_is_printed_with_its_cost(every, learning, in_this_proces
     )
     assert "minus houlsby" in printed
     assert "Mbit a round" in printed
+
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--rows", "sba", "--set", "training.learning_rate=0.5"])
+    learning.main()  # other settings: a run of its own, beside those that are there
+    added = [json.loads(line) for line in out.read_text().splitlines()][2 * len(rows) :]
+    assert [line["method"] for line in added] == ["sba", "sba"]
+    assert all("training.learning_rate=0.5" in line["overrides"] for line in added)

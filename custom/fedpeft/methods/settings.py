@@ -14,7 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.several_backbones import check_depths
 from fedpeft.methods.site_settings import check_site_settings, replaced
-from fedpeft.settings import about, at_least, nested, one_of
+from fedpeft.settings import about, at_least, nested, one_of, suggestion
 
 PRIVATE, FEDERATED = "private", "federated"
 
@@ -71,7 +71,12 @@ class MethodSettings:
         at_least("probe_samples", self.probe_samples, 1)
         one_of("initialization", self.initialization, ("shared", "own"))
         for name in self.settings:
-            one_of("settings", name, methods.names())
+            if name not in methods.names():
+                raise FedpeftError(
+                    f"settings has {name!r:.200}, which is no method: write the settings of a method below its name, "
+                    f"as in method.settings={{{self.name}: {{...}}}}; {suggestion(name, methods.names())}.",
+                    setting="settings",
+                )
         for name, settings in (*self.settings.items(), *self.site_settings.items()):
             if not isinstance(settings, Mapping) or {"init_seed", "modules_to_save"} & set(settings):
                 raise FedpeftError(

@@ -1,11 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Tables of what there is to choose from: methods with their parameters in a backbone, backbones, and papers' tasks."""
+"""Lists of what there is to choose from: methods with their parameters in a backbone, backbones, and papers' tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
@@ -18,14 +19,17 @@ from fedpeft.paper_tasks import PaperTask
 
 JOBS = "The first job of a task is embedded and runs anywhere; jobs/paper/ has the published recipe, on real data."
 OWN_WORDS = "Read the owners' own terms before you use their data."
+NAME, NUMBER, RANGE, INDENT = 20, 13, 24, 4  # widths of the list of methods, which fits into 80 columns
 NOTE = (
     "Parameters with the settings that a composed job has with this backbone unless it sets others: the methods' "
     "defaults, or what the backbone declares. Without the head, which every method trains at its site."
 )
 
 
-def method_table(backbone: str, source: str | None = None) -> Table:
-    """Return one row for each method: parameters, aggregation, what it can do, and its paper.
+def method_list(backbone: str, source: str | None = None) -> Group:
+    """Return each method with its parameters and aggregation, and below them what it can do, and its paper.
+
+    Of a method that does not fit the backbone the reason stands there.
 
     Args:
         backbone: registered name.
@@ -34,19 +38,21 @@ def method_table(backbone: str, source: str | None = None) -> Table:
     Raises:
         FedpeftError: the backbone is unknown, or the source cannot be read.
     """
-    table = Table(
-        title=f"methods in {source or backbone}", caption=NOTE, caption_justify="left", title_justify="left", box=None
-    )
-    table.add_column("name", no_wrap=True)
-    for head in ("trained", "exchanged"):
-        table.add_column(head, justify="right")
-    table.add_column("aggregation, what it can do, source", overflow="fold")
     declared = backbones.BACKBONES.get(backbone).method_settings
+    head = f"{'name':<{NAME}} {'trained':>{NUMBER}}  {'exchanged':<{RANGE}} aggregation"
+    lines: list[RenderableType] = [Text(f"methods in {source or backbone}", "italic"), Text(head, "bold")]
     for entry in entries(backbones.skeleton(backbone, source), declared):
-        counts = [entry.misfit, ""] if entry.trained is None else [f"{entry.trained:,}", entry.sent]
-        words = "; ".join(filter(None, (f"default {usual(entry.method)}", ", ".join(entry.abilities))))
-        table.add_row(entry.name, *counts, f"{words}\n{entry.method.source}")
-    return table
+        method = entry.method
+        if entry.trained is None:
+            lines += [Text(f"{entry.name:<{NAME}} does not fit"), _below(entry.misfit)]
+            continue
+        first = f"{entry.name:<{NAME}} {entry.trained:>{NUMBER},}  {entry.sent:<{RANGE}} {usual(method)}"
+        lines += [Text(first), *map(_below, filter(None, (", ".join(entry.abilities), method.source)))]
+    return Group(*lines, Text(f"\n{NOTE}"))
+
+
+def _below(words: str) -> Padding:
+    return Padding(Text(words, "dim"), (0, 0, 0, INDENT))
 
 
 def source_tables(source: str, backbone: str) -> list[RenderableType]:
@@ -65,16 +71,19 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     count = sum(parameter.numel() for parameter in model.parameters())
     title = f"{source}: {type(model).__name__}, family {family_of(model)}, {count:,} parameters"
     stacks = Table(box=None)
-    for head in ("stack of layers", "layers", "width"):
-        stacks.add_column(head, justify="left" if head == "stack of layers" else "right")
-    for path, layers in layer_stacks(model).items():
+    layers_of = layer_stacks(model)
+    stacks.add_column("stack of layers", no_wrap=True, min_width=max(map(len, layers_of), default=0))
+    for head in ("layers", "width"):
+        stacks.add_column(head, justify="right")
+    for path, layers in layers_of.items():
         stacks.add_row(path, str(len(layers)), str(stream_width(layers)))
+    found = model_roles(model)
     roles = Table(title="roles", title_justify="left", box=None)
     roles.add_column("role", no_wrap=True)
-    roles.add_column("module", overflow="fold")
-    for role, path in model_roles(model).items():
+    roles.add_column("module", no_wrap=True, min_width=max(map(len, found.values())))  # a path is copied as a whole
+    for role, path in found.items():
         roles.add_row(role, path)
-    return [Text(title), stacks, roles, method_table(backbone, read)]
+    return [Text(title), stacks, roles, method_list(backbone, read)]
 
 
 def backbone_table() -> Table:
