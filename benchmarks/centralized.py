@@ -36,7 +36,7 @@ def accuracies(learner: Learner, part: SiteData) -> tuple[float, float, float]:
     lacks = torch.tensor([answer not in own for answer in learner.vocabulary.answers])
     right = among = others = 0
     for batch in learner.batches.of(part.test, learner.training.evaluation_batch_size):
-        scores = learner.answering.eval().answer_scores(batch.inputs)
+        scores = learner.answering.eval().answer_scores(batch.to(learner.device).inputs).cpu()
         first, of_own = scores.argmax(-1), scores.masked_fill(lacks, -torch.inf).argmax(-1)
         right += int((first[:, None] == batch.accepted).any(-1).sum())
         among += int((of_own[:, None] == batch.accepted).any(-1).sum())
@@ -61,16 +61,17 @@ def run(row: str, seed: int, overrides: list[str]) -> list[tuple[float, float, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--row", default="houlsby, centralized", help="of every_method.py, a centralized one")
+    rows = [row for row in every_method.EVERY if row.endswith(", centralized")]
+    parser.add_argument("--row", default=rows[0], choices=rows, metavar="ROW", help="; ".join(rows))
     parser.add_argument("--seed", type=int, default=learning.SEEDS[0])
     parser.add_argument("--set", action="append", default=[], metavar="SECTION.NAME=VALUE", help="change one setting")
     chosen = parser.parse_args()
     print(machine())
     figures = run(chosen.row, chosen.seed, chosen.set)
-    rows = [(site, *(f"{one:.1f}" for one in own)) for site, own in zip(SITES, figures, strict=True)]
-    rows.append(("all", *(f"{statistics.fmean(column):.1f}" for column in zip(*figures, strict=True))))
+    listed = [(site, *(f"{one:.1f}" for one in own)) for site, own in zip(SITES, figures, strict=True)]
+    listed.append(("all", *(f"{statistics.fmean(column):.1f}" for column in zip(*figures, strict=True))))
     heads = ("test questions of", "right %", "right among its own answers %", "answered in words that it has not %")
-    show(f"{chosen.row}, seed {chosen.seed}", heads, rows, "procedural data, tiny backbone")
+    show(f"{chosen.row}, seed {chosen.seed}", heads, listed, "procedural data, tiny backbone")
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.doctor.job import read_job
+from fedpeft.admission.job import admit_folder
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
@@ -55,13 +55,14 @@ def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[st
     results = workspace / "server" / OF_SIMULATOR
     with tempfile.TemporaryDirectory() as scratch:
         folder = job_folder(job, overrides, Path(scratch))
-        sections = read_job(folder, classes=listed_classes(workspace)).sections
+        admitted = admit_folder(folder, classes=listed_classes(workspace))
         folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
         sites = _sites(folder)
         if threads > len(sites):
             raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
         check_place(workspace, job)
-        check_sites(sections, sites, models=bool(overrides))  # the jobs of the project fit as they are
+        (executor,) = (entry["executor"] for entry in admitted.client["executors"])
+        check_sites(executor["args"], sites)
         if threads > 1:
             threads = _that_fit(folder, workspace, threads)
         with held(workspace) as lock:

@@ -25,6 +25,7 @@ from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor
 from fedpeft.flare.messages import from_model, to_model
+from fedpeft.job_check import check_sites
 from fedpeft.jobs import compose, write_job
 from fedpeft.messages.reply_contract import check_introduction, check_train_reply
 from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
@@ -112,6 +113,22 @@ def more_threads_than_sites(here):
 @case("unknown adapter")
 def unknown_adapter(here):
     composed("method.name=houlsbi")
+
+
+@case("a method that does not fit, in the simulator")
+def a_method_that_does_not_fit(here):
+    check_sites(composed("method.name=compacter", "method.settings={compacter: {reduction_factor: 32}}"), ["slake"])
+
+
+@case("no data folder, in the simulator")
+def no_data_folder_in_the_simulator(here):
+    here.monkeypatch.delenv("FEDPEFT_DATA", raising=False)
+    check_sites(compose(ROOT / "app_configs", "vqa_rad"), ["head"])
+
+
+@case("a relative path, in the simulator")
+def a_relative_path_in_the_simulator(here):
+    check_sites(compose(ROOT / "app_configs", "vqa_rad", ["data.root=scans"]), ["head"])
 
 
 @case("unknown setting")

@@ -127,7 +127,7 @@ def load(tmp_path_factory):
     return loaded
 
 
-def prepared(name, backbone, way):
+def prepared(name, backbone):
     return methods.get(name).tuning().prepare(backbone, SETTINGS.get(name, {}), seed=0)
 
 
@@ -158,7 +158,7 @@ def fit(backbone, trainable, steps, way):
 def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load, tmp_path):
     backbone, way = load(backbone_name), EVERY[backbone_name].answering
     count = parameter_count(backbone, methods.get(name).tuning(), SETTINGS.get(name, {}))
-    trainable = prepared(name, backbone, way)
+    trainable = prepared(name, backbone)
     first, private = trainable.state(), trainable.private_state()
     assert all(map(is_key, first))
     assert sum(map(torch.numel, first.values())) == count.exchanged
@@ -185,14 +185,14 @@ def test_it_learns_what_it_declares_and_nothing_else(name, backbone_name, load, 
 @pytest.mark.parametrize(("name", "backbone_name"), [pair for pair in PAIRS if refusal(*pair)])
 def test_what_does_not_go_together_is_refused_with_the_reason(name, backbone_name, load):
     with pytest.raises(FedpeftError, match=refusal(name, backbone_name)) as caught:
-        prepared(name, load(backbone_name), EVERY[backbone_name].answering)
+        prepared(name, load(backbone_name))
     assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.exports))
 def test_peft_reads_what_the_server_writes_of_it(name, backbone_name, load, tmp_path):
     backbone, way = load(backbone_name), BACKBONES[backbone_name].answering
-    trainable = prepared(name, backbone, way)
+    trainable = prepared(name, backbone)
     fit(backbone, trainable, 2, way)
     learned, settings = trainable.state(), SETTINGS.get(name, {})
     chosen = MethodSettings(name=name, settings={name: settings})
@@ -205,7 +205,7 @@ def test_peft_reads_what_the_server_writes_of_it(name, backbone_name, load, tmp_
 @pytest.mark.parametrize(("name", "backbone_name"), pairs(lambda method: method.neurons))
 def test_its_neurons_can_change_places_without_a_trace(name, backbone_name, load):
     backbone, way = load(backbone_name), BACKBONES[backbone_name].answering
-    trainable = prepared(name, backbone, way)
+    trainable = prepared(name, backbone)
     fit(backbone, trainable, 2, way)
     learned = trainable.state()
     layout = methods.get(name).neuron_layout()

@@ -2,18 +2,20 @@
 """PromptFL in causal language models: prompts are the first tokens of what a model reads, also while it writes."""
 
 import copy
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 import transformers as hf
-from small_models import MODELS, SIZE, SPECIAL, blip2
+from small_models import MODELS, SIZE, SPECIAL, blip2, gpt2
 from torch import nn
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, question_of
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.prepended_prompts import takes_prompts
 
 COUNT = 3
 IDS = {"vocab_size": 50, "pad_token_id": 0}
@@ -22,12 +24,10 @@ DECODERS = {
     "llama": lambda: hf.LlamaModel(hf.LlamaConfig(**SIZE, **IDS, max_position_embeddings=12)),
     "mistral": lambda: hf.MistralModel(hf.MistralConfig(**SIZE, **IDS, num_key_value_heads=2, sliding_window=64)),
     "gpt2": lambda: hf.GPT2Model(hf.GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=12, vocab_size=50)),
-    "opt": lambda: hf.OPTModel(
-        hf.OPTConfig(
-            **IDS, hidden_size=32, word_embed_proj_dim=32, num_hidden_layers=2, num_attention_heads=2, ffn_dim=64
-        )
-    ),
+    "opt": lambda: hf.OPTModel(hf.OPTConfig(**IDS, **OPT)),
+    "opt, narrow words": lambda: hf.OPTModel(hf.OPTConfig(**IDS, **OPT | {"word_embed_proj_dim": 16})),
 }
+ROTARY = ("llama", "mistral")
 WRITERS = {
     "llava": ("llava", MODELS["llava"]),
     "blip2": ("blip2", blip2),
@@ -78,8 +78,9 @@ def test_what_pads_a_text_on_either_side_changes_nothing(name, attention):
             row = torch.cat((pads, words) if left else (words, pads), dim=1)
             mask = torch.cat(((row > 0).long(), torch.ones(1, 5, dtype=torch.long)))
             places = (mask.cumsum(-1) - 1).clamp_min(0)
-            got = model(input_ids=torch.cat((row, whole)), attention_mask=mask, position_ids=places)
-            assert torch.allclose(got.last_hidden_state[0][mask[0] > 0], alone, atol=1e-5)
+            for positions in (None, places, places + 1 if name in ROTARY else places):  # PaliGemma counts from 1
+                got = model(input_ids=torch.cat((row, whole)), attention_mask=mask, position_ids=positions)
+                assert torch.allclose(got.last_hidden_state[0][mask[0] > 0], alone, atol=1e-5)
 
 
 def loaded(name, tmp_path):
@@ -119,18 +120,54 @@ def test_they_change_the_features_and_can_be_learned(name, tmp_path):
     backbone = loaded(name, tmp_path)
     pictures = [np.full((16, 16, 3), value, dtype=np.uint8) for value in (40, 200)]
     batch = backbone.collate(pictures, QUESTIONS)
-    first = backbone(**batch)
-    first.square().sum().backward()
+    goal = torch.randn(2, backbone.hidden_size, generator=torch.Generator().manual_seed(0))
+    loss = (backbone(**batch) - goal).square().sum()
+    loss.backward()
     gradients = {key: tensor.grad for key, tensor in backbone.named_parameters() if tensor.grad is not None}
     assert [key for key in gradients if "prompts" not in key] == []
     assert all(gradient.abs().sum(-1).min() > 0 for gradient in gradients.values())
+    with torch.no_grad():
+        for key, tensor in backbone.named_parameters():
+            if key in gradients:
+                tensor -= 1e-2 * gradients[key]
+        assert (backbone(**batch) - goal).square().sum() < loss
 
 
 def test_a_text_that_is_too_long_with_them_is_refused():
     model = DECODERS["llama"]().eval()
     prepared(model, tokens=9)
-    with pytest.raises(FedpeftError, match=r"9 prompts and a text of 4 tokens are more than the 12 positions .* lower"):
+    with pytest.raises(FedpeftError, match=r"a text of 13 tokens, prompts included, is more than the 12 positions"):
         model(input_ids=torch.tensor([[3, 4, 5, 6]]))
+
+
+def test_prompts_without_room_for_the_longest_question_are_refused_when_a_site_starts(tmp_path):
+    backbone = build(BackboneSettings(name="transformers", source=str(gpt2(tmp_path)), text_length=60))
+    methods.get("promptfl").tuning().prepare(backbone, {"tokens": 3}, seed=0)
+    with pytest.raises(FedpeftError, match="more than the 64 positions of the language model"):
+        methods.get("promptfl").tuning().prepare(backbone, {"tokens": 5}, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"token_type_ids": torch.zeros(1, 3, dtype=torch.long)}, "is given token_type_ids"),
+        ({"past_key_values": SimpleNamespace(is_compileable=True, get_seq_length=lambda: 0)}, "a cache that grows"),
+    ],
+)
+def test_what_prompts_cannot_stand_before_is_refused(given, sentence):
+    model = DECODERS["gpt2"]().eval()
+    prepared(model)
+    with pytest.raises(FedpeftError, match=sentence):
+        model(input_ids=torch.tensor([[3, 4, 5]]), **given)
+
+
+def test_a_decoder_that_reads_more_than_tokens_has_no_place_for_prompts():
+    class Deep(hf.LlamaModel):
+        def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, visual=None):
+            """As Qwen3-VL, whose images enter the layers by the places of their tokens."""
+
+    assert takes_prompts(DECODERS["llama"]())
+    assert not takes_prompts(Deep(hf.LlamaConfig(**SIZE, **IDS)))
 
 
 @pytest.mark.parametrize("name", ["vpt", "dvpt"])

@@ -29,8 +29,8 @@ def test_a_site_without_data_is_named_with_the_remedy(tmp_path, sections):
     chosen["data"] = {"dataset": "vqa_rad"}
     run = simulate(write(tmp_path / "job", chosen), tmp_path / "ws", threads=2, environment={"FEDPEFT_DATA": ""})
     assert run.code == 1
-    assert "site head cannot take part" in run.error
-    assert "FEDPEFT_DATA" in run.error
+    assert "site head: No data folder for 'vqa_rad': set the environment variable FEDPEFT_DATA" in run.error
+    assert not (tmp_path / "ws").exists()
 
 
 def test_a_flare_variable_is_refused_before_anything_starts(tmp_path, sections):

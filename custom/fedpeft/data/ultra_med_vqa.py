@@ -34,4 +34,6 @@ def load(settings: DataSettings) -> SiteData:
     return replace(data, source=f"Ultra-MedVQA ({data.site}), questions made by templates from the classes of MedMNIST")
 
 
-DATASET = DataSet(load=load, metric=ACCURACY, origin=medmnist.ORIGIN, layout=tree(__doc__))
+DATASET = DataSet(
+    load=load, metric=ACCURACY, origin=medmnist.ORIGIN, layout=tree(__doc__), folders=manifest.DATASET.folders
+)

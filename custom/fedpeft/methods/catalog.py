@@ -103,7 +103,10 @@ def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settin
 
 def without_head(name: str, way: str) -> str:
     """Return why a method that trains the head alone does not go with a way to answer without one."""
-    return f"name is {name!r}, which trains the head alone, and answering={way!r} has none: choose another method."
+    return (
+        f"name is {name!r}, which trains the head alone, and with training.answering={way!r} there is none: choose "
+        f"another method.name."
+    )
 
 
 def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:

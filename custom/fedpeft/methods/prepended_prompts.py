@@ -3,8 +3,9 @@
 
     [P, E]      P at the positions 0, ..., R - 1, E from R on, on whichever side a text is padded
 
-They are put before the embeddings that the model's layers begin with, and taken out of what the last layer returns, so
-that masks, positions and the cache of keys and values are those of a text that begins with R tokens more.
+They are put before the embeddings that the model's layers begin with, and taken out of what the last layer returns.
+Masks, positions and the cache of keys and values are those of a text that begins with R tokens more; where a mask of
+queries and tokens has a sliding window, the prompts are seen from beyond it too.
 
 Source: Lester et al. 2021, The Power of Scale for Parameter-Efficient Prompt Tuning.
 """
@@ -15,18 +16,28 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 
 READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of what embeds tokens and calls the layers
+OTHERS = {"input_ids", "position_ids", "use_cache", "cache_position", "return_dict", "output_attentions", "kwargs"} | {
+    "output_hidden_states",
+    "token_type_ids",
+    "encoder_hidden_states",
+    "encoder_attention_mask",
+}  # that it may have besides; any other may have one value for each token
+BY_TOKEN = ("token_type_ids", "encoder_hidden_states")  # that nothing may be given for
 FULL = "full_attention"  # of a mask for each kind of layer
 
 
 def takes_prompts(decoder: nn.Module) -> bool:
-    """Return whether a module is the part of a causal language model that calls its layers."""
-    return set(inspect.signature(type(decoder).forward).parameters) >= READS
+    """Return whether a module is the part of a causal language model that calls its layers, and reads tokens alone."""
+    arguments = set(list(inspect.signature(type(decoder).forward).parameters)[1:])
+    return READS <= arguments <= READS | OTHERS
 
 
 def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
@@ -53,30 +64,68 @@ def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
     decoder.register_forward_hook(leave, with_kwargs=True)
 
 
+def check_room(backbone: Backbone, decoder: nn.Module, count: int) -> None:
+    """Refuse prompts that leave the longest question no position; a skeleton, which reads nothing, is not checked.
+
+    Args:
+        backbone: whose `inputs` say how long a question may be.
+        decoder: of its model.
+        count: R.
+
+    Raises:
+        FedpeftError: they do; `prepend` refuses longer texts, as those with an answer, when they are read.
+    """
+    inputs = getattr(backbone, "inputs", None)
+    if inputs is not None:
+        size = backbone.image_size or 16
+        batch = backbone.collate([np.zeros((size, size, 3), dtype=np.uint8)], ["word " * inputs.text_length])
+        _check_length(decoder, batch["input_ids"].shape[1] + count)
+
+
 def _extended(decoder: nn.Module, given: dict[str, Any], prompts: Tensor) -> dict[str, Any]:
     """Return a decoder's arguments with the prompts: before the tokens, or, of a text that goes on, in the cache."""
     cache, mask = given.get("past_key_values"), given.get("attention_mask")
     count = len(prompts)
-    if cache is not None and cache.get_seq_length():
-        positions = given.get("position_ids")
-        positions = None if positions is None else positions + count
-        return given | {"attention_mask": _each(mask, count, _going_on), "position_ids": positions}
     tokens = given.get("inputs_embeds")
     if tokens is None:
         tokens = decoder.get_input_embeddings()(given["input_ids"])
+    before = cache.get_seq_length() if cache is not None else 0
+    _check(decoder, given, tokens.shape[1] + (before or count))
+    if before:
+        positions = given.get("position_ids")
+        positions = None if positions is None else positions + count
+        return given | {"attention_mask": _each(mask, count, _going_on), "position_ids": positions}
     embedded = torch.cat((prompts.to(tokens.dtype).expand(len(tokens), -1, -1), tokens), dim=1)
-    longest = getattr(decoder.config, "max_position_embeddings", None)
-    if longest and embedded.shape[1] > longest:
-        raise FedpeftError(
-            f"{count} prompts and a text of {tokens.shape[1]} tokens are more than the {longest} positions of the "
-            f"language model: lower backbone.text_length, or the tokens in the method's settings."
-        )
     return given | {
         "input_ids": None,
         "inputs_embeds": embedded,
         "attention_mask": _each(mask, count, _beginning),
         "position_ids": _positions(given.get("position_ids"), _real(mask, tokens), count),
     }
+
+
+def _check(decoder: nn.Module, given: Mapping[str, Any], length: int) -> None:
+    """Refuse a call of a decoder in which prompts cannot stand before all tokens.
+
+    Args:
+        decoder, given: with the arguments of the call.
+        length: of the text with the prompts, what is in the cache included.
+    """
+    _check_length(decoder, length)
+    cache = given.get("past_key_values")
+    if getattr(cache, "is_compileable", False):
+        raise FedpeftError("prompts need a cache that grows with the text: leave cache_implementation out.")
+    if other := [name for name in BY_TOKEN if given.get(name) is not None]:
+        raise FedpeftError(f"the language model is given {other[0]}, which the prompts have not: use another method.")
+
+
+def _check_length(decoder: nn.Module, length: int) -> None:
+    longest = getattr(decoder.config, "max_position_embeddings", None)
+    if longest and length > longest:
+        raise FedpeftError(
+            f"a text of {length} tokens, prompts included, is more than the {longest} positions of the language model: "
+            f"lower backbone.text_length, or the tokens in the method's settings."
+        )
 
 
 def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
@@ -88,7 +137,8 @@ def _positions(given: Tensor | None, real: Tensor, count: int) -> Tensor:
         count: R.
     """
     if given is None or given.dim() == 2:  # counted over what pads a text where nobody said how long that is
-        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, torch.iinfo(given.dtype).max).min()
+        most = torch.iinfo(torch.long).max
+        first = 0 if given is None else given.expand(real.shape).masked_fill(~real, most).amin(-1, keepdim=True)
         given = (real.long().cumsum(-1) - 1).clamp_min(0) + first
     before = torch.arange(count, device=given.device, dtype=given.dtype).expand(*given.shape[:-1], -1)
     return torch.cat((before + given.amin(-1, keepdim=True), given + count), dim=-1)
@@ -132,6 +182,11 @@ def _going_on(mask: Tensor, count: int) -> Tensor:
     """Return the mask of the next token of a text whose prompts are in the cache.
 
     A mask of tokens does not count the prompts; one of queries and tokens does, by the cache, at its end.
+
+    Raises:
+        FedpeftError: it is one of several tokens at once.
     """
+    if mask.dim() == 4 and mask.shape[-2] > 1:
+        raise FedpeftError("behind prompts a text goes on token by token: leave prefill_chunk_size out.")
     seen = _visible(mask, (*mask.shape[:-1], count))
     return torch.cat((seen, mask if mask.dim() == 2 else mask[..., :-count]), dim=-1)

@@ -35,7 +35,7 @@ from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, t
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
-from fedpeft.methods.prepended_prompts import prepend, takes_prompts
+from fedpeft.methods.prepended_prompts import check_room, prepend, takes_prompts
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import at_least, build, one_of
 
@@ -177,6 +177,9 @@ class PromptTuning(Tuning):
         chosen = build(self.settings_cls, settings, section=f"method.settings.{self.name}")
         stack = transformer_layers(backbone.model, self._tower, deep=self._deep)
         count, width = len(stack.layers) if self._deep else 1, stream_width(stack.layers)
+        if stack.decoder and not self._deep:
+            width = stack.decoder.get_input_embeddings().weight.shape[1]  # OPT may make its stream wider
+            check_room(backbone, stack.decoder, chosen.tokens)
         bound = uniform_bound(backbone.model, width) if self._std is None else 0.0
         tokens = {
             place_of(layer, SLOT): self._drawn(backbone.model, (chosen.tokens, width), layer, bound, seed)

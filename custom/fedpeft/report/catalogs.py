@@ -80,7 +80,8 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     found = model_roles(model)
     roles = Table(title="roles", title_justify="left", box=None)
     roles.add_column("role", no_wrap=True)
-    roles.add_column("module", no_wrap=True, min_width=max(map(len, found.values())))  # a path is copied as a whole
+    longest = max(map(len, found.values()), default=0)
+    roles.add_column("module", no_wrap=True, min_width=longest)  # a path is copied as a whole
     for role, path in found.items():
         roles.add_row(role, path)
     return [Text(title), stacks, roles, method_list(backbone, read)]
