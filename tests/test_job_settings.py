@@ -32,7 +32,6 @@ READERS = {
     ("changes", "readers", "sentence"),
     [
         ([], [], ""),
-        (["method.name=feddat_houlsby", "training.answering=generation"], ["composer", "server", "site"], "each token"),
         ([*SCHEDULED, "method.matched_layers=12"], ["composer", "server", "site"], "layers that all sites have"),
         (["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"], ["composer", "site"], "of the backbone itself"),
         ([*SECURE, "schedule.clients_per_round=2"], ["composer", "server"], "the same sites in every round"),
