@@ -65,7 +65,7 @@ def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
 
 
 def check_room(backbone: Backbone, decoder: nn.Module, count: int) -> None:
-    """Refuse prompts that leave the longest question no position; a model without values, which reads nothing, has room.
+    """Refuse prompts that leave the longest question no position; a model on the meta device is not checked.
 
     Args:
         backbone: whose `inputs` say how long a question may be.
