@@ -85,14 +85,6 @@ class Registry(Generic[T]):
                 continue
             yield name, usable
 
-    def can_use(self, name: str) -> bool:
-        """Return whether a name is registered and, if it is a plugin's, can be imported."""
-        try:
-            self.get(name)
-        except FedpeftError:
-            return False
-        return True
-
     def skip(self, name: str, error: Exception) -> None:
         """Log once that a plugin is left out; what is wrong with the package's own is raised.
 

@@ -4,7 +4,6 @@ import json
 import pytest
 from harness import introduction
 
-from fedpeft.backbones import BACKBONES
 from fedpeft.messages.types import METRICS, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.run_recorder import RunRecorder
@@ -38,10 +37,12 @@ def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, re
     assert {site: entry["attempts"] for site, entry in sites.items()} == {s: r.attempts for s, r in accepted.items()}
 
 
-@pytest.mark.parametrize("backbone", BACKBONES.names())
-def test_the_history_says_whether_a_backbone_is_tiny(tmp_path, backbone):
+@pytest.mark.parametrize("name", ["procedural", "tiny"])
+@pytest.mark.parametrize("announced", [True, False])
+def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announced):
     record = RunRecorder(tmp_path, job="test")
-    record.begin(
-        MethodSettings(), TrainingSettings(rounds=1), {"north": introduction("north", backbone=backbone)}, problems={}
-    )
-    assert json.loads((tmp_path / "history.json").read_text())["tiny"] is BACKBONES.get(backbone).tiny
+    sites = {"north": introduction("north"), "south": introduction("south", **{name: announced})}
+    record.begin(MethodSettings(), TrainingSettings(rounds=1), sites, problems={})
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert history[name] is announced
+    assert ("(procedural)" in history["source"]) == (announced and name == "procedural")

@@ -9,6 +9,7 @@ from typing import Any
 
 from fedpeft.compare.published import source_of
 from fedpeft.compare.variants import Variant, sections_of
+from fedpeft.data import is_procedural
 from fedpeft.federation import site_backbone, site_data
 from fedpeft.job_settings import CommonSettings
 from fedpeft.jobs import PACKAGED, known_jobs
@@ -52,7 +53,8 @@ def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
     sites = sections["federation"]["sites"]
     datasets = [site_data(sections["data"], site)["dataset"] for site in sites]
     backbones = [site_backbone(sections["backbone"], site)["name"] for site in sites]
-    return set(history.sites) == set(sites) and history.source == origin(datasets, backbones)
+    source = origin(datasets, backbones, procedural=any(map(is_procedural, datasets)))
+    return set(history.sites) == set(sites) and history.source == source
 
 
 def _counted(settings: Mapping[str, str]) -> dict[str, str]:

@@ -65,8 +65,8 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
         FedpeftError: naming the site and the field.
     """
     known = {
-        "dataset": DATASETS.can_use,
-        "backbone": BACKBONES.can_use,
+        "dataset": DATASETS.names().__contains__,  # the server imports no plugin for what a site names
+        "backbone": BACKBONES.names().__contains__,
         "family": _is_family,
         "metric": TITLES.__contains__,
     }

@@ -61,8 +61,10 @@ class Introduction(_Message):
         classes: size of the site's label space; the labels themselves stay at the site.
         samples: number of samples in each split (`train`, `validation`, `test`).
         dataset: registered name of the data set.
+        procedural: whether that data set is computed and not measured on people.
         metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
         backbone: registered name of the backbone.
+        tiny: whether that backbone is too small for figures of medical meaning.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
         slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
         dtype: of every tensor that the site will send, as torch names it.
@@ -83,8 +85,10 @@ class Introduction(_Message):
     classes: int = 0
     samples: dict[str, int] = field(default_factory=dict)
     dataset: str = ""
+    procedural: bool = False
     metric: str = ACCURACY
     backbone: str = ""
+    tiny: bool = False
     family: str = ""
     slots: dict[str, str] = field(default_factory=dict)
     dtype: str = "float32"

@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedpeft
-from fedpeft.backbones import is_tiny
-from fedpeft.data import is_procedural
 from fedpeft.errors import LocalError
 from fedpeft.files import write_json
 from fedpeft.keys import layers_of
@@ -32,15 +30,16 @@ if TYPE_CHECKING:
     from fedpeft.trackers import RunTracking
 
 
-def origin(datasets: Iterable[str], backbones: Iterable[str]) -> str:
+def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:
     """Return in words with what the sites of a run work.
 
     Args:
         datasets: registered names.
         backbones: the same.
+        procedural: whether one of the data sets is computed.
     """
     data, models = sorted(set(datasets)), sorted(set(backbones))
-    return f"data: {', '.join(data)}{' (procedural)' * any(map(is_procedural, data))}; backbone: {', '.join(models)}"
+    return f"data: {', '.join(data)}{' (procedural)' * procedural}; backbone: {', '.join(models)}"
 
 
 class RunRecorder:
@@ -71,13 +70,13 @@ class RunRecorder:
         schedule: ScheduleSettings | None = None,
     ) -> None:
         """Record the settings of server and sites, and the result of the handshake."""
-        datasets = sorted({i.dataset for i in introductions.values()})
         backbones = sorted({i.backbone for i in introductions.values()})
+        procedural = any(i.procedural for i in introductions.values())
         self._history |= {
             "method": f"{method.label}, {', '.join(backbones)}",
-            "procedural": any(map(is_procedural, datasets)),
-            "tiny": any(map(is_tiny, backbones)),
-            "source": origin(datasets, backbones),
+            "procedural": procedural,
+            "tiny": any(i.tiny for i in introductions.values()),
+            "source": origin((i.dataset for i in introductions.values()), backbones, procedural=procedural),
             "settings": {"method": asdict(method), "training": asdict(training)}
             | ({"schedule": asdict(schedule)} if schedule and schedule.active else {}),
             "metrics": {site: i.metric for site, i in introductions.items()},

@@ -18,8 +18,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.backbones import is_tiny
 from fedpeft.client.memory_limit import limit_memory
 from fedpeft.data.baseline import baseline
+from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.plugin_names import keep_to
@@ -117,8 +119,10 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "classes": len(learner.vocabulary),
         "samples": {split: len(examples) for split, examples in learner.data.splits().items()},
         "dataset": learner.dataset,
+        "procedural": is_procedural(learner.dataset),
         "metric": learner.data.metric,
         "backbone": learner.backbone_name,
+        "tiny": is_tiny(learner.backbone_name),
         "family": learner.backbone.family,
         "slots": learner.trainable.slots(),
         "dtype": _dtype(sent),
