@@ -10,8 +10,19 @@ from fedpeft.errors import FedpeftError
 
 def test_every_method_of_peft_has_a_configuration_of_its_own_type():
     bottlenecks = ("houlsby", "pfeiffer", "parallel", "compacter")
-    assert adapters.names() == (*bottlenecks, "lora", "dora", "layernorm", "ia3", "oft", "hra", "vera")
-    for name in (*bottlenecks, "lora", "ia3", "oft", "hra", "vera"):
+    assert adapters.names() == (
+        *bottlenecks,
+        "lora",
+        "dora",
+        "layernorm",
+        "ia3",
+        "oft",
+        "hra",
+        "vera",
+        "fourierft",
+        "miss",
+    )
+    for name in (*bottlenecks, "lora", "ia3", "oft", "hra", "vera", "fourierft", "miss"):
         assert adapters.config(name).peft_type.value == name.upper()
 
 
@@ -68,7 +79,11 @@ def test_defaults_are_those_of_the_specification():
         ("dora", {"lora_alpha": "x"}, r"adapter 'dora' has lora_alpha='x', it must be a number\.$"),
         ("ia3", {"fan_in_fan_out": 1}, r"adapter 'ia3' has fan_in_fan_out=1, it must be true or false\.$"),
         ("vera", {"r": 1.5}, r"adapter 'vera' has r=1.5, it must be a whole number\.$"),
-        *((m, {"r": 0}, rf"adapter {m!r} has r=0, it must be at least 1\.$") for m in ("lora", "dora", "vera", "hra")),
+        *(
+            (m, {"r": 0}, rf"adapter {m!r} has r=0, it must be at least 1\.$")
+            for m in ("lora", "dora", "vera", "hra", "miss")
+        ),
+        ("fourierft", {"n_frequency": 0}, r"adapter 'fourierft' has n_frequency=0, it must be at least 1\.$"),
         ("lora", {"rank_pattern": {"query": 0}}, r"has rank_pattern={.query.: 0}, it must be at least 1\.$"),
         ("oft", {"r": 0, "oft_block_size": -3}, r"adapter .oft. has oft_block_size=-3, it must be at least 0\.$"),
         ("parallel", {"scaling": "4"}, "scaling='4' must be a number"),

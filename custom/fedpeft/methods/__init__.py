@@ -189,6 +189,32 @@ register(
     ),
 )
 register(
+    "fourierft",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:FOURIERFT",
+        label="fourier coefficients",
+        source="Gao et al. 2024, Parameter-Efficient Fine-Tuning with Discrete Fourier Transform",
+        leaves_matrices=True,
+        four_bits=True,
+        exports=True,
+        unequal_backbones=True,
+        limits=setting_limits.FOURIERFT,
+    ),
+)
+register(
+    "miss",
+    TuningMethod(
+        home="fedpeft.methods.peft_tuners:MISS",
+        label="miss blocks",
+        source="Kang and Yin 2024, MiSS: Balancing LoRA Performance and Efficiency with Simple Shard Sharing",
+        leaves_matrices=True,
+        four_bits=True,
+        exports=True,
+        unequal_backbones=True,
+        limits=setting_limits.MISS,
+    ),
+)
+register(
     "vpt",
     TuningMethod(
         home="fedpeft.methods.prompts:VPT",

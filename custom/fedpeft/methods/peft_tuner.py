@@ -32,7 +32,7 @@ class PeftTuning(SlotTuning):
         name: of its registration.
         roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
-        defaults: settings that differ from PEFT's.
+        defaults: settings that differ from PEFT's; they hold as well where a job has null.
         joint: whether a joint projection to query, key and value stands for each of them.
         least: what `SlotTuning.least` has besides.
     """
@@ -61,7 +61,8 @@ class PeftTuning(SlotTuning):
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
         check_types(self.name, settings, typing.get_type_hints(self.config_cls))
-        settings = {**self.defaults, **settings}
+        chosen = {name: value for name, value in settings.items() if value is not None or name not in self.defaults}
+        settings = {**self.defaults, **chosen}
         targets = settings.get("target_modules")
         if targets is not None:
             check_targets(targets, self.name)

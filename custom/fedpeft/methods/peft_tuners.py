@@ -1,15 +1,26 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """PEFT's own tuners whose tensors can be averaged: one object each.
 
+The update of `fourierft` and `miss` is linear in the trained tensors, so that the mean of the tensors is the mean of
+the updates; of the others it is that nearly, where the sites stay close to each other.
+
 Sources: `layernorm` Zhao et al. 2024; `ia3` Liu et al. 2022; `oft` Qiu et al. 2023; `vera` Kopiczko et al. 2024;
-`hra` Yuan et al. 2024.
+`hra` Yuan et al. 2024; `fourierft` Gao et al. 2024; `miss` Kang and Yin 2024.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from peft import HRAConfig, IA3Config, LNTuningConfig, OFTConfig, VeraConfig
+from peft import (
+    FourierFTConfig,
+    HRAConfig,
+    IA3Config,
+    LNTuningConfig,
+    MissConfig,
+    OFTConfig,
+    VeraConfig,
+)
 from torch import nn
 
 from fedpeft.backbones.targets import pattern_of
@@ -50,4 +61,20 @@ VERA = PeftTuning(
     tensors=("vera_lambda_b", "vera_lambda_d"),
     least={"r": 1},
     defaults={"save_projection": False},  # every site draws the frozen matrices from `projection_prng_key`
+)
+FOURIERFT = PeftTuning(
+    FourierFTConfig,
+    name="fourierft",
+    roles=QUERY_VALUE,
+    tensors=("fourierft_spectrum",),
+    least={"n_frequency": 1, "random_loc_seed": 0},
+    defaults={"init_weights": True, "random_loc_seed": 777},  # zeros: PEFT's normal values change the function
+)
+MISS = PeftTuning(
+    MissConfig,
+    name="miss",
+    roles=QUERY_VALUE,
+    tensors=("miss_block",),
+    least={"r": 1},
+    defaults={"r": 8},  # r numbers for each output, LoRA of rank 4 has as many
 )

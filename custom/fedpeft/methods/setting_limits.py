@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 64, 1024
+MOST_FREQUENCIES = 2**20  # of a matrix
 MOST_ENTRIES, LONGEST = 128, 256  # of a list or mapping; characters of a name in it
 Check = Callable[[Any], bool]
 Limits = Mapping[str, Check]
@@ -73,6 +74,7 @@ def each(limits: Limits) -> Check:
     return lambda value: isinstance(value, Mapping) and not any(True for _ in refused_settings(value, limits))
 
 
+SEED = whole(2**31 - 1, least=0)
 LAYERS = list_of(whole(MOST_LAYERS, least=0))
 
 
@@ -110,9 +112,16 @@ RANKED: dict[str, Check] = MODULES | {"r": whole(MOST_WIDTH), "layers_to_transfo
 OFT: Limits = RANKED | {"r": whole(MOST_WIDTH, least=0), "oft_block_size": whole(MOST_WIDTH, least=0)}
 VERA: Limits = RANKED | {
     "d_initial": number(0, MOST_SCALE),
-    "projection_prng_key": whole(2**31 - 1, least=0),
+    "projection_prng_key": SEED,
     "vera_dropout": number(0, 1),
 }
+FOURIERFT: Limits = MODULES | {
+    "n_frequency": whole(MOST_FREQUENCIES),
+    "scaling": number(0, MOST_SCALE * 16),
+    "random_loc_seed": SEED,
+    "layers_to_transform": LAYERS,
+}
+MISS: Limits = RANKED | {"miss_dropout": number(0, 1)}
 PROMPTS: dict[str, Check] = {"tokens": whole(MOST_WIDTH)}
 FACTORED_PROMPTS: Limits = PROMPTS | {
     "rank": whole(MOST_WIDTH),
