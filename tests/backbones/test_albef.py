@@ -253,6 +253,7 @@ SETTINGS = {  # the defaults leave no neuron of so narrow a model
     **{f"feddat_{name}": SMALLER for name in ("houlsby", "compacter", "adapterfusion")},
     "oft": {"oft_block_size": 8, "r": 0},
     "vera": {"r": 8},
+    "fourierft": {"n_frequency": 64},
     "dvpt": {"rank": 4},
     "lora_dvpt": {"dvpt": {"rank": 4}},
 }

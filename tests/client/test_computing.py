@@ -23,6 +23,7 @@ EVALUATED = 8 + 4  # test and validation questions of a round
 SETTINGS = {
     "compacter": ["method.settings.compacter.reduction_factor=4"],
     "feddat_compacter": ["method.settings.feddat_compacter.reduction_factor=4"],
+    "fourierft": ["method.settings.fourierft.n_frequency=64"],
 }
 
 

@@ -19,6 +19,7 @@ SMALL = (
     "data.train_size=4",
     "data.validation_size=2",
     "data.test_size=2",
+    "method.settings.fourierft.n_frequency=64",  # of matrices of 16 by 16
 )
 
 

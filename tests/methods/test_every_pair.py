@@ -76,6 +76,7 @@ SETTINGS = {
     "compacter": {"reduction_factor": 4},
     "oft": {"oft_block_size": 8},
     "vera": {"r": 8},
+    "fourierft": {"n_frequency": 64},
     "dvpt": {"rank": 4},
     "lora_dvpt": {"dvpt": {"rank": 4}},
     "adapterfusion": {"reduction_factor": 8},
