@@ -223,6 +223,11 @@ USER_ERRORS = [
     ("method.settings={lora_vpt: {lora: {r: x}}}", r"^adapter 'lora' has r='x', it must be a whole number\.$"),
     ("method.settings={vera: {d_initial: [1]}}", r"^adapter 'vera' has d_initial=\[1\], it must be a number\.$"),
     ("method.settings={full: {a: 1}}", "full has no setting 'a'"),
+    (
+        "method.settings.lora.r=2",
+        "^--set method.settings.lora changes nothing in a job whose method is houlsby: set method.name=lora as well, or "
+        r"change those of houlsby\.$",
+    ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
     ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
 ]

@@ -102,7 +102,10 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
     Raises:
         FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
-    return compose_parts(configs, parts_of(configs, job), overrides)
+    overrides = tuple(overrides)
+    sections = compose_parts(configs, parts_of(configs, job), overrides)
+    _check_used(overrides, sections["method"])
+    return sections
 
 
 def parts_of(configs: Path, job: str) -> list[str]:
@@ -141,6 +144,28 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
     sections = _with_backbone(sections)
     check(sections)
     return sections
+
+
+def _check_used(overrides: Iterable[str], method: Mapping[str, Any]) -> None:
+    """Refuse an override of the settings of a method that the job does not have: it would change nothing.
+
+    Args:
+        overrides: settings as `section.name=value`.
+        method: the job's section with them, checked.
+
+    Raises:
+        FedpeftError: with the first such setting.
+    """
+    from fedpeft.methods import with_bases
+    from fedpeft.methods.settings import MethodSettings
+
+    used = with_bases(method.get("name", MethodSettings.name))
+    for name in changed(overrides).get("method", {}).get("settings", {}):
+        if name not in used:
+            raise FedpeftError(
+                f"--set method.settings.{name} changes nothing in a job whose method is {used[-1]}: set "
+                f"method.name={name} as well, or change those of {' or '.join(reversed(used))}."
+            )
 
 
 def changed(overrides: Iterable[str]) -> dict[str, Any]:

@@ -19,14 +19,14 @@ SMALL = (
     "data.train_size=4",
     "data.validation_size=2",
     "data.test_size=2",
-    "method.settings.fourierft.n_frequency=64",  # of matrices of 16 by 16
 )
+SETTINGS = {"fourierft": ["method.settings.fourierft.n_frequency=64"]}  # of matrices of 16 by 16
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_a_federation_of_any_method_ends_with_its_figures(name, sections, tmp_path):
-    chosen = sections(*SMALL, f"method.name={name}")
+    chosen = sections(*SMALL, f"method.name={name}", *SETTINGS.get(name, ()))
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     first = learners[SITES[0]].first_state()
     (result,) = federate(learners)
