@@ -225,8 +225,8 @@ USER_ERRORS = [
     ("method.settings={full: {a: 1}}", "full has no setting 'a'"),
     (
         "method.settings.lora.r=2",
-        "^--set method.settings.lora changes nothing in a job whose method is houlsby: set method.name=lora as well, or "
-        r"change those of houlsby\.$",
+        "^--set method.settings.lora changes nothing in a job whose method is houlsby: set method.name=lora as well, "
+        r"or change those of houlsby\.$",
     ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
     ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
