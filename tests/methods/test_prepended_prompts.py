@@ -33,6 +33,7 @@ WRITERS = {
     "blip2": ("blip2", blip2),
     "paligemma": ("transformers", MODELS["paligemma"]),
     "qwen_vl": ("transformers", MODELS["qwen_vl"]),
+    "gpt2": ("transformers", gpt2),
 }
 QUESTIONS = ["where is the nodule in the image ?", "why ?"]
 ANSWERS = ["in the image", "why"]
@@ -166,8 +167,15 @@ def test_a_decoder_that_reads_more_than_tokens_has_no_place_for_prompts():
         def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, visual=None):
             """As Qwen3-VL, whose images enter the layers by the places of their tokens."""
 
+    class WithoutPositions(hf.GPT2Model):
+        def forward(self, input_ids=None, attention_mask=None, past_key_values=None, inputs_embeds=None, visual=None):
+            """The same, with layers that need no positions."""
+
     assert takes_prompts(DECODERS["llama"]())
-    assert not takes_prompts(Deep(hf.LlamaConfig(**SIZE, **IDS)))
+    for model in (Deep(hf.LlamaConfig(**SIZE, **IDS)), WithoutPositions(hf.GPT2Config(n_embd=32, n_layer=2, n_head=2))):
+        assert not takes_prompts(model)
+        with pytest.raises(FedpeftError, match="reads visual beside its tokens: use another method"):
+            prepared(model)
 
 
 @pytest.mark.parametrize("name", ["vpt", "dvpt"])

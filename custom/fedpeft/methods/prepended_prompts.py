@@ -36,8 +36,20 @@ FULL = "full_attention"  # of a mask for each kind of layer
 
 def takes_prompts(decoder: nn.Module) -> bool:
     """Return whether a module is the part of a causal language model that calls its layers, and reads tokens alone."""
-    arguments = set(list(inspect.signature(type(decoder).forward).parameters)[1:])
-    return READS <= arguments <= READS | OTHERS
+    return _is_decoder(decoder) and not read_besides(decoder)
+
+
+def read_besides(decoder: nn.Module) -> list[str]:
+    """Return what such a part of a causal language model reads that may have a value for each token; of others none."""
+    return sorted(_arguments(decoder) - READS - OTHERS) if _is_decoder(decoder) else []
+
+
+def _is_decoder(module: nn.Module) -> bool:
+    return _arguments(module) >= READS
+
+
+def _arguments(module: nn.Module) -> set[str]:
+    return set(list(inspect.signature(type(module).forward).parameters)[1:])
 
 
 def prepend(decoder: nn.Module, prompts: Callable[[], Tensor]) -> None:
