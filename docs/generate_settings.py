@@ -93,7 +93,8 @@ KINDS = {
 # PEFT's own settings that a site lets a job set
 OF_PEFT = {
     "r": "rank of the product `B A`; of `vera` that of its frozen matrices; of `hra` the number of reflections; of "
-    "`oft` the number of blocks, 0: it follows from `oft_block_size`; of `miss` the trained numbers of each output.",
+    "`oft` the number of blocks, 0: it follows from `oft_block_size`; of `miss` the trained numbers of each output of "
+    "a matrix.",
     "lora_alpha": "the product counts `lora_alpha / r` times; not set: 2 r.",
     "lora_dropout": "share of a layer's inputs that training leaves out.",
     "layers_to_transform": "transformer layers that get an adapter, counted from 0; not set: all.",
@@ -106,7 +107,7 @@ OF_PEFT = {
     "projection_prng_key": "seed of the frozen matrices, the same at all sites.",
     "vera_dropout": "share of a layer's inputs that training leaves out.",
     "n_frequency": "trained Fourier coefficients of each matrix.",
-    "scaling": "the update counts so many times.",
+    "scaling": "the update, whose inverse transform divides by the matrix's entries, counts so many times.",
     "random_loc_seed": "seed of the places of the coefficients, the same at all sites.",
     "miss_dropout": "share of a layer's inputs that training leaves out.",
 }

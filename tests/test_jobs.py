@@ -1,6 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import json
 import re
+from contextlib import nullcontext
 from copy import deepcopy
 from functools import reduce
 from itertools import product
@@ -13,7 +14,7 @@ from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
-from fedpeft.jobs import check, compose, outdated, recipes, write_job
+from fedpeft.jobs import check, check_used, compose, outdated, recipes, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.setting_names import names
 from fedpeft.settings import build
@@ -147,9 +148,9 @@ def test_a_wrong_setting_is_refused_before_anything_runs(override, message):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["method.name=full", SEVERAL], "method.name is 'full', which exchanges values of the backbone itself, and"),
-        (["method.name=dora", MATCHED], "method.name is 'dora', which exchanges values of the backbone itself, and"),
-        (["method.name=sba", MATCHED], "method.name is 'sba', which exchanges values of the backbone itself, and"),
+        (["method.name=full", SEVERAL], "method.name is 'full', which exchanges values that belong to one backbone"),
+        (["method.name=dora", MATCHED], "method.name is 'dora', which exchanges values that belong to one backbone"),
+        (["method.name=sba", MATCHED], "method.name is 'sba', which exchanges values that belong to one backbone"),
         (["method.name=promptfl", MATCHED], "name='promptfl' trains nothing layer by layer: leave out one of them"),
         (["method.name=classifier", "method.head=federated", MATCHED], "trains nothing layer by layer"),
         (["method.initialization=own", MATCHED], "not with initialization='own': leave out one of them"),
@@ -225,7 +226,7 @@ USER_ERRORS = [
     ("method.settings={full: {a: 1}}", "full has no setting 'a'"),
     (
         "method.settings.lora.r=2",
-        "^--set method.settings.lora changes nothing in a job whose method is houlsby: set method.name=lora as well, "
+        r"^method.settings.lora changes nothing in \S+, whose method is houlsby: set method.name=lora as well, "
         r"or change those of houlsby\.$",
     ),
     ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
@@ -287,3 +288,26 @@ def test_numbers_may_be_written_as_people_write_them():
 def test_a_job_without_data_is_refused():
     with pytest.raises(FedpeftError, match="data is None"):
         site_data(None, "slake")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["method.name=feddat_houlsby", "method.settings.houlsby.reduction_factor=8"], ""),
+        (["method.name=lora_vpt", "method.settings={lora_vpt: {lora: {r: 2}}}"], ""),
+        (["method.name=lora_vpt", "method.settings.lora.r=2"], r": write method\.settings\.lora_vpt\.lora\.$"),
+        (["method.name=dora", "method.settings.lora.r=2"], "set method.name=lora as well, or change those of dora"),
+    ],
+    ids=" ".join,
+)
+def test_settings_of_a_base_or_part_are_used_where_the_method_reads_them(overrides, sentence):
+    sections = compose(CONFIGS, "fedpia_task1", overrides)
+    with pytest.raises(FedpeftError, match=sentence) if sentence else nullcontext():
+        check_used(overrides, sections, job="fedpia_task1")
+
+
+def test_nothing_is_written_where_one_of_several_jobs_does_not_use_a_setting(tmp_path, capsys):
+    jobs = ["jobs", "fedpia_task1", "f3ocus_task1", "--set", "method.settings.houlsby.reduction_factor=8"]
+    assert main([*jobs, "--out", str(tmp_path)]) == 1
+    assert "changes nothing in f3ocus_task1, whose method is pfeiffer" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

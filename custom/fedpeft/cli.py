@@ -165,11 +165,14 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 def _jobs(arguments: argparse.Namespace) -> None:
     from fedpeft.admission.job import admit_folder
-    from fedpeft.jobs import compose, name_of, outdated, recipes, usual_configs, write_job
+    from fedpeft.jobs import check_used, compose, name_of, outdated, recipes, usual_configs, write_job
 
     configs = arguments.configs or usual_configs()
+    composed = {}
     for name in [name_of(job) for job in arguments.names] or recipes(configs):
-        sections = compose(configs, name, arguments.set)
+        composed[name] = compose(configs, name, arguments.set)
+        check_used(arguments.set, composed[name], job=name)
+    for name, sections in composed.items():
         if not arguments.check:
             write_job(arguments.out / name, name, sections)
         elif stale := outdated(arguments.out / name, name, sections):

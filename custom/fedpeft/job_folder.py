@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs, write_job
+from fedpeft.jobs import RECIPES, check_used, compose, configs_of, known_jobs, name_of, usual_configs, write_job
 from fedpeft.settings import suggestion
 
 
@@ -31,6 +31,8 @@ def job_folder(job: Path, overrides: Sequence[str], scratch: Path) -> Path:
             f"{job} is not a FLARE job folder, it has no meta.json, and no job of {configs / RECIPES}: "
             f"{suggestion(name, known_jobs(configs))}."
         )
+    sections = compose(configs, name, overrides)
+    check_used(overrides, sections, job=name)
     folder = scratch / "job" / job.name
-    write_job(folder, name, compose(configs, name, overrides))
+    write_job(folder, name, sections)
     return folder

@@ -102,10 +102,7 @@ def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str,
     Raises:
         FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
     """
-    overrides = tuple(overrides)
-    sections = compose_parts(configs, parts_of(configs, job), overrides)
-    _check_used(overrides, sections["method"])
-    return sections
+    return compose_parts(configs, parts_of(configs, job), overrides)
 
 
 def parts_of(configs: Path, job: str) -> list[str]:
@@ -146,26 +143,35 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
     return sections
 
 
-def _check_used(overrides: Iterable[str], method: Mapping[str, Any]) -> None:
-    """Refuse an override of the settings of a method that the job does not have: it would change nothing.
+def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
+    """Refuse settings of a method that a job does not have, which would change nothing.
 
     Args:
-        overrides: settings as `section.name=value`.
-        method: the job's section with them, checked.
+        settings: as `section.name=value`.
+        sections: of the job, composed with them.
+        job: its name, for the error.
 
     Raises:
         FedpeftError: with the first such setting.
     """
-    from fedpeft.methods import with_bases
+    from fedpeft.methods import METHODS
     from fedpeft.methods.settings import MethodSettings
 
-    used = with_bases(method.get("name", MethodSettings.name))
-    for name in changed(overrides).get("method", {}).get("settings", {}):
-        if name not in used:
-            raise FedpeftError(
-                f"--set method.settings.{name} changes nothing in a job whose method is {used[-1]}: set "
-                f"method.name={name} as well, or change those of {' or '.join(reversed(used))}."
-            )
+    method = sections["method"].get("name", MethodSettings.name)
+    for name in unused(settings, method):
+        if name in METHODS.get(method).parts:
+            remedy = f"write method.settings.{method}.{name}"
+        else:
+            remedy = f"set method.name={name} as well, or change those of {method}"
+        raise FedpeftError(f"method.settings.{name} changes nothing in {job}, whose method is {method}: {remedy}.")
+
+
+def unused(settings: Iterable[str], method: str) -> list[str]:
+    """Return the methods of which `settings` change something, without those that `method` reads."""
+    from fedpeft.methods import with_bases
+
+    named = changed(settings).get("method", {}).get("settings", {})
+    return [name for name in named if name not in with_bases(method)]
 
 
 def changed(overrides: Iterable[str]) -> dict[str, Any]:

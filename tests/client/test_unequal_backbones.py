@@ -58,7 +58,6 @@ ABLE = [
     for name in methods.names()
     if methods.get(name).unequal_backbones and methods.get(name).exchanges and methods.get(name).layers
 ]
-SETTINGS = {"fourierft": ["method.settings.fourierft.n_frequency=64"]}  # of matrices of 16 by 16
 
 
 def test_the_page_names_every_method_that_cannot():
@@ -70,8 +69,7 @@ def test_the_page_names_every_method_that_cannot():
 
 @pytest.mark.parametrize("name", ABLE)
 def test_each_layer_is_averaged_over_the_sites_that_have_it(mixed, tmp_path, name):
-    chosen = mixed(f"method.name={name}", *FEDAVG, *SETTINGS.get(name, ()), "training.rounds=1")
-    (result,) = federate(learners(chosen, tmp_path))
+    (result,) = federate(learners(mixed(f"method.name={name}", *FEDAVG, "training.rounds=1"), tmp_path))
     own = {site: update.state for site, update in result.updates.items()}
     assert layers_of(own[SHALLOW]) == [0, 2]
     assert layers_of(own[DEEP]) == layers_of(result.state) == [0, 1, 2]

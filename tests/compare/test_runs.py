@@ -11,12 +11,14 @@ import pytest
 from histories import record
 from undrawn import in_one_form
 
+from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
 from fedpeft.compare.table import compared
 from fedpeft.compare.variants import Variant, sections_of, variants
+from fedpeft.data import is_procedural
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.jobs import compose
@@ -97,8 +99,10 @@ def recorded(folder, job, *overrides, method=""):
     sites = sections["federation"]["sites"]
     introductions = {
         site: SimpleNamespace(
-            dataset=site_data(sections["data"], site)["dataset"],
+            dataset=(dataset := site_data(sections["data"], site)["dataset"]),
+            procedural=is_procedural(dataset),
             backbone=sections["backbone"]["name"],
+            tiny=is_tiny(sections["backbone"]["name"]),
             metric="accuracy",
             samples={"train": 8, "test": 4},
             baseline=0.5,
@@ -238,6 +242,18 @@ def test_a_run_that_fails_does_not_end_the_others(tmp_path):
     (sentence,) = run_missing(tmp_path, runs, processes=1, finished=done.append)
     assert sentence.startswith("fedavg, seed 0: ")
     assert [one.method for one in done] == ["local"]
+
+
+def test_settings_of_a_method_that_no_row_has_are_refused():
+    common, rows = ["method.settings.lora.r=2"], variants(["local", "lora"])
+    assert len(plan(CONFIGS, "fedpia_task1", rows, (0,), common)) == 2
+    with pytest.raises(FedpeftError, match=r"method\.settings\.lora changes nothing: no row of the comparison has"):
+        plan(CONFIGS, "fedpia_task1", rows[:1], (0,), common)
+    own = Variant(name="x", method="fourierft", settings=tuple(common))
+    with pytest.raises(
+        FedpeftError, match=r"method\.settings\.lora changes nothing in row 'x', whose method is fourierft"
+    ):
+        plan(CONFIGS, "fedpia_task1", [own, *rows], (0,), [])
 
 
 def test_a_damaged_file_is_refused_with_the_line(tmp_path):

@@ -75,6 +75,11 @@ UNABLE = [
     ("chest", {"samples": {**SAMPLES, "train": 10**12}}, "(federation.max_samples)"),
     ("chest", {"samples": {**SAMPLES, "train": True}}, "site chest sent True as samples.train"),
     ("chest", {"budget": -5}, "site chest announces -5 as budget"),
+    ("chest", {"width": -1}, "site chest announces -1 as width"),
+    ("chest", {"width": 64}, "site chest has a backbone of width 64 and site slake one of width 0"),
+    ("chest", {"procedural": False}, "site chest announces False as procedural of phantom, which is True"),
+    ("chest", {"tiny": False}, "site chest announces False as tiny of tiny-vilt, which is True"),
+    ("chest", {"dataset": "slake"}, "site chest announces True as procedural of slake, which is False"),
     ("slake", {"family": "unheard-of"}, "site slake names an unknown family"),
     (
         "slake",

@@ -52,6 +52,16 @@ def test_a_recipe_takes_settings_in_the_form_of_the_option_set(tmp_path):
         FedPIARecipe(settings=["rounds"], configs=CONFIGS)
 
 
+def test_settings_are_those_of_the_method_that_a_recipe_ends_with():
+    width = ["method.settings.pfeiffer.reduction_factor=8"]
+    recipe = F3OCUSRecipe("fedpia_task1", width, configs=CONFIGS)
+    assert recipe._job.sections["method"]["settings"]["pfeiffer"] == {"reduction_factor": 8}
+    with pytest.raises(
+        FedpeftError, match=r"method\.settings\.lora changes nothing in fedpia_task1, whose method is pf"
+    ):
+        F3OCUSRecipe("fedpia_task1", ["method.settings.lora.r=2"], configs=CONFIGS)
+
+
 @pytest.mark.parametrize(
     "add",
     [

@@ -83,6 +83,9 @@ def test_defaults_are_those_of_the_specification():
             (m, {"r": 0}, rf"adapter {m!r} has r=0, it must be at least 1\.$")
             for m in ("lora", "dora", "vera", "hra", "miss")
         ),
+        ("fourierft", {"init_weights": False}, r"adapter 'fourierft' has init_weights=False, it must be True\.$"),
+        ("miss", {"init_weights": "bat"}, r"adapter 'miss' has init_weights='bat', it must be True\.$"),
+        ("miss", {"init_weights": 3}, r"adapter 'miss' has init_weights=3, it must be "),
         ("fourierft", {"n_frequency": 0}, r"adapter 'fourierft' has n_frequency=0, it must be at least 1\.$"),
         ("lora", {"rank_pattern": {"query": 0}}, r"has rank_pattern={.query.: 0}, it must be at least 1\.$"),
         ("oft", {"r": 0, "oft_block_size": -3}, r"adapter .oft. has oft_block_size=-3, it must be at least 0\.$"),

@@ -38,8 +38,10 @@ def test_the_mean_of_the_tensors_is_the_mean_of_the_updates(name, vilt):
     assert torch.allclose(update(mean), expected, atol=1e-5)
 
 
-def test_a_seed_that_all_sites_need_cannot_be_left_out(vilt):
+def test_null_stands_for_the_default():
     config = methods.get("fourierft").tuning().config
     assert config({"random_loc_seed": None}).random_loc_seed == config({}).random_loc_seed == 777
+    assert config({"n_frequency_pattern": None}).n_frequency_pattern == {}
+    assert methods.get("miss").tuning().config({"r": None}).r == 8
     with pytest.raises(FedpeftError, match=r"adapter 'fourierft' has random_loc_seed=-1, it must be at least 0\.$"):
         config({"random_loc_seed": -1})

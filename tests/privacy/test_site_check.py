@@ -222,6 +222,15 @@ REFUSED = [
             ("lora", {"bias": "all"}),
             ("lora", {"use_dora": True}),
             ("lora", {"init_lora_weights": "pissa"}),
+            ("fourierft", {"n_frequency": 10**9}),
+            ("fourierft", {"scaling": 0}),
+            ("fourierft", {"scaling": 10**6}),
+            ("fourierft", {"init_weights": False}),
+            ("fourierft", {"n_frequency_pattern": {"(a+)+$": 8}}),
+            ("miss", {"r": 10**9}),
+            ("miss", {"init_weights": "bat"}),
+            ("miss", {"mini_r": 0}),
+            ("miss", {"bias": "all"}),
         )
     ),
     (

@@ -41,7 +41,8 @@ def test_the_manifest_names_site_and_round_of_every_fault(tmp_path, accepted, re
 @pytest.mark.parametrize("announced", [True, False])
 def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announced):
     record = RunRecorder(tmp_path, job="test")
-    sites = {"north": introduction("north"), "south": introduction("south", **{name: announced})}
+    neither = {"procedural": False, "tiny": False}
+    sites = {"north": introduction("north", **neither), "south": introduction("south", **neither | {name: announced})}
     record.begin(MethodSettings(), TrainingSettings(rounds=1), sites, problems={})
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced

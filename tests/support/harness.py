@@ -42,7 +42,9 @@ def introduction(site, **changes):
         "classes": 2,
         "samples": {"train": 5, "validation": 1, "test": 2},
         "dataset": "phantom",
+        "procedural": True,
         "backbone": "tiny-vilt",
+        "tiny": True,
         "family": "vilt",
     }
     return Introduction(**{"version": fedpeft.__version__, **values, **changes})

@@ -23,6 +23,8 @@ from typing import Any
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
+from fedpeft.jobs import check_used, unused
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.trackers import NONE, SETTING
 
 RUNS = "runs.jsonl"
@@ -73,6 +75,7 @@ def plan(
         for method in methods:
             own = [*(f"{name}={seed}" for name in SEEDS), *overrides]
             sections = sections_of(configs, task, method, own)
+            check_used(method.settings, sections, job=f"row {method.name!r}")
             if (tracker := sections["federation"].get("tracking", NONE)) != NONE:
                 raise FedpeftError(
                     f"{SETTING} is {tracker!r}, and a comparison runs without FLARE's server, which sends figures: "
@@ -80,6 +83,9 @@ def plan(
                 )
             recipe = "" if overrides or method.settings else method.method
             runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
+    tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
+    for name in set.intersection(*(set(unused(overrides, one)) for one in tuned)):
+        raise FedpeftError(f"method.settings.{name} changes nothing: no row of the comparison has that method.")
     return runs
 
 

@@ -53,8 +53,9 @@ def _made_with(history: History, sections: Mapping[str, Any]) -> bool:
     sites = sections["federation"]["sites"]
     datasets = [site_data(sections["data"], site)["dataset"] for site in sites]
     backbones = [site_backbone(sections["backbone"], site)["name"] for site in sites]
-    source = origin(datasets, backbones, procedural=any(map(is_procedural, datasets)))
-    return set(history.sites) == set(sites) and history.source == source
+    if set(history.sites) != set(sites):
+        return False
+    return history.source == origin(datasets, backbones, procedural=any(map(is_procedural, datasets)))
 
 
 def _counted(settings: Mapping[str, str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ from nvflare.recipe.spec import Recipe
 
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import compose, usual_configs, write_job
+from fedpeft.jobs import check_used, compose, usual_configs, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
@@ -115,6 +115,7 @@ class _JobRecipe(Recipe):
         if not self.fits(sections):
             chosen = Variant(name=self.method, method=self.method, settings=tuple(settings))
             sections = sections_of(folder, job, chosen, [])
+        check_used(settings, sections, job=job)
         super().__init__(JsonJob(job, sections))
 
     @staticmethod

@@ -73,13 +73,14 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
     for name, is_known in known.items():
         if not is_known(getattr(introduction, name)):
             raise _refused(site, f"names an unknown {name}")
+    _check_flags(introduction, site)
     if introduction.dtype not in DTYPES:
         raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
     if set(introduction.samples) != set(SPLITS):
         got = some(introduction.samples) or "nothing"
         raise _refused(site, f"sent no counts of {', '.join(SPLITS)} samples, but of {got}")
     counts = {f"samples.{split}": count for split, count in introduction.samples.items()}
-    counts |= {name: getattr(introduction, name) for name in ("classes", "budget", "finished")}
+    counts |= {name: getattr(introduction, name) for name in ("classes", "width", "budget", "finished")}
     for name, count in counts.items():
         if count < 0:
             raise _refused(site, f"announces {count} as {name}, which must be at least 0")
@@ -101,6 +102,23 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
         if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
             raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
     _check_slots(introduction, site)
+
+
+def _check_flags(introduction: Introduction, site: str) -> None:
+    """Accept what a site says of a data set or backbone of this package only if it is so; of a plugin it is believed.
+
+    Raises:
+        FedpeftError: naming the site and the field.
+    """
+    dataset, backbone = introduction.dataset, introduction.backbone
+    flags: dict[str, tuple[str, bool]] = {}
+    if not DATASETS.is_plugin(dataset):
+        flags["procedural"] = dataset, DATASETS.get(dataset).procedural
+    if not BACKBONES.is_plugin(backbone):
+        flags["tiny"] = backbone, BACKBONES.get(backbone).tiny
+    for name, (owner, known) in flags.items():
+        if getattr(introduction, name) != known:
+            raise _refused(site, f"announces {getattr(introduction, name)} as {name} of {owner}, which is {known}")
 
 
 def _is_family(name: str) -> bool:

@@ -65,6 +65,7 @@ class Introduction(_Message):
         metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
         backbone: registered name of the backbone.
         tiny: whether that backbone is too small for figures of medical meaning.
+        width: of that backbone's features.
         family: the backbone's kind, which says where its layers are (`fedpeft.backbones.slots`).
         slots: slot -> module path with `{layer}` of the adapter, for a kind whose modules that table does not have.
         dtype: of every tensor that the site will send, as torch names it.
@@ -89,6 +90,7 @@ class Introduction(_Message):
     metric: str = ACCURACY
     backbone: str = ""
     tiny: bool = False
+    width: int = 0
     family: str = ""
     slots: dict[str, str] = field(default_factory=dict)
     dtype: str = "float32"

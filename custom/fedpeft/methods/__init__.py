@@ -197,7 +197,6 @@ register(
         leaves_matrices=True,
         four_bits=True,
         exports=True,
-        unequal_backbones=True,
         limits=setting_limits.FOURIERFT,
     ),
 )

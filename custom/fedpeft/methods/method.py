@@ -34,8 +34,8 @@ class TuningMethod:
         activations: whether the activations of these neurons can be read at a site.
         companion: whether a second, frozen copy can run beside the trained one (PIA's `frozen_global`).
         unequal_widths: whether sites may have different numbers of neurons.
-        unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a backbone
-            and hold none of that one's own values.
+        unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a
+            backbone, hold none of that one's own values and do not belong to places in its matrices.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
         products: whether its tensors are pairs of factors (`fedpeft.methods.factors`) whose products can be averaged
             and factored again (`aggregation: svd`).

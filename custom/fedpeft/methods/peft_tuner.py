@@ -32,7 +32,8 @@ class PeftTuning(SlotTuning):
         name: of its registration.
         roles: of the modules that it adapts, where a job names none (`fedpeft.backbones.slots`).
         tensors: names of its containers of tensors in PEFT's layers, such as `ia3_l`.
-        defaults: settings that differ from PEFT's; they hold as well where a job has null.
+        defaults: settings in place of PEFT's own defaults, and of null in a job.
+        fixed: settings that a job cannot change: with other values the tensors could not be averaged.
         joint: whether a joint projection to query, key and value stands for each of them.
         least: what `SlotTuning.least` has besides.
     """
@@ -45,13 +46,14 @@ class PeftTuning(SlotTuning):
         roles: Iterable[str],
         tensors: Iterable[str],
         defaults: Mapping[str, Any] | None = None,
+        fixed: Mapping[str, Any] | None = None,
         joint: bool = False,
         least: Mapping[str, int] | None = None,
     ) -> None:
         super().__init__(config_cls)
         self.least = {**SlotTuning.least, **(least or {})}
         self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
-        self.defaults, self.joint = dict(defaults or {}), joint
+        self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
 
     @property
     def name(self) -> str:
@@ -60,9 +62,12 @@ class PeftTuning(SlotTuning):
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern where it maps roles to paths."""
-        check_types(self.name, settings, typing.get_type_hints(self.config_cls))
         chosen = {name: value for name, value in settings.items() if value is not None or name not in self.defaults}
-        settings = {**self.defaults, **chosen}
+        check_types(self.name, chosen, typing.get_type_hints(self.config_cls))
+        for name, value in self.fixed.items():
+            if chosen.get(name, value) != value:
+                raise FedpeftError(f"adapter {self.name!r} has {name}={chosen[name]!r}, it must be {value!r}.")
+        settings = {**self.defaults, **self.fixed, **chosen}
         targets = settings.get("target_modules")
         if targets is not None:
             check_targets(targets, self.name)

@@ -68,7 +68,8 @@ FOURIERFT = PeftTuning(
     roles=QUERY_VALUE,
     tensors=("fourierft_spectrum",),
     least={"n_frequency": 1, "random_loc_seed": 0},
-    defaults={"init_weights": True, "random_loc_seed": 777},  # zeros: PEFT's normal values change the function
+    defaults={"random_loc_seed": 777, "n_frequency_pattern": {}},  # PEFT's own, which fails on null
+    fixed={"init_weights": True},  # zeros: PEFT's normal values would change the function at the start
 )
 MISS = PeftTuning(
     MissConfig,
@@ -76,5 +77,6 @@ MISS = PeftTuning(
     roles=QUERY_VALUE,
     tensors=("miss_block",),
     least={"r": 1},
-    defaults={"r": 8},  # r numbers for each output, LoRA of rank 4 has as many
+    defaults={"r": 8},  # of a square matrix as many numbers as LoRA of rank 4
+    fixed={"init_weights": True},  # "bat" multiplies with the matrix, so that it is not linear in the block
 )

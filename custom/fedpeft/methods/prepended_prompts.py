@@ -26,6 +26,7 @@ from fedpeft.errors import FedpeftError
 READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of what embeds tokens and calls the layers
 OTHERS = {"input_ids", "position_ids", "use_cache", "cache_position", "return_dict", "output_attentions", "kwargs"} | {
     "output_hidden_states",
+    "logits_to_keep",
     "token_type_ids",
     "encoder_hidden_states",
     "encoder_attention_mask",
@@ -36,10 +37,10 @@ FULL = "full_attention"  # of a mask for each kind of layer
 
 def takes_prompts(decoder: nn.Module) -> bool:
     """Return whether a module is the part of a causal language model that calls its layers, and reads tokens alone."""
-    return _is_decoder(decoder) and not read_besides(decoder)
+    return _is_decoder(decoder) and not arguments_beside_tokens(decoder)
 
 
-def read_besides(decoder: nn.Module) -> list[str]:
+def arguments_beside_tokens(decoder: nn.Module) -> list[str]:
     """Return what such a part of a causal language model reads that may have a value for each token; of others none."""
     return sorted(_arguments(decoder) - READS - OTHERS) if _is_decoder(decoder) else []
 

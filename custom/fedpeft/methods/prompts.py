@@ -35,7 +35,7 @@ from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, t
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
-from fedpeft.methods.prepended_prompts import check_room, prepend, read_besides, takes_prompts
+from fedpeft.methods.prepended_prompts import arguments_beside_tokens, check_room, prepend, takes_prompts
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import at_least, build, one_of
 
@@ -299,10 +299,11 @@ def transformer_layers(model: nn.Module, tower: str, *, deep: bool) -> Stack:
         found.append(layers[path])
     owner = model.get_submodule(stack.rstrip(".").rpartition(".")[0])
     decoder = owner if takes_prompts(owner) else None
-    if not deep and (besides := read_besides(owner)):
+    if not deep and (besides := arguments_beside_tokens(owner)):
         raise FedpeftError(
             f"prompts stand before all tokens of a causal language model, and that of model family "
-            f"{family_of(model)!r} reads {', '.join(besides)} beside its tokens: use another method."
+            f"{family_of(model) or type(model).__name__!r} reads {', '.join(besides)} beside its tokens: use another "
+            f"method."
         )
     if (deep or not decoder) and POSITIONS & set(inspect.signature(type(found[0]).forward).parameters):
         other = "use promptfl, whose prompts stand before all tokens, or another" if decoder else "use another"

@@ -2,7 +2,8 @@
 """Bounds on the settings of a method that a job may set at a site: a method declares them as its `limits`.
 
 No text of a job is used as a pattern: one can take hours to match. How many parameters all of it makes is limited by
-`most_trained_parameters` of the site's file.
+`most_trained_parameters` of the site's file. What a step needs beside them is as large as the adapted matrices at most
+(FourierFT, OFT, HRA compute such a matrix for each).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 
 MOST_WIDTH, MOST_BLOCKS, MOST_SCALE, MOST_LAYERS = 4096, 64, 64, 1024
 MOST_FREQUENCIES = 2**20  # of a matrix
+LEAST_FOURIER_SCALE, MOST_FOURIER_SCALE = 1e-3, 1000  # PEFT recommends 100 to 300
 MOST_ENTRIES, LONGEST = 128, 256  # of a list or mapping; characters of a name in it
 Check = Callable[[Any], bool]
 Limits = Mapping[str, Check]
@@ -117,7 +119,7 @@ VERA: Limits = RANKED | {
 }
 FOURIERFT: Limits = MODULES | {
     "n_frequency": whole(MOST_FREQUENCIES),
-    "scaling": number(0, MOST_SCALE * 16),
+    "scaling": number(LEAST_FOURIER_SCALE, MOST_FOURIER_SCALE),
     "random_loc_seed": SEED,
     "layers_to_transform": LAYERS,
 }

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check_backbones(method: MethodSettings) -> None:
-    """Refuse several backbones where values of the backbones themselves are averaged.
+    """Refuse several backbones where what is averaged means something else in another one.
 
     Raises:
         FedpeftError: naming the method.
@@ -23,8 +23,8 @@ def check_backbones(method: MethodSettings) -> None:
     if method.exchanges and not method.method.unequal_backbones:
         able = ", ".join(name for name in methods.METHODS.own_names() if methods.get(name).unequal_backbones)
         raise FedpeftError(
-            f"method.name is {method.name!r}, which exchanges values of the backbone itself, and these differ between "
-            f"the backbones of the sites: use one backbone, or one of {able}.",
+            f"method.name is {method.name!r}, which exchanges values that belong to one backbone: use the same at all "
+            f"sites, or one of {able}.",
             setting="method.name",
         )
 

@@ -41,6 +41,7 @@ KNOWN = {
         "metric",
         "backbone",
         "tiny",
+        "width",
         "family",
         "slots",
         "dtype",

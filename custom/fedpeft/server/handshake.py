@@ -114,7 +114,8 @@ def _compared(
 def _kind(introduction: Introduction, method: MethodSettings) -> Hashable:
     """The properties that must be equal at all sites."""
     shapes = frozenset(_shapes(introduction.schema, method).items())
-    return introduction.family, frozenset(introduction.slots.items()), introduction.dtype, shapes
+    slots = frozenset(introduction.slots.items())
+    return introduction.family, slots, introduction.dtype, introduction.width, shapes
 
 
 def _schemas(introductions: Mapping[str, Introduction]) -> dict[str, Schema]:
@@ -150,7 +151,12 @@ def _difference(first: str, expected: Introduction, site: str, own: Introduction
             f"give both the same method.name and the same backbone."
         )
     usual = _shapes(expected.schema, method)
-    key = next(key for key, shape in _shapes(own.schema, method).items() if shape != usual[key])
+    key = next((key for key, shape in _shapes(own.schema, method).items() if shape != usual[key]), "")
+    if not key:
+        return (
+            f"site {site} has a backbone of width {own.width} and site {first} one of width {expected.width}, in which "
+            f"equal tensors mean something else: use the same backbone, or in backbone.sites equally wide ones."
+        )
     if key.startswith(HEAD):
         return (
             f"site {site} has {own.classes} answers and site {first} {expected.classes}, and a federated head needs "

@@ -123,6 +123,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "metric": learner.data.metric,
         "backbone": learner.backbone_name,
         "tiny": is_tiny(learner.backbone_name),
+        "width": learner.backbone.hidden_size,
         "family": learner.backbone.family,
         "slots": learner.trainable.slots(),
         "dtype": _dtype(sent),
