@@ -33,7 +33,11 @@ READERS = {
     [
         ([], [], ""),
         ([*SCHEDULED, "method.matched_layers=12"], ["composer", "server", "site"], "layers that all sites have"),
-        (["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"], ["composer", "site"], "values that belong to one backbone"),
+        (
+            ["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"],
+            ["composer", "site"],
+            "values that belong to one backbone",
+        ),
         ([*SECURE, "schedule.clients_per_round=2"], ["composer", "server"], "the same sites in every round"),
         (NO_SITE_FIRST, ["composer", "server"], "lets every site join after round 1"),
         (["method.settings.houlsby.reduktion=8"], ["composer"], "reduktion"),

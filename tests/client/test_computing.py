@@ -52,7 +52,7 @@ def kept(made, batch):
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in own:
             sizes[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        return tensor.detach()  # the tensor itself would keep the graph
 
     made.trainable.train_only(None)
     with computing.as_trained(made.backbone, made.training), saved_tensors_hooks(pack, lambda tensor: tensor):

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Algorithm 46 on a network whose memory can be counted by hand."""
 
+import gc
+import weakref
 from itertools import combinations
 
 import pytest
@@ -140,6 +142,23 @@ def test_the_optimizer_state_of_the_head_counts(case):
         for tensors in (0, 2)
     )
     assert with_state - without == 2 * 4 * 3 * (WIDTH + 1)
+
+
+@pytest.mark.parametrize("choice", ["any", "last"])
+def test_measuring_leaves_nothing_in_memory(case, choice):
+    (model_fn, *others), model = case
+    seen = []
+    for layer in model.layers:
+        layer.register_forward_hook(lambda module, inputs, output: seen.extend(map(weakref.ref, (*inputs, output))))
+    layer_memory(
+        lambda batch: model_fn({**batch, "x": batch["x"].clone()}),
+        *others,
+        model=model,
+        settings=MemorySettings(choice=choice),
+    )
+    gc.collect()
+    assert len(seen) > LAYERS
+    assert not [tensor for tensor in seen if tensor() is not None]
 
 
 def test_this_machine_has_room_for_a_tiny_model(case):
