@@ -221,8 +221,16 @@ def overall(result: dict[str, Any]) -> float:
     return 100 * statistics.fmean(site["overall"] for site in result["rounds"][-1].values())
 
 
-def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES) -> ResultTable:
-    """Mean and spread over seeds, the paired difference to each baseline with a 95 % interval, and what a run costs."""
+def report(
+    results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELINES, *, variants: bool = False
+) -> ResultTable:
+    """Mean and spread over seeds, the paired difference to each baseline with a 95 % interval, and what a run costs.
+
+    Args:
+        results: runs.
+        baselines: rows that all others are compared with.
+        variants: compare besides each row that has a comma in its name with the row of what stands before it.
+    """
     scores: dict[str, dict[int, float]] = {}
     for result in results:
         scores.setdefault(result["method"], {})[result["seed"]] = overall(result)
@@ -233,8 +241,13 @@ def report(results: Sequence[dict[str, Any]], baselines: Sequence[str] = BASELIN
         for name in present:
             pairs = [] if name == method else paired(mine, scores[name])
             cells.append(signed(*interval(pairs)) if pairs else "")
+        if variants:
+            owner, comma, _ = method.partition(",")
+            pairs = paired(mine, scores.get(owner, {})) if comma else []
+            cells.append(signed(*interval(pairs)) if pairs else "")
         rows.append((method, *cells, str(len(mine)), *costs([r for r in results if r["method"] == method])))
-    heads = ("method", "accuracy %", "sd", *(f"minus {name}" for name in present), "seeds", *COSTS)
+    compared = [f"minus {name}" for name in present] + ["minus its method"] * variants
+    heads = ("method", "accuracy %", "sd", *compared, "seeds", *COSTS)
     return ResultTable("", heads, rows)
 
 
@@ -305,7 +318,8 @@ def main() -> None:
             )
             sys.stdout.flush()
     results = sorted((r for r in results if (r["method"], r["seed"]) in wanted), key=lambda r: order.index(r["method"]))
-    console.print(report(results, every_method.BASELINES if everything else BASELINES).table())
+    baselines = every_method.BASELINES if everything else BASELINES
+    console.print(report(results, baselines, variants=everything).table())
     console.print(
         f"procedural data, tiny backbone; {len(seeds)} seeds; {platform.processor() or platform.machine()}, "
         f"{CORES} cores, {time.strftime('%Y-%m-%d')}; {' '.join(overrides)}",

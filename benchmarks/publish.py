@@ -53,7 +53,7 @@ def tables() -> dict[str, str]:
         "rounds": study.by_round(runs).markdown() if runs else NONE,
         "study": "\n\n".join(table.section() for table in study.groups(runs)) or NONE,
         "cases": "\n\n".join(table.section() for table in cases.tables(cases.read())) or NONE,
-        "methods": learning.report(compared, every_method.BASELINES).markdown() if compared else NONE,
+        "methods": learning.report(compared, every_method.BASELINES, variants=True).markdown() if compared else NONE,
         "choices": "\n\n".join(table.section() for table in choices.tables(json_lines.read(choices.RESULTS))) or NONE,
         "rates": rates.table(tried).section() if tried else NONE,
     }
