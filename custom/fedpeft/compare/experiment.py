@@ -23,7 +23,7 @@ from typing import Any
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import check_used, unused
+from fedpeft.jobs import changed, check_used, unused
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.trackers import NONE, SETTING
 
@@ -84,8 +84,12 @@ def plan(
             recipe = "" if overrides or method.settings else method.method
             runs.append(Run(task=task, method=method.name, seed=seed, sections=sections, recipe=recipe))
     tuned = {run.sections["method"].get("name", MethodSettings.name) for run in runs}
-    for name in set.intersection(*(set(unused(overrides, one)) for one in tuned)):
-        raise FedpeftError(f"method.settings.{name} changes nothing: no row of the comparison has that method.")
+    for name in changed(overrides).get("method", {}).get("settings", {}):
+        if all(name in unused(overrides, one) for one in tuned):
+            raise FedpeftError(
+                f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or add "
+                f"{name} to the methods."
+            )
     return runs
 
 
