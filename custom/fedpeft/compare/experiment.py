@@ -87,8 +87,8 @@ def plan(
     for name in changed(overrides).get("method", {}).get("settings", {}):
         if all(name in unused(overrides, one) for one in tuned):
             raise FedpeftError(
-                f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or add "
-                f"{name} to the methods."
+                f"method.settings.{name} changes nothing: no row of the comparison has that method; leave it out, or "
+                f"add {name} to the methods."
             )
     return runs
 
