@@ -39,7 +39,7 @@ def test_sites_of_any_depth_take_part_with_what_they_announced():
     sites = {f"s{own}": introduction(own) for own in (2, 4, 3, 1)}
     able, problems = agreed(**sites)
     assert (able, problems) == (sites, {})
-    assert first_adapter.sender({site: i.schema for site, i in able.items()}, METHOD) == "s4"
+    assert first_adapter.sender({site: (i.schema, "") for site, i in able.items()}, METHOD).site == "s4"
 
 
 OTHERS = {
@@ -95,7 +95,58 @@ def test_without_the_setting_other_layers_are_refused_and_the_setting_is_named()
 
 def test_somebody_must_have_all_layers():
     with pytest.raises(FedpeftError, match=r"has all 4 layers of method.matched_layers, .*: why b is away\.$"):
-        first_adapter.sender({"a": schema([0, 3])}, METHOD, {"b": "site b: why b is away."})
+        first_adapter.sender({"a": (schema([0, 3]), "")}, METHOD, problems={"b": "site b: why b is away."})
+
+
+FOUR, TWO = schema(range(4)), schema([0, 3])
+WIDE = schema(range(4), neurons=4)
+SENDERS = {  # what sites announce; whose adapter it is, which digest counts, and who is said to differ
+    "all alike": ({"a": (FOUR, "x"), "b": (FOUR, "x"), "c": (FOUR, "x")}, "a", "x", []),
+    "the first differs": ({"a": (FOUR, "y"), "b": (FOUR, "x"), "c": (FOUR, "x")}, "b", "x", ["a"]),
+    "one says nothing": ({"a": (FOUR, ""), "b": (FOUR, "x"), "c": (FOUR, "x")}, "b", "x", ["a"]),
+    "two that differ": ({"a": (FOUR, "x"), "b": (FOUR, "y")}, "a", "", ["b"]),
+    "halves": ({"a": (FOUR, "x"), "b": (FOUR, "y"), "c": (FOUR, "x"), "d": (FOUR, "y")}, "a", "", ["b", "d"]),
+    "more than any other, but not than half": (
+        {"a": (FOUR, "x"), "b": (FOUR, "x"), "c": (FOUR, "y"), "d": (FOUR, "z"), "e": (FOUR, "w")},
+        "a",
+        "",
+        ["c", "d", "e"],
+    ),
+    "one alone": ({"a": (FOUR, "x")}, "a", "", []),
+    "the only one that has all layers": ({"b": (TWO, "x"), "a": (FOUR, "y"), "c": (TWO, "x")}, "a", "", []),
+    "those that lack layers do not count": (
+        {"b": (TWO, "y"), "a": (FOUR, "x"), "c": (TWO, "y"), "d": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "another width starts from something else": (
+        {"w": (WIDE, "y"), "a": (FOUR, "x"), "b": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "who joins later is no voter": (
+        {"joins": (FOUR, ""), "a": (FOUR, "x"), "b": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "nor may it vote": ({"a": (FOUR, "x"), "joins": (FOUR, "y"), "b": (FOUR, "z")}, "a", "", ["b"]),
+}
+
+
+@pytest.mark.parametrize(("announced", "site", "digest", "differing"), SENDERS.values(), ids=SENDERS)
+def test_the_adapter_that_all_start_from_is_one_that_most_sites_announce(announced, site, digest, differing):
+    sender = first_adapter.sender(announced, METHOD, joins=["joins"])
+    assert (sender.site, sender.digest, list(sender.differing)) == (site, digest, differing)
+    assert all(f"site {other} starts from another adapter" in what for other, what in sender.differing.items())
+
+
+def test_where_every_site_starts_from_its_own_seed_no_digest_counts():
+    method = MethodSettings(initialization="own")
+    same = dict.fromkeys("abc", (FOUR, "x"))
+    assert first_adapter.sender(same, method) == first_adapter.Sender("a", "", {})
 
 
 @pytest.mark.parametrize(

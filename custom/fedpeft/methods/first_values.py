@@ -17,6 +17,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,12 +28,25 @@ ROUNDING = 0.01  # what bfloat16 can move a distribution function
 MOST_STD = 8.0  # torch draws no float32 so far out
 
 
+class Misfit(NamedTuple):
+    """What values have, and what their tensor can begin with, in words."""
+
+    found: str
+    allowed: str
+
+
 class FirstValues(ABC):
-    """What the first values of a tensor are."""
+    """What the first values of a tensor are.
+
+    Attributes:
+        shows_together: whether many values show what few do not.
+    """
+
+    shows_together: ClassVar[bool] = False
 
     @abstractmethod
-    def misfit(self, values: Tensor) -> str:
-        """Return what is wrong with values of a tensor, after "it"; empty: it may begin with them."""
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """Return why a tensor cannot begin with these values; None: it can."""
 
 
 class Drawn(FirstValues):
@@ -53,10 +67,10 @@ class Bounded(FirstValues):
 
     bound: float = LARGEST
 
-    def misfit(self, values: Tensor) -> str:
+    def misfit(self, values: Tensor) -> Misfit | None:
         """See `FirstValues.misfit`."""
         largest = float(values.abs().max()) if values.numel() else 0.0
-        return "" if largest <= self.bound else f"has {largest:.3g} and can begin with {self.bound:.3g} at most"
+        return None if largest <= self.bound else Misfit(f"{largest:.3g}", f"{self.bound:.3g} at most")
 
 
 @dataclass(frozen=True)
@@ -73,10 +87,10 @@ class Constant(Drawn):
         """Return them; nothing is drawn."""
         return torch.full(shape, self.value, device="cpu", dtype=torch.float32)
 
-    def misfit(self, values: Tensor) -> str:
+    def misfit(self, values: Tensor) -> Misfit | None:
         """See `FirstValues.misfit`."""
         others = values[values != torch.tensor(self.value, dtype=values.dtype)]
-        return f"has {float(others[0]):.3g} and begins with {self.value:g} everywhere" if len(others) else ""
+        return Misfit(f"{float(others[0]):.3g}", f"{self.value:g} everywhere") if len(others) else None
 
 
 @dataclass(frozen=True)
@@ -87,13 +101,14 @@ class Normal(Drawn):
         std: standard deviation, above 0.
     """
 
+    shows_together = True
     std: float
 
     def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
         """See `Drawn.drawn`."""
         return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, self.std, generator=generator)
 
-    def misfit(self, values: Tensor) -> str:
+    def misfit(self, values: Tensor) -> Misfit | None:
         """See `FirstValues.misfit`."""
         return Bounded(MOST_STD * self.std).misfit(values) or _unlike(
             values, lambda x: torch.special.ndtr(x / self.std), f"N(0, {self.std:g}^2)"
@@ -110,6 +125,7 @@ class Uniform(Drawn):
         copies: how often each value stands in the tensor.
     """
 
+    shows_together = True
     bound: float
     known: bool = True
     copies: int = 1
@@ -119,13 +135,13 @@ class Uniform(Drawn):
         empty = torch.empty(shape, device="cpu", dtype=torch.float32)
         return empty.uniform_(-self.bound, self.bound, generator=generator)
 
-    def misfit(self, values: Tensor) -> str:
+    def misfit(self, values: Tensor) -> Misfit | None:
         """See `FirstValues.misfit`."""
-        if misfit := Bounded(self.bound * (1 + ROUNDING)).misfit(values):
-            return misfit
+        if found := Bounded(self.bound * (1 + ROUNDING)).misfit(values):
+            return found
         bound = self.bound if self.known else float(values.abs().max())
         if not bound:
-            return "has only 0 and begins with values that are drawn"
+            return Misfit("nothing but 0", "drawn values")
         of_uniform = f"U(-{bound:.3g}, {bound:.3g})"
         return _unlike(values, lambda x: ((x / bound + 1) / 2).clamp(0, 1), of_uniform, copies=self.copies)
 
@@ -139,24 +155,28 @@ def misfit(state: Mapping[str, Tensor], declared: Mapping[str, FirstValues]) -> 
         state: tensors by key, finite.
         declared: of each key.
     """
-    alike: dict[FirstValues, list[Tensor]] = {}
+    alike: dict[FirstValues, dict[str, Tensor]] = {}
     for key, tensor in state.items():
-        if wrong := declared[key].misfit(tensor):
-            return f"{key} {wrong}"
-        alike.setdefault(declared[key], []).append(tensor.flatten())
-    wrongs = ((tensors, first.misfit(torch.cat(tensors))) for first, tensors in alike.items())
-    return next((f"{len(tensors)} tensors together {wrong}" for tensors, wrong in wrongs if wrong), "")
+        alike.setdefault(declared[key], {})[key] = tensor
+    for first, tensors in alike.items():
+        if first.shows_together:
+            together = torch.cat([tensor.flatten() for tensor in tensors.values()])
+            tensors = {**tensors, f"{len(tensors)} tensors together": together}
+        for where, values in tensors.items():
+            if wrong := first.misfit(values):
+                return f"{wrong.found} in {where}, where its method begins with {wrong.allowed}"
+    return ""
 
 
-def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, copies: int = 1) -> str:
+def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, copies: int = 1) -> Misfit | None:
     """Return a misfit where the values are not drawn from the distribution with this distribution function."""
     ordered = function(values.detach().double().flatten().sort().values)
     count = len(ordered)
     if not count:
-        return ""
+        return None
     steps = torch.arange(count + 1, dtype=torch.float64) / count
     distance = float(torch.maximum(steps[1:] - ordered, ordered - steps[:-1]).max())
     if distance <= ROUNDING + math.sqrt(LOG_CHANCE * copies / (2 * count)):
-        return ""
+        return None
     rms = float(values.double().square().mean().sqrt())
-    return f"has a root mean square of {rms:.3g} and begins with values drawn from {name}"
+    return Misfit(f"values of root mean square {rms:.3g}", f"values from {name}")

@@ -110,7 +110,7 @@ def check(state: State, sender: Sender, announced: Introduction, method: MethodS
     settings = method.settings_of(site)
     declared = {key: _first_values(key, tuple(t.shape), method, settings, answering) for key, t in state.items()}
     if wrong := misfit(state, declared):
-        raise FedpeftError(f"site {site} sent a first adapter in which {wrong}: {RESTART}.")
+        raise FedpeftError(f"site {site} sent a first adapter with {wrong}: {RESTART}.")
 
 
 def _first_values(
