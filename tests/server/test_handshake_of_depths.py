@@ -1,14 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The handshake of sites whose backbones differ in depth."""
+"""The handshake of sites whose backbones differ in depth, and whose first adapter all sites get."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 import fedpeft
 from fedpeft.errors import FedpeftError
 from fedpeft.layer_matching import matched
 from fedpeft.messages.types import Introduction
+from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import first_adapter
@@ -147,6 +150,26 @@ def test_where_every_site_starts_from_its_own_seed_no_digest_counts():
     method = MethodSettings(initialization="own")
     same = dict.fromkeys("abc", (FOUR, "x"))
     assert first_adapter.sender(same, method) == first_adapter.Sender("a", "", {})
+
+
+HEAD = {"head.0.weight": torch.full((4, 8), 0.3), "head.0.bias": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(("answering", "refused"), [("classification", True), ("generation", False)])
+def test_a_head_that_goes_to_all_sites_begins_as_its_way_to_answer_declares(answering, refused):
+    announced = introduction(4, schema={key: list(tensor.shape) for key, tensor in HEAD.items()})
+    sender = first_adapter.Sender("a", "", {})
+    with pytest.raises(FedpeftError, match=r"0.3 in head.0.weight") if refused else nullcontext():
+        first_adapter.check(HEAD, sender, announced, METHOD, answering=answering)
+
+
+@pytest.mark.parametrize(("value", "refused"), [(0.3, False), (999.0, False), (1001.0, True)])
+def test_of_a_plugin_that_declares_no_first_values_only_their_size_is_bounded(monkeypatch, value, refused):
+    monkeypatch.setattr(TuningMethod, "tuning", lambda self: object())
+    state = {key: torch.full(shape, value) for key, shape in FOUR.items()}
+    sender = first_adapter.Sender("a", "", {})
+    with pytest.raises(FedpeftError, match="site a sent a first adapter with 1e.03 in") if refused else nullcontext():
+        first_adapter.check(state, sender, introduction(4, schema=FOUR), METHOD, answering="classification")
 
 
 @pytest.mark.parametrize(
