@@ -168,7 +168,7 @@ def test_of_a_plugin_that_declares_no_first_values_only_their_size_is_bounded(mo
     monkeypatch.setattr(TuningMethod, "tuning", lambda self: object())
     state = {key: torch.full(shape, value) for key, shape in FOUR.items()}
     sender = first_adapter.Sender("a", "", {})
-    with pytest.raises(FedpeftError, match="site a sent a first adapter with 1e.03 in") if refused else nullcontext():
+    with pytest.raises(FedpeftError, match=r"site a sent a first adapter with 1e\+03 in") if refused else nullcontext():
         first_adapter.check(state, sender, introduction(4, schema=FOUR), METHOD, answering="classification")
 
 
