@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 import tempfile
@@ -17,11 +18,10 @@ from measured import ROOT
 from fedpeft import report
 from fedpeft.flare import controller
 from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.messages.types import Introduction
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, introduction, scheduled
+from harness import LAYERS, SCHEDULE, SCHEMA, SITES, START, Harness, assigned, introduction, starting
 
 CULPRIT = SITES[-1]
 SAMPLES = {"train": 5, "validation": 1, "test": 2}
@@ -43,6 +43,7 @@ LIES: dict[str, dict[str, Any]] = {
     "a path as a tensor's name": {"schema": {"backbone.../../etc/passwd": [2, 3]}},
     "tensors of float64": {"dtype": "float64"},
     "tensors of bfloat16": {"dtype": "bfloat16"},
+    "a digest that is none": {"start_digest": "0" * 63 + "\n"},
     "a key for secure sums that is none": {"sum_key": {"public": ["key"]}},
     "a problem of 2 MB with ANSI codes": {"problem": "\x1b[2Jround 9: completed\n" * 90_000},
     "an unexpected tensor": {"state": {KEY: torch.ones(SCHEMA[KEY])}},
@@ -73,12 +74,16 @@ def rows() -> Iterator[Row]:
         lying = {CULPRIT: {"schema": schema}}
         run = _run(lambda site, lying=lying: introduction(site, **lying.get(site, {})), method=UNEQUAL)
         yield lie, *_outcome(*run, without[0], CULPRIT)
-    for value in (3e38, float("nan")):
+    lied = {None: "without anybody's digest", True: "under the digest of the others", False: "under its own digest"}
+    for value, alike in itertools.product((3e38, float("nan"), 0.3, 0.02), lied):
         state = {key: torch.full(shape, value) for key, shape in LAYERS.items()}
-        run = _run(_first_sends(state), train=assigned, schedule=SCHEDULE)
-        others = _run(_first_sends({}, version="0"), train=assigned, schedule=SCHEDULE)
+        announced = None if alike is None else START
+        first = starting(SITES[0], state, announced if alike is not False else state)
+        honest = {site: starting(site, announced=announced) for site in SITES}
+        run = _run(({**honest, SITES[0]: first}).get, train=assigned, schedule=SCHEDULE)
+        others = _run(({**honest, SITES[0]: None}).get, train=assigned, schedule=SCHEDULE)
         what, lost = _outcome(*run, others[0], SITES[0])
-        yield f"the adapter that scheduled layers start from, full of {value:g}", what, lost
+        yield f"the adapter that scheduled layers start from, full of {value:g}, {lied[alike]}", what, lost
 
 
 def _extra_field(site: str) -> Any:
@@ -86,20 +91,6 @@ def _extra_field(site: str) -> Any:
     if site == CULPRIT:
         model.meta[FIELDS] |= {"patients": ["name"]}
     return model
-
-
-def _first_sends(state: dict[str, torch.Tensor], **changes: Any) -> Callable[[str], Introduction]:
-    """The first site is asked for the adapter that layers start from; where that is of no use, the next one."""
-    greeted: list[str] = []
-
-    def introduce(site: str) -> Introduction:
-        greeted.append(site)
-        values = {"state": state, **changes} if site == SITES[0] else {}
-        if site != SITES[0] and len(greeted) > len(SITES):
-            values = {"state": scheduled(SITES[0]).state}
-        return introduction(site, schema=LAYERS, budget=1, **values)
-
-    return introduce
 
 
 def _run(introduce: Callable[[str], Any], **settings: Any) -> tuple[Harness, dict[str, Any]]:
@@ -122,7 +113,8 @@ def _outcome(harness: Harness, manifest: dict[str, Any], others: Harness, culpri
     """What the manifest says of the site, and what is missing beside the job without it."""
     if manifest["status"] != "completed":
         return manifest["reason"], "the job"
-    what = manifest["sites"][culprit].get("problem", "nothing was noticed")
+    said = [fault["what"] for fault in manifest["faults"] if fault["site"] == culprit]
+    what = manifest["sites"][culprit].get("problem", "; ".join(said) or "nothing was noticed")
     alike = len(harness.saved) == len(others.saved) and all(
         torch.equal(state[key], expected[key])
         for state, expected in zip(harness.saved, others.saved, strict=True)

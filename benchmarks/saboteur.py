@@ -26,7 +26,7 @@ class Saboteur(SiteExecutor):
     """A site's executor that does one of `FAULTS` or `EXECUTOR_FAULTS` in some rounds.
 
     Args:
-        faults: what it does, by round.
+        faults: what it does, by round; in round 0 it introduces itself.
         culprit: the site that does it; all others are as good as ever.
         settings: those of `SiteExecutor`.
     """
@@ -41,7 +41,7 @@ class Saboteur(SiteExecutor):
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         """Answer, or with the fault."""
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
-        guilty = fl_ctx.get_identity_name() == self._culprit and task_name == "train"
+        guilty = fl_ctx.get_identity_name() == self._culprit and task_name in ("hello", "train")
         fault = EXECUTOR_FAULTS.get(self._faults.get(str(shareable.get_header("current_round"))))
         return fault(reply) if guilty and fault else reply
 
@@ -132,6 +132,12 @@ def _many(reply):
     return reply
 
 
+def _start(reply):
+    for tensor in reply["DXO"]["data"].values():
+        tensor.fill_(0.02)  # the standard deviation of what it begins with
+    return reply
+
+
 def _giant_text(reply):
     reply["giant"] = "0" * GIANT
     return reply
@@ -143,6 +149,7 @@ EXECUTOR_FAULTS = {
     "giant": _giant,
     "many tensors": _many,
     "giant text": _giant_text,
+    "start": _start,
 }
 
 

@@ -43,8 +43,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     secure = first.method.secure_sum
     parted = first.method.matched_layers is not None
     keys = {site: learner.first_state().keys() if parted else () for site, learner in learners.items()}
-    fresh = first_adapter.is_needed(first.method, settings)
-    state: State = learners[first_adapter.sender(keys, first.method)].first_state() if fresh else {}
+    state: State = _first_state(learners) if first_adapter.is_needed(first.method, settings) else {}
     budgets = {site: learner.layer_budget() for site, learner in learners.items()}
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}
@@ -80,3 +79,12 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         measured.append({site: update.metrics for site, update in updates.items() if site not in refused})
         if best_before_end(measured, first.training.patience):
             return
+
+
+def _first_state(learners: Mapping[str, Learner]) -> State:
+    """Return the adapter that all sites start from."""
+    first = next(iter(learners.values()))
+    starts = {site: learner.first_state() for site, learner in learners.items()}
+    shapes = {site: {key: list(tensor.shape) for key, tensor in state.items()} for site, state in starts.items()}
+    announced = {site: (shapes[site], learner.start_digest()) for site, learner in learners.items()}
+    return starts[first_adapter.sender(announced, first.method, joins=first.schedule.joins).site]

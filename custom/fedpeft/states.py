@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Container, Iterable, Mapping
 
 import torch
@@ -37,3 +38,13 @@ def copied(state: Mapping[str, Tensor]) -> State:
 def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
     """Return whether two states have the same keys and values."""
     return one.keys() == other.keys() and all(torch.equal(tensor, other[key]) for key, tensor in one.items())
+
+
+def digest(state: Mapping[str, Tensor]) -> str:
+    """Return the SHA-256 of a state as 64 hexadecimal digits: of keys, dtypes, shapes and bytes, in the keys' order."""
+    summed = hashlib.sha256()
+    for key, tensor in sorted(state.items()):
+        values = tensor.detach().cpu().contiguous()
+        summed.update(f"{key} {values.dtype} {list(values.shape)}\n".encode())
+        summed.update(values.flatten().view(torch.uint8).numpy().tobytes())
+    return summed.hexdigest()

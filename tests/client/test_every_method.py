@@ -10,6 +10,8 @@ from fedpeft import methods
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.keys import belongs, is_key, layers_of
+from fedpeft.messages.types import Introduction
+from fedpeft.server import first_adapter
 
 SITES = ("slake", "vqa-rad")
 SMALL = (
@@ -23,12 +25,20 @@ SMALL = (
 SETTINGS = {"fourierft": ["method.settings.fourierft.n_frequency=64"]}  # of matrices of 16 by 16
 
 
+def check_start(learner, state):
+    """The server's check of what all sites start from, where no majority says what that is."""
+    announced = Introduction(version="1", schema={key: list(tensor.shape) for key, tensor in state.items()})
+    sender = first_adapter.Sender(learner.site, "", {})
+    first_adapter.check(state, sender, announced, learner.method, answering="classification")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", methods.names())
 def test_a_federation_of_any_method_ends_with_its_figures(name, sections, tmp_path):
     chosen = sections(*SMALL, f"method.name={name}", *SETTINGS.get(name, ()))
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     first = learners[SITES[0]].first_state()
+    check_start(learners[SITES[0]], first)
     (result,) = federate(learners)
     assert result.updates.keys() == set(SITES)
     assert not result.refused

@@ -9,6 +9,7 @@ from fedpeft.client import site_state
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.keys import belongs, layer_of
+from fedpeft.states import digest
 
 SITES = ("slake", "vqa-rad")
 UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
@@ -84,3 +85,37 @@ def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
     learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
     for site, layers in next(federate(learners)).assignment.layers.items():
         assert len(layers) == learners[site].layer_budget() in (1, 2)
+
+
+DIGESTS = {  # settings of a job, and the sites that announce a digest of what all start from
+    "no layers are scheduled": (["schedule.solver=all"], ()),
+    "scheduled layers": ([], SITES),
+    "a seed of its own": (["method.initialization=own"], ()),
+    "one joins later": (["schedule.solver=all", "method.matched_layers=2", "schedule.joins={vqa-rad: 2}"], SITES[:1]),
+    "nothing is sent": (["method.aggregation=none"], ()),
+    "a federated head": (["method.head=federated", "data.answers=['yes', 'no']"], SITES),
+}
+
+
+@pytest.mark.parametrize(("overrides", "named"), DIGESTS.values(), ids=DIGESTS)
+def test_a_digest_is_announced_only_where_all_sites_can_compute_what_one_sends(sections, tmp_path, overrides, named):
+    chosen = sections(*UPPER_LAYER, *overrides)
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    assert {site: each.start_digest() for site, each in learners.items()} == {
+        site: digest(learners[SITES[0]].first_state()) if site in named else "" for site in SITES
+    }
+
+
+def test_a_digest_tells_keys_dtypes_shapes_and_bytes_apart():
+    state = {"b": torch.zeros(2, 3), "a": torch.ones(2)}
+    others = [
+        {"a": torch.ones(2)},
+        {**state, "a": torch.ones(2, dtype=torch.bfloat16)},
+        {**state, "b": torch.zeros(3, 2)},
+        {**state, "a": torch.tensor([1.0, 1.0 + 1e-7])},
+        {"c": state["b"], "a": state["a"]},
+        {},
+    ]
+    assert digest(state) == digest(dict(reversed(state.items()))) == digest({**state, "b": torch.zeros(3, 2).T})
+    assert len({digest(state), *map(digest, others)}) == 1 + len(others)
+    assert len(digest({"a": torch.tensor(1.0, dtype=torch.bfloat16)})) == 64

@@ -30,7 +30,7 @@ from fedpeft.jobs import compose, write_job
 from fedpeft.messages.reply_contract import check_introduction, check_train_reply
 from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server import checkpoint, handshake
+from fedpeft.server import checkpoint, first_adapter, handshake
 from fedpeft.settings import build
 from fedpeft.simulate import simulate
 from fedpeft.training_settings import TrainingSettings
@@ -43,6 +43,7 @@ ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)
 SECTION = re.compile(r"^## What happens when something is wrong$(.*?)^## ", re.MULTILINE | re.DOTALL)
 ROWS = dict(ROW.findall(SECTION.search((ROOT / "docs" / "running.md").read_text())[1]))
 SCHEMA = {"layer.0.output.down.bias": [2]}
+WEIGHT = {"layer.0.output.down.weight": [2, 2]}
 METHOD = MethodSettings()
 CASES: dict[str, Callable] = {}
 
@@ -238,6 +239,12 @@ def weights_that_are_a_pickle_at_the_site(here):
     )
 
 
+def first_adapter_of(digest):
+    announced, sender = introduction(schema=WEIGHT), first_adapter.Sender("north", digest, {})
+    state = {key: torch.full(shape, 0.3) for key, shape in WEIGHT.items()}
+    first_adapter.check(state, sender, announced, METHOD, answering="classification")
+
+
 @case("another version")
 def another_version(here):
     return agreement(version="0.0.1")
@@ -256,6 +263,16 @@ def another_width_not_declared(here):
 @case("another number of layers, not declared")
 def another_number_of_layers_not_declared(here):
     return agreement(schema={f"layer.{layer}.output.down.bias": [2] for layer in range(2)})
+
+
+@case("another first adapter than that of most sites, which all get")
+def another_first_adapter_than_that_of_most_sites(here):
+    first_adapter_of("0" * 64)
+
+
+@case("a first adapter that the method does not begin with, where no majority says which is right")
+def a_first_adapter_that_the_method_does_not_begin_with(here):
+    first_adapter_of("")
 
 
 @case("no answer")

@@ -15,6 +15,7 @@ from fedpeft.files import write_json
 from fedpeft.flare.filters import HEADERS
 from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
 from fedpeft.privacy.reply_policy import BLOCKED, KNOWN
+from fedpeft.states import digest
 
 HELLO = Hello(version="1")
 CODE = "out-of-memory"
@@ -56,6 +57,17 @@ def test_an_adapter_that_has_trained_does_not_leave_through_the_handshake(site):
     assert sent.problem == BLOCKED
     assert "this site has trained, so it depends" in site.problem
     assert site.message("hello", HELLO, introduction(schema=introduction().schema, state={})).problem != BLOCKED
+
+
+def test_a_digest_leaves_only_if_it_is_that_of_the_first_adapter(tmp_path, site):
+    right, other = digest(adapter()), digest(adapter(0.75))
+    assert Site(tmp_path / "a").hello(start_digest=right).start_digest == right
+    assert Site(tmp_path / "b").hello(start_digest=other).problem == BLOCKED
+    assert site.hello(start_digest=right).start_digest == right
+    site.train()
+    for named in (right, other):
+        assert site.hello(start_digest=named, state={}, schema=introduction().schema).problem == BLOCKED
+    assert "the digest of another adapter than the one that this site starts from" in site.problem
 
 
 def test_bfloat16_passes_the_filters_unchanged(tmp_path):

@@ -7,7 +7,20 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from harness import LAYERS, SCHEDULE, SITES, Harness, assigned, but, introduction, reply, scheduled, scores
+from harness import (
+    LAYERS,
+    SCHEDULE,
+    SITES,
+    START,
+    Harness,
+    assigned,
+    but,
+    introduction,
+    reply,
+    scheduled,
+    scores,
+    starting,
+)
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.shareable import make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
@@ -15,6 +28,7 @@ from nvflare.private.fed.server.server_runner import ServerRunner
 
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.messages.types import METRICS
+from fedpeft.states import digest
 
 
 def edited(site, order, **changes):
@@ -66,6 +80,11 @@ def test_a_reply_costs_its_site_the_round(run, kind):
 NARROW = {"layer.0.output.down.weight": [2, 3]}
 SAMPLES = {"train": 5, "validation": 1, "test": 2}
 UNABLE = [
+    ("chest", {"start_digest": "f" * 63}, "as start_digest, which is no SHA-256"),
+    ("chest", {"start_digest": "F" * 64}, "as start_digest, which is no SHA-256"),
+    ("chest", {"start_digest": "f" * 10**6}, "as start_digest of a Introduction message: wrong type or too large"),
+    ("chest", {"start_digest": "\x1b[31m"}, "as start_digest of a Introduction message: wrong type or too large"),
+    ("chest", {"start_digest": 64}, "site chest sent 64 as start_digest of a Introduction message"),
     ("chest", {"version": "0.0.1"}, "site chest runs fedpeft 0.0.1"),
     ("chest", {"schema": NARROW}, "the adapters of sites slake and chest differ"),
     ("slake", {"schema": NARROW}, "the adapters of sites vqa-rad and slake differ"),
@@ -133,6 +152,70 @@ def test_layers_start_from_another_site_where_the_first_sends_no_usable_adapter(
     assert manifest["status"] == "completed", manifest.get("reason")
     assert "site slake" in manifest["sites"]["slake"]["problem"]
     assert greeted == [*SITES, "slake", "vqa-rad"]
+
+
+def full_of(value):
+    return {key: torch.full(shape, value) for key, shape in LAYERS.items()}
+
+
+STARTS = {  # what the first site announces, and the others; why it is left out, or what is said of it
+    "under the digest of most sites": (START, START, "site slake sent another first adapter than it and most sites"),
+    "under its own digest": ("own", START, "site slake starts from another adapter than 2 of 3 sites"),
+    "where no site announces a digest": (None, None, "site slake sent a first adapter with"),
+}
+
+
+@pytest.mark.parametrize("value", [0.3, 0.02, 1e6])
+@pytest.mark.parametrize("announced", STARTS)
+def test_the_adapter_that_all_start_from_is_not_that_of_one_hostile_site(run, announced, value):
+    own, others, said = STARTS[announced]
+    hostile, begins = full_of(value), []
+
+    def introduce(site):
+        lies = {"state": hostile, "announced": hostile if own == "own" else own}
+        return starting(site, **lies) if site == "slake" else starting(site, announced=others)
+
+    def score(site, order):
+        begins.append(order.round > 1 or all(torch.equal(order.state[key], START[key]) for key in START))
+        return scores(site, order)
+
+    _, manifest, _ = run(introduce, assigned, score, quorum=2, schedule=SCHEDULE)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert begins
+    assert all(begins)
+    assert manifest["start"] == {"site": "vqa-rad", "digest": digest(START) if others else ""}
+    heard = {fault["site"]: fault["what"] for fault in manifest["faults"] if fault["round"] == 0}
+    assert said in (heard["slake"] if own == "own" else manifest["sites"]["slake"]["problem"])
+    assert ("problem" in manifest["sites"]["slake"]) == (own != "own")
+    assert set(heard) == ({"slake"} if own == "own" else set())
+
+
+@pytest.mark.parametrize(("quorum", "status"), [(1, "completed"), (2, "failed")])
+def test_of_two_sites_that_differ_neither_is_believed_and_the_method_says_what_a_start_is(run, quorum, status):
+    hostile = full_of(0.02)
+
+    def introduce(site):
+        return starting(site, hostile, hostile) if site == "slake" else starting(site)
+
+    _, manifest, _ = run(introduce, assigned, quorum=quorum, schedule=SCHEDULE, sites=SITES[:2])
+    assert manifest["status"] == status
+    said = manifest["sites"]["slake"]["problem"] if status == "completed" else manifest["reason"]
+    assert "site slake sent a first adapter with values of root mean square 0.02 in 6 tensors together" in said
+
+
+def test_a_second_introduction_changes_nothing_but_the_adapter(run):
+    greeted = []
+
+    def introduce(site):
+        greeted.append(site)
+        first = starting(site)
+        return replace(first, samples={**first.samples, "train": 500_000}, budget=2) if len(greeted) > 3 else first
+
+    _, manifest, history = run(introduce, assigned, schedule=SCHEDULE)
+    assert manifest["status"] == "completed", manifest.get("reason")
+    assert greeted == [*SITES, "slake"]
+    assert manifest["sites"]["slake"]["samples"]["train"] == 5
+    assert all(len(layers) <= 1 for entry in history["rounds"] for layers in entry["schedule"]["layers"].values())
 
 
 @pytest.mark.parametrize("huge", [1e308, 1e31, -1.0, True, None, [1.0]])

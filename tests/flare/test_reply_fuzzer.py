@@ -2,7 +2,8 @@
 """Ten thousand spoilt replies through the controller: none ends the job, none changes the model.
 
 Two sites reply as they should, all others send something spoilt. Every sound adapter is the same one, so that the
-global adapter must be that one, whoever is accepted.
+global adapter must be that one, whoever is accepted. Where introductions are spoilt, layers are scheduled and the
+spoilt sites come first, so that they are also asked for the adapter that all start from.
 """
 
 import copy
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from harness import LAYERS, SCHEDULE, Harness, introduction
+from harness import LAYERS, SCHEDULE, START, Harness, starting
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from nvflare.apis.dxo import DataKind
@@ -109,7 +110,7 @@ def changes_of(declared):
 
 
 def greeting(site):
-    return introduction(site, schema=LAYERS, budget=3)
+    return replace(starting(site), budget=3)
 
 
 def scores(site, order):
@@ -145,8 +146,10 @@ def run(monkeypatch, **spoilt):
     def answer(task, sound):
         def reply(site, *order):
             message = sound(site, *order)
-            if task == "hello" and "score" in spoilt and site == HONEST[0]:
-                message = replace(message, state=SOUND)
+            if task == "hello" and not harness.hello.initial:
+                message = replace(message, state={})
+            if task == "score":
+                assert all(torch.equal(order[0].state[key], tensor) for key, tensor in START.items())
             change = spoilt.get(task, {}).get(site)
             if change is None:
                 return message
@@ -162,8 +165,8 @@ def run(monkeypatch, **spoilt):
         answer("score", scores),
         rounds=1,
         quorum=len(HONEST),
-        schedule={**SCHEDULE, "budget": 3} if "score" in spoilt else {},
-        sites=[*HONEST, *SPOILT],
+        schedule={} if "train" in spoilt else {**SCHEDULE, "budget": 3},
+        sites=[*SPOILT, *HONEST],
     )
     harness.run()
     assert harness.panics == []

@@ -1,14 +1,17 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The handshake of sites whose backbones differ in depth."""
+"""The handshake of sites whose backbones differ in depth, and whose first adapter all sites get."""
 
 import re
+from contextlib import nullcontext
 
 import pytest
+import torch
 
 import fedpeft
 from fedpeft.errors import FedpeftError
 from fedpeft.layer_matching import matched
 from fedpeft.messages.types import Introduction
+from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import first_adapter
@@ -39,7 +42,7 @@ def test_sites_of_any_depth_take_part_with_what_they_announced():
     sites = {f"s{own}": introduction(own) for own in (2, 4, 3, 1)}
     able, problems = agreed(**sites)
     assert (able, problems) == (sites, {})
-    assert first_adapter.sender({site: i.schema for site, i in able.items()}, METHOD) == "s4"
+    assert first_adapter.sender({site: (i.schema, "") for site, i in able.items()}, METHOD).site == "s4"
 
 
 OTHERS = {
@@ -95,7 +98,78 @@ def test_without_the_setting_other_layers_are_refused_and_the_setting_is_named()
 
 def test_somebody_must_have_all_layers():
     with pytest.raises(FedpeftError, match=r"has all 4 layers of method.matched_layers, .*: why b is away\.$"):
-        first_adapter.sender({"a": schema([0, 3])}, METHOD, {"b": "site b: why b is away."})
+        first_adapter.sender({"a": (schema([0, 3]), "")}, METHOD, problems={"b": "site b: why b is away."})
+
+
+FOUR, TWO = schema(range(4)), schema([0, 3])
+WIDE = schema(range(4), neurons=4)
+SENDERS = {  # what sites announce; whose adapter it is, which digest counts, and who is said to differ
+    "all alike": ({"a": (FOUR, "x"), "b": (FOUR, "x"), "c": (FOUR, "x")}, "a", "x", []),
+    "the first differs": ({"a": (FOUR, "y"), "b": (FOUR, "x"), "c": (FOUR, "x")}, "b", "x", ["a"]),
+    "one says nothing": ({"a": (FOUR, ""), "b": (FOUR, "x"), "c": (FOUR, "x")}, "b", "x", ["a"]),
+    "two that differ": ({"a": (FOUR, "x"), "b": (FOUR, "y")}, "a", "", ["b"]),
+    "halves": ({"a": (FOUR, "x"), "b": (FOUR, "y"), "c": (FOUR, "x"), "d": (FOUR, "y")}, "a", "", ["b", "d"]),
+    "more than any other, but not than half": (
+        {"a": (FOUR, "x"), "b": (FOUR, "x"), "c": (FOUR, "y"), "d": (FOUR, "z"), "e": (FOUR, "w")},
+        "a",
+        "",
+        ["c", "d", "e"],
+    ),
+    "one alone": ({"a": (FOUR, "x")}, "a", "", []),
+    "the only one that has all layers": ({"b": (TWO, "x"), "a": (FOUR, "y"), "c": (TWO, "x")}, "a", "", []),
+    "those that lack layers do not count": (
+        {"b": (TWO, "y"), "a": (FOUR, "x"), "c": (TWO, "y"), "d": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "another width starts from something else": (
+        {"w": (WIDE, "y"), "a": (FOUR, "x"), "b": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "who joins later is no voter": (
+        {"joins": (FOUR, ""), "a": (FOUR, "x"), "b": (FOUR, "x")},
+        "a",
+        "x",
+        [],
+    ),
+    "nor may it vote": ({"a": (FOUR, "x"), "joins": (FOUR, "y"), "b": (FOUR, "z")}, "a", "", ["b"]),
+}
+
+
+@pytest.mark.parametrize(("announced", "site", "digest", "differing"), SENDERS.values(), ids=SENDERS)
+def test_the_adapter_that_all_start_from_is_one_that_most_sites_announce(announced, site, digest, differing):
+    sender = first_adapter.sender(announced, METHOD, joins=["joins"])
+    assert (sender.site, sender.digest, list(sender.differing)) == (site, digest, differing)
+    assert all(f"site {other} starts from another adapter" in what for other, what in sender.differing.items())
+
+
+def test_where_every_site_starts_from_its_own_seed_no_digest_counts():
+    method = MethodSettings(initialization="own")
+    same = dict.fromkeys("abc", (FOUR, "x"))
+    assert first_adapter.sender(same, method) == first_adapter.Sender("a", "", {})
+
+
+HEAD = {"head.0.weight": torch.full((4, 8), 0.3), "head.0.bias": torch.zeros(4)}
+
+
+@pytest.mark.parametrize(("answering", "refused"), [("classification", True), ("generation", False)])
+def test_a_head_that_goes_to_all_sites_begins_as_its_way_to_answer_declares(answering, refused):
+    announced = introduction(4, schema={key: list(tensor.shape) for key, tensor in HEAD.items()})
+    sender = first_adapter.Sender("a", "", {})
+    with pytest.raises(FedpeftError, match=r"0.3 in head.0.weight") if refused else nullcontext():
+        first_adapter.check(HEAD, sender, announced, METHOD, answering=answering)
+
+
+@pytest.mark.parametrize(("value", "refused"), [(0.3, False), (999.0, False), (1001.0, True)])
+def test_of_a_plugin_that_declares_no_first_values_only_their_size_is_bounded(monkeypatch, value, refused):
+    monkeypatch.setattr(TuningMethod, "tuning", lambda self: object())
+    state = {key: torch.full(shape, value) for key, shape in FOUR.items()}
+    sender = first_adapter.Sender("a", "", {})
+    with pytest.raises(FedpeftError, match=r"site a sent a first adapter with 1e\+03 in") if refused else nullcontext():
+        first_adapter.check(state, sender, introduction(4, schema=FOUR), METHOD, answering="classification")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,9 @@ from fedpeft.messages.types import (
     TrainOrder,
     TrainReply,
 )
+from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.server import first_adapter
+from fedpeft.states import digest
 
 SITES = ["slake", "vqa-rad", "chest"]
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}
@@ -145,12 +147,19 @@ def but(site, other, *, rounds=(1, 2)):
 
 LAYERS = {f"layer.{layer}.output.{name}.weight": [2, 2] for layer in range(3) for name in ("down", "up")}
 SCHEDULE = {"solver": "exact", "budget": 1}
+START = {key: normal(tuple(shape), 0.02, 0, key) for key, shape in LAYERS.items()}  # as houlsby begins
 
 
 def scheduled(site, **changes):
     """A site of three layers that may train one, and that says where it starts from if asked."""
     state = {key: torch.zeros(shape) for key, shape in LAYERS.items()} if site == "slake" else {}
     return introduction(site, schema=LAYERS, budget=1, state=state, **changes)
+
+
+def starting(site, state=START, announced=START):
+    """A site of three layers that starts from a state, and announces the digest of one; None: no digest."""
+    named = "" if announced is None else digest(announced)
+    return introduction(site, schema=LAYERS, budget=1, state=state, start_digest=named)
 
 
 def assigned(site, order, **changes):

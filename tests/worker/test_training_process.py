@@ -17,6 +17,7 @@ from safetensors.torch import save
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.server.aggregation import aggregate
+from fedpeft.states import digest
 from fedpeft.worker.fork_server import ADDRESS
 from fedpeft.worker.frames import BadFrame, receive, send, unpack
 from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
@@ -172,6 +173,8 @@ def test_scores_and_introduction_are_the_learners(sections, tmp_path, supervisor
     assert introduced.values["budget"] == learner.layer_budget()
     assert introduced.values["schema"] == {key: list(tensor.shape) for key, tensor in initial.items()}
     assert all(torch.equal(introduced.state[key], initial[key]) for key in initial)
+    assert introduced.values["start_digest"] == digest(initial)
+    assert not ask(supervisor, {**HELLO, "finished": 1, "folder": folder}).values["start_digest"]
     scores = ask(supervisor, {"do": SCORE, "folder": folder, "round": 1}, initial).values["scores"]
     assert scores == learner.score_layers(1, initial)
     request = {"do": TRAIN, "folder": folder, "round": 1, "layers": [1], "scored": True}
@@ -179,6 +182,8 @@ def test_scores_and_introduction_are_the_learners(sections, tmp_path, supervisor
     update = learner.train_round(1, initial, [1])
     assert all(torch.equal(trained.state[key], update.state[key]) for key in update.state)
     assert trained.values["scores"] == learner.score_trained(1)
+    again = ask(supervisor, {**HELLO, "folder": folder})  # data have touched nothing of it
+    assert again.values["start_digest"] == digest(again.state) == digest(initial)
 
 
 def test_data_that_cannot_be_read_are_reported_without_their_path(sections, tmp_path, supervisors):

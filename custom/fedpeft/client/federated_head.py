@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
-from torch import nn
+from collections.abc import Mapping
+
+from torch import Tensor
 
 from fedpeft.keys import HEAD
 from fedpeft.states import State
 
 
-def head_state(head: nn.Module) -> State:
+def head_state(head: Mapping[str, Tensor]) -> State:
     """Return copies of a head's tensors on the CPU, under their keys in messages."""
-    return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.state_dict().items()}
+    return {f"{HEAD}{name}": tensor.detach().cpu().clone() for name, tensor in head.items()}
 
 
 def without_head(state: State) -> State:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from fedpeft.methods.first_values import Constant, FirstValues, Normal
+
 INITIAL_STD = 0.02
 
 
@@ -28,3 +30,10 @@ def build_head(kind: str, hidden_size: int, classes: int, generator: torch.Gener
             nn.init.normal_(layer.weight, std=INITIAL_STD, generator=generator)
             nn.init.zeros_(layer.bias)
     return head
+
+
+def first_values(key: str, shape: tuple[int, ...]) -> FirstValues:
+    """Return how the first values of such a head's tensor are distributed, by its key in messages."""
+    if key.endswith(".bias"):
+        return Constant()
+    return Normal(INITIAL_STD) if len(shape) > 1 else Constant(1.0)  # of the LayerNorm

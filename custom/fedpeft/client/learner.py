@@ -41,7 +41,7 @@ from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.seeds import derive
 from fedpeft.site_job import SiteJob
-from fedpeft.states import State, equal
+from fedpeft.states import State, digest, equal
 from fedpeft.training_settings import BEST, LINEAR, TrainingSettings
 
 
@@ -171,12 +171,17 @@ class Learner:
         )
 
     def first_state(self) -> State:
-        """What this site sends before any training, where the server asks for it."""
+        """What this site begins with, untouched by data, to be sent where the server asks for it."""
         if not self.method.exchanges:
             return {}
-        return self._numbers.to_send(self.trainable.state()) | (
-            head_state(self.head) if self.method.federates_head else {}
+        return self._numbers.to_send(self.values.first) | (
+            head_state(self.values.first_head) if self.method.federates_head else {}
         )
+
+    def start_digest(self) -> str:
+        """The digest of `first_state` where all sites begin alike and one sends it to all, otherwise empty."""
+        needed = self.method.starts_from_one(scheduled=self.schedule.active)
+        return digest(self.first_state()) if needed and not self.model.init_site else ""
 
     def train_round(
         self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
@@ -236,7 +241,7 @@ class Learner:
         )
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         sent = self._numbers.to_send(sent)
-        sent |= head_state(self.head) if self.method.federates_head else {}
+        sent |= head_state(self.head.state_dict()) if self.method.federates_head else {}
         return Update(state=sent, samples=len(self.data.train), metrics=metrics)
 
     def score_layers(self, round: int, received: State) -> list[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -50,6 +51,7 @@ from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.delta_broadcast import DeltaBroadcast
 from fedpeft.server.export import export_adapter, export_head, import_peft
+from fedpeft.server.first_adapter import Sender
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
@@ -138,6 +140,7 @@ class FederationController(ModelController):
             before = self._checkpoint()
             self._lineage = before.lineage if before else checkpoint.new_lineage(self._job, self._submitter)
             prune(lineages_folder(self.fl_ctx), self._lineage)
+            self._importing = importing
             if self._method.site_settings:
                 importing.join()  # the method's code says which widths the sites may announce; see below
             introductions = self._handshake(recorder, before)
@@ -196,7 +199,7 @@ class FederationController(ModelController):
         finished = before.round if before else 0
         fresh = first_adapter.is_needed(self._method, self._schedule) and not before
         limit_messages(handshake.INTRODUCTION)
-        able, problems = self._introduce(sites, "", finished)
+        able, problems = self._introduce(sites, finished)
         introductions, others = handshake.agree(able, version=fedpeft.__version__, method=self._method)
         problems |= others
         _enough("the handshake", introductions, needed, problems)
@@ -204,17 +207,16 @@ class FederationController(ModelController):
         sending = introductions.values() if self._method.exchanges else ()
         limit_messages(handshake.limit_of_replies(sending, most_mb=most_mb, masked=masked))
         while fresh:
-            # sends the initial adapter, now that its size is announced
-            site = first_adapter.sender({name: i.schema for name, i in introductions.items()}, self._method, problems)
-            again, others = self._introduce([site], site, finished)
-            introductions, differing = handshake.agree(
-                {name: again.get(name, i) for name, i in introductions.items() if name != site or again},
-                version=fedpeft.__version__,
-                method=self._method,
-            )
-            problems |= others | differing
+            sender = self._sender(introductions, problems)
+            again, others = self._introduce([sender.site], finished, sender, introductions[sender.site])
+            introductions = {site: again.get(site, i) for site, i in introductions.items() if site not in others}
+            problems |= others
             _enough("the handshake", introductions, needed, problems)
-            fresh = site not in introductions
+            fresh = sender.site not in introductions
+            if not fresh:
+                recorder.start(sender)
+                for difference in sender.differing.values():
+                    self.warning(difference)
         for site, problem in problems.items():
             self.warning(f"site {site} does not take part: {problem}")
         done = before.history["rounds"] if before else []
@@ -232,23 +234,43 @@ class FederationController(ModelController):
         recorder.begin(self._method, self._training, introductions, problems, self._schedule)
         return introductions
 
+    def _sender(self, introductions: dict[str, Introduction], problems: dict[str, str]) -> Sender:
+        """The site whose first adapter all sites get, now that its size is announced."""
+        announced = {site: (i.schema, i.start_digest) for site, i in introductions.items()}
+        sender = first_adapter.sender(announced, self._method, joins=self._schedule.joins, problems=problems)
+        if not sender.digest:
+            self._importing.join()  # the method's code says what it can begin with
+        return sender
+
     def _introduce(
-        self, sites: Sequence[str], initial: str, finished: int
+        self,
+        sites: Sequence[str],
+        finished: int,
+        sender: Sender | None = None,
+        announced: Introduction | None = None,
     ) -> tuple[dict[str, Introduction], dict[str, str]]:
-        """Introductions by site, and the reasons why others have none; site `initial` sends its initial adapter."""
-        orders = {
-            site: Hello(version=fedpeft.__version__, initial=site == initial, lineage=self._lineage, finished=finished)
-            for site in sites
-        }
-        models = {site: to_model(order, round=0) for site, order in orders.items()}
+        """Introductions by site, and the reasons why others have none.
+
+        Args:
+            sites: that introduce themselves.
+            finished: rounds that are finished already.
+            sender: the one of them that sends its first adapter; None: nobody does.
+            announced: the introduction that it sent without; nothing else of it changes but its key for secure sums.
+        """
+        initial, answering = sender is not None, self._training.answering
+        hello = Hello(version=fedpeft.__version__, initial=initial, lineage=self._lineage, finished=finished)
+        models = {site: to_model(hello, round=0) for site in sites}
         most = self._federation.max_samples
 
         def read(model: FLModel, site: str) -> Introduction:
             introduction = from_model(Introduction, model, sender=f"site {site}")
-            check_introduction(introduction, site=site, initial=site == initial, most_samples=most)
-            return introduction
+            check_introduction(introduction, site=site, initial=initial, most_samples=most)
+            if sender is None or announced is None:
+                return introduction
+            first_adapter.check(introduction.state, sender, announced, self._method, answering=answering)
+            return replace(announced, state=introduction.state, sum_key=introduction.sum_key)
 
-        return self._request(HELLO, models, read, round=0, timeout=self._federation.hello_timeout, needed=len(orders))
+        return self._request(HELLO, models, read, round=0, timeout=self._federation.hello_timeout, needed=len(models))
 
     def _rounds(
         self, recorder: RunRecorder, introductions: dict[str, Introduction], before: Checkpoint | None

@@ -35,6 +35,7 @@ LARGEST_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any mod
 MOST_SLOTS = 64
 RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
 DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
+DIGEST = re.compile(r"[0-9a-f]{64}")
 MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
 
 
@@ -92,6 +93,8 @@ def check_announcement(introduction: Introduction, *, site: str, most_samples: i
         what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
         raise _refused(site, what, RESTART if samples < 1 else limit)
     _check_sum_key(introduction.sum_key, site)
+    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
+        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
     for key, shape in introduction.schema.items():
         if key.startswith(BACKBONE):
             named = all(part.isidentifier() or part.isdigit() for part in key.split("."))

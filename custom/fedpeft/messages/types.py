@@ -73,6 +73,8 @@ class Introduction(_Message):
         finished: the last round, up to the one that the server named, of which the site has its own state.
         baseline: what the best constant answer reaches on the test split; only in the simulator, because it tells how
             often an answer occurs.
+        start_digest: SHA-256 of the adapter that the site starts from (`fedpeft.states.digest`), where all sites can
+            compute it and one of them sends it to all; it depends on no data.
         problem: why the site cannot take part, a code of `fedpeft.privacy.problem_codes`; empty when it can.
         setting: the name of the job's setting that the problem is about, if it is about one.
         sum_key: the site's public key for the first secure sum, with its certificate and signature; empty without
@@ -97,6 +99,7 @@ class Introduction(_Message):
     budget: int = 0
     finished: int = 0
     baseline: float | None = None
+    start_digest: str = ""
     problem: str = ""
     setting: str = ""
     sum_key: dict[str, list[str]] = field(default_factory=dict)

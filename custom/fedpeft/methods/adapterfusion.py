@@ -26,6 +26,7 @@ from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.methods.bottleneck.module import Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.trainable import Beside, Trainable, Tuning
 from fedpeft.states import State
 
@@ -109,6 +110,10 @@ class FusionTuning(Tuning):
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of the adapters; the fusion has none."""
         self._base.check(settings)
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return those of the adapters, which alone are sent."""
+        return self._base.first_values(settings, key, shape)
 
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Put adapters with a fusion into a backbone; see `Branches`. The first seed is the fusion's as well."""

@@ -10,6 +10,7 @@ from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.registry import imported
@@ -67,6 +68,12 @@ class CombinedTuning(Tuning):
         self.check(settings)
         parts = self.homes.items()
         return Together([imported(home).prepare(backbone, settings.get(part, {}), seed=seed) for part, home in parts])
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return those of the part that knows more of the tensor than its size."""
+        parts = self.homes.items()
+        declared = (imported(home).first_values(settings.get(part, {}), key, shape) for part, home in parts)
+        return next((first for first in declared if first != Bounded()), Bounded())
 
     def width(self, settings: Mapping[str, Any], layer: int, stream: int) -> int | None:
         """Return what the part with neurons has with its settings; see `SlotTuning.width`."""

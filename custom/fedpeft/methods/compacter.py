@@ -20,11 +20,11 @@ from torch.nn import functional as F
 
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
-from fedpeft.methods.bottleneck.initialization import glorot_uniform, normal
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
 from fedpeft.methods.bottleneck.module import Bottleneck
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.first_values import Drawn, Normal, Uniform
 from fedpeft.methods.peft_types import register
 
 
@@ -78,12 +78,12 @@ class CompacterConfig(BottleneckConfig):
     def shared_shapes(self) -> dict[str, tuple[int, ...]]:
         return {"rule": (self.blocks,) * 3}
 
-    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+    def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
         if name == "rule":
-            return normal(shape, self.rule_std, self.init_seed, key)
-        if name.endswith(("left", "right")):
-            return glorot_uniform(shape, self.init_seed, key)
-        return super().initial_tensor(name, shape, key)
+            return Normal(self.rule_std)
+        if name.endswith(("left", "right")):  # Glorot's, of the matrices in the last two axes
+            return Uniform((6.0 / max(1, sum(shape[-2:]))) ** 0.5)
+        return super().first_values(name, shape)
 
 
 def phm_weight(rule: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

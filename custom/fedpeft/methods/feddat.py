@@ -37,6 +37,7 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE
 from fedpeft.methods.bottleneck.branches import Branches
+from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
 from fedpeft.seeds import derive
 from fedpeft.states import State
@@ -53,6 +54,9 @@ class Base(Protocol):
 
     def branches(self, backbone: Backbone, settings: Mapping[str, Any], seeds: Mapping[str, int]) -> Branches:
         """Freeze a backbone and put adapters into it, by name."""
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return how the first values of an adapter's tensor are distributed."""
 
 
 class DualAdapters(Trainable):
@@ -148,6 +152,10 @@ class FedDATTuning(Tuning):
     def check(self, settings: Mapping[str, Any]) -> None:
         """Check the settings of the adapters; FedDAT has none of its own."""
         self._base.check(settings)
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return those of the adapters, which alone are sent."""
+        return self._base.first_values(settings, key, shape)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and put the three adapters into it; see `Tuning.prepare`."""

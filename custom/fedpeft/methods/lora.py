@@ -24,6 +24,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
 from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
+from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.products import Product, first_factor
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
 from fedpeft.settings import hints_of
@@ -67,6 +68,15 @@ class LoraTuning(SlotTuning):
                     if key.endswith(".A"):
                         parameter.copy_(first_factor(tuple(parameter.shape), seed, key, start_std=std))
         return trainable
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return PEFT's uniform distribution of A, or that of `start_std`, and zeros of B."""
+        how = self.config(self.of_peft(settings)).init_lora_weights
+        if key.endswith(".B") and how in (True, "gaussian"):
+            return Constant()
+        if key.endswith(".A") and (how == "gaussian" or settings.get(START_STD) is not None):
+            return Normal(settings.get(START_STD) or 1 / math.prod(shape[:1]))
+        return Uniform(1 / math.sqrt(math.prod(shape[1:]))) if key.endswith(".A") and how is True else Bounded()
 
     def completed(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings with defaults, and `target_modules` as a pattern that PEFT takes."""

@@ -20,6 +20,7 @@ from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel
 from fedpeft.methods.bottleneck.module import Bottleneck, Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
+from fedpeft.methods.first_values import Constant, Drawn
 from fedpeft.methods.peft_types import register
 
 
@@ -42,11 +43,9 @@ class ParallelConfig(BottleneckConfig):
         if not is_number(self.scaling):
             raise FedpeftError(f"parallel: scaling={self.scaling!r} must be a number.")
 
-    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+    def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
         # the up-projection starts at zero, so that training starts from the backbone's own function
-        if name == "up.weight":
-            return torch.zeros(shape, device="cpu")
-        return super().initial_tensor(name, shape, key)
+        return Constant() if name == "up.weight" else super().first_values(name, shape)
 
 
 class ParallelLayer(BottleneckLayer):

@@ -7,7 +7,7 @@ The keys are `layer.<l>.<role>.<tensor>`, with the tensor's name in PEFT: ``laye
 from __future__ import annotations
 
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from peft.tuners.tuners_utils import BaseTunerLayer
@@ -18,6 +18,7 @@ from fedpeft.backbones.structure import templates_in
 from fedpeft.backbones.targets import check_targets, pattern_of, roles_of, templates_of
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import place_of
+from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class PeftTuning(SlotTuning):
         fixed: settings that a job cannot change: with other values the tensors could not be averaged.
         joint: whether a joint projection to query, key and value stands for each of them.
         least: what `SlotTuning.least` has besides.
+        first: from its configuration, a tensor's name and its shape to its first values; None: see `Tuning`.
     """
 
     def __init__(
@@ -49,10 +51,12 @@ class PeftTuning(SlotTuning):
         fixed: Mapping[str, Any] | None = None,
         joint: bool = False,
         least: Mapping[str, int] | None = None,
+        first: Callable[[Any, str, tuple[int, ...]], FirstValues] | None = None,
     ) -> None:
         super().__init__(config_cls)
         self.least = {**SlotTuning.least, **(least or {})}
         self._name, self.roles, self.tensors = name, tuple(roles), tuple(tensors)
+        self._first = first
         self.defaults, self.fixed, self.joint = dict(defaults or {}), dict(fixed or {}), joint
 
     @property
@@ -74,6 +78,12 @@ class PeftTuning(SlotTuning):
         if isinstance(targets, Mapping):
             settings["target_modules"] = pattern_of(targets)
         return settings
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return what PEFT begins with; see `Tuning.first_values`."""
+        if self._first is None:
+            return super().first_values(settings, key, shape)
+        return self._first(self.config(self.of_peft(settings)), key.rpartition(".")[2], shape)
 
     def fit(self, model: nn.Module, config: Any) -> None:
         """Write the modules of the model's family, or those that a list or pattern selects, into the configuration."""

@@ -35,6 +35,7 @@ from fedpeft.backbones.structure import TEXT, VISION, family_of, stream_width, t
 from fedpeft.errors import FedpeftError
 from fedpeft.keys import SHARED, place_of
 from fedpeft.methods.bottleneck.initialization import key_generator
+from fedpeft.methods.first_values import Bounded, FirstValues, Normal, Uniform
 from fedpeft.methods.prepended_prompts import arguments_beside_tokens, check_room, prepend, takes_prompts
 from fedpeft.methods.trainable import Trainable, Tuning
 from fedpeft.settings import at_least, build, one_of
@@ -171,6 +172,12 @@ class PromptTuning(Tuning):
     def check(self, settings: Mapping[str, Any]) -> None:
         """Refuse settings that are unknown or not allowed."""
         build(self.settings_cls, settings, section=f"method.settings.{self.name}")
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return the distribution of tokens; only the model says how large its patches are, and so VPT's bound."""
+        if not key.endswith(".tokens"):
+            return Bounded()  # factors
+        return Normal(self._std) if self._std else Uniform(math.sqrt(6 / math.prod(shape[-1:])), known=False)
 
     def prepare(self, backbone: Backbone, settings: Mapping[str, Any], *, seed: int) -> Trainable:
         """Freeze the backbone and add prompts to it; see `Tuning.prepare`."""

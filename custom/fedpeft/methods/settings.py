@@ -105,6 +105,14 @@ class MethodSettings:
         """The declaration of the method."""
         return methods.get(self.name)
 
+    def starts_from_one(self, *, scheduled: bool) -> bool:
+        """Return whether one site's first adapter goes to all: the server must have tensors that no site may send.
+
+        Args:
+            scheduled: whether layers are scheduled.
+        """
+        return self.exchanges and (scheduled or self.matched_layers is not None or self.secure_sum)
+
     def _pia_defaults(self) -> dict[str, str]:
         method = self.method
         return {

@@ -18,6 +18,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.keys import PRIVATE, belongs
 from fedpeft.methods import divergences
 from fedpeft.methods.adapter_state import check_state
+from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
 from fedpeft.states import State
 
@@ -226,6 +227,16 @@ class Tuning(Protocol):
         Raises:
             FedpeftError: a setting is unknown or does not fit the backbone.
         """
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return how the first values of an exchanged tensor are distributed; here they may be any up to 1000.
+
+        Args:
+            settings: of the method at one site, as a job has them.
+            key: of the tensor; in messages the number of its layer may be that of another backbone.
+            shape: of the tensor.
+        """
+        return Bounded()
 
 
 def parameter_count(backbone: Backbone, tuning: Tuning, settings: Mapping[str, Any]) -> ParameterCount:

@@ -27,7 +27,7 @@ from fedpeft.messages.types import (
 from fedpeft.privacy.announced import Announced
 from fedpeft.privacy.problem_codes import is_known
 from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.states import State
+from fedpeft.states import State, digest
 
 BLOCKED = "reply-blocked"
 KNOWN = {
@@ -48,6 +48,7 @@ KNOWN = {
         "budget",
         "finished",
         "baseline",
+        "start_digest",
         "problem",
         "setting",
         "sum_key",
@@ -172,6 +173,8 @@ def _introduction(
         raise FedpeftError("the adapter in an introduction: this site has trained, so it depends on its data.")
     if not trained:
         check_tensors(reply.state, site=site, schema=reply.schema, dtype=reply.dtype)
+    if reply.start_digest and (trained or reply.start_digest != digest(reply.state)):
+        raise FedpeftError("the digest of another adapter than the one that this site starts from.")
     own = (reply.schema, reply.dtype, reply.samples["train"])
     if announced and own != (announced.shapes, announced.dtype, announced.samples):
         raise FedpeftError("a second introduction with another schema, dtype or number of training samples.")

@@ -1,42 +1,123 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Whether all sites start from the adapter of one of them, and whose that is."""
+"""Whether all sites start from the adapter of one of them, whose that is, and whether it is the right one.
+
+Where all sites can compute that adapter, each announces its digest, and that of most sites counts: the server takes the
+adapter from one of these, and looks whether it has that digest. Where there is no such majority, as between two sites
+that differ or with `initialization: own`, the adapter must be one that the method can begin with.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
+from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
+from fedpeft.keys import HEAD
 from fedpeft.layer_matching import SETTING, all_layers
+from fedpeft.messages.reply_contract import RESTART, check_tensors
+from fedpeft.messages.types import Introduction, Schema
+from fedpeft.methods.first_values import Bounded, FirstValues, misfit
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.registry import imported
 from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.states import State, digest
+
+DIFFERS = (
+    "site {site} starts from another adapter than {whom}: compare its torch, processor and backbone with the others', "
+    "and look at its log."
+)
 
 
 def is_needed(method: MethodSettings, schedule: ScheduleSettings) -> bool:
-    """Return whether one site sends its first adapter to all: the server must have tensors that no site may send."""
-    partial = schedule.active or method.matched_layers is not None
-    return method.exchanges and (partial or method.secure_sum)
+    """Return whether one site sends its first adapter to all."""
+    return method.starts_from_one(scheduled=schedule.active)
+
+
+@dataclass(frozen=True)
+class Sender:
+    """The site whose first adapter all sites get.
+
+    Args:
+        site: its name.
+        digest: of the adapter that most sites start from; empty: there is no majority.
+        differing: by site, from whom it differs; it takes part, and starts from the sender's adapter.
+    """
+
+    site: str
+    digest: str
+    differing: dict[str, str]
 
 
 def sender(
-    keys: Mapping[str, Collection[str]], method: MethodSettings, problems: Mapping[str, str] | None = None
-) -> str:
-    """Return the site whose first adapter it is: the first one that has all layers.
+    announced: Mapping[str, tuple[Schema, str]],
+    method: MethodSettings,
+    *,
+    joins: Iterable[str] = (),
+    problems: Mapping[str, str] | None = None,
+) -> Sender:
+    """Return the first site that has all layers and starts from what most of these start from.
 
     Args:
-        keys: by site, of the tensors that it sends; at least one site.
+        announced: by site, the shapes that it sends and its digest; at least one site.
         method: of the job.
+        joins: sites that join later, with a start of their own.
         problems: by site, why others take no part.
 
     Raises:
         FedpeftError: no site has all layers.
     """
     deepest = method.matched_layers
-    able = (site for site, own in keys.items() if deepest is None or all_layers(own, deepest))
-    if (first := next(able, None)) is None:
+    able = {site: own for site, own in announced.items() if deepest is None or all_layers(own[0], deepest)}
+    if not able:
         raise FedpeftError(
             f"no site that takes part has all {deepest} layers of {SETTING}, so that nobody has the first values of "
             f"some: wait until one that does is connected, or set {SETTING} to the layers of the deepest backbone."
             + "".join(f" {problem.rstrip('.')}." for problem in (problems or {}).values()),
             setting=SETTING,
         )
-    return first
+    asked = {site: own for site, own in able.items() if site not in joins} if method.initialization == "shared" else {}
+    usual, count = next(iter(Counter(own for _, own in asked.values() if own).most_common(1)), ("", 0))
+    agreed = usual if count > 1 and 2 * count > len(asked) else ""
+    first = next(site for site, (_, own) in able.items() if own == agreed or not agreed)
+    shapes, start = able[first]
+    others = [site for site, (schema, own) in asked.items() if own != start and schema == shapes]
+    whom = f"{count} of {len(asked)} sites" if agreed else f"site {first}, and no majority says which is right"
+    return Sender(first, agreed, {site: DIFFERS.format(site=site, whom=whom) for site in others})
+
+
+def check(state: State, sender: Sender, announced: Introduction, method: MethodSettings, *, answering: str) -> None:
+    """Accept the adapter that all sites start from.
+
+    Args:
+        state: what the sender sent.
+        sender: whose it is.
+        announced: how the sender introduced itself before.
+        method: of the job.
+        answering: `training.answering`, whose head may be in it.
+
+    Raises:
+        FedpeftError: naming the site, and how the adapter differs from what it must be.
+    """
+    site = sender.site
+    check_tensors(state, site=site, schema=announced.schema, dtype=announced.dtype)
+    if sender.digest:
+        if digest(state) != sender.digest:
+            raise FedpeftError(f"site {site} sent another first adapter than it and most sites announced: {RESTART}.")
+        return
+    settings = method.settings_of(site)
+    declared = {key: _first_values(key, tuple(t.shape), method, settings, answering) for key, t in state.items()}
+    if wrong := misfit(state, declared):
+        raise FedpeftError(f"site {site} sent a first adapter with {wrong}: {RESTART}.")
+
+
+def _first_values(
+    key: str, shape: tuple[int, ...], method: MethodSettings, settings: Mapping[str, Any], answering: str
+) -> FirstValues:
+    if key.startswith(HEAD):
+        home = ANSWERING.get(answering).first_head
+        return imported(home)(key, shape) if home else Bounded()
+    declared = getattr(method.method.tuning(), "first_values", None)
+    return declared(settings, key, shape) if declared else Bounded()

@@ -24,6 +24,7 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
+from fedpeft.server.first_adapter import Sender
 from fedpeft.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -104,6 +105,13 @@ class RunRecorder:
             self._manifest["resumed"] = {"after_round": before.round, "sites_with_other_state": dict(behind)}
             self._history["rounds"] = list(before.history["rounds"])
 
+    def start(self, sender: Sender) -> None:
+        """Record whose first adapter all sites get, and which sites are said to start from another one."""
+        self._manifest["start"] = {"site": sender.site, "digest": sender.digest}
+        self._manifest["faults"] += [
+            {"site": site, "round": 0, "what": what} for site, what in sender.differing.items()
+        ]
+
     @property
     def history(self) -> dict[str, Any]:
         """The content of history.json."""
@@ -135,7 +143,7 @@ class RunRecorder:
             for site, reply in accepted.items()
             if reply.attempts > 1
         } | dict(rejected)
-        self._manifest["faults"] += [{"site": site, "round": number, "what": what} for site, what in faults.items()]
+        self._add_faults(number, faults)
         self._history["rounds"].append(
             {
                 "round": number,
@@ -154,6 +162,9 @@ class RunRecorder:
             logging.getLogger(__name__).exception("the TensorBoard files could not be written")
         if self.tracking:
             self.tracking.update(self._history["rounds"], self._history.get("metrics", {}))
+
+    def _add_faults(self, number: int, faults: Mapping[str, str]) -> None:
+        self._manifest["faults"] += [{"site": site, "round": number, "what": what} for site, what in faults.items()]
 
     def ends_early(self, patience: int) -> int | None:
         """Return the best round if the job ends with the last one, because none since was better; else None."""

@@ -130,6 +130,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),
         "baseline": baseline(learner.data),
+        "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
     }
     return values, sent if initial else {}

@@ -37,10 +37,13 @@ class WayToAnswer:
         home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
             import path "package.module:object".
         reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
+        first_head: import path of the function from a key and a shape of its head to the first values
+            (`fedpeft.methods.first_values`); empty: nobody says more than their size.
     """
 
     home: Build | str
     reads: str = FEATURES
+    first_head: str = ""
 
     @property
     def head(self) -> bool:
@@ -60,7 +63,10 @@ class WayToAnswer:
 
 
 ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
-ANSWERING.register("classification", WayToAnswer(home="fedpeft.client.answering.classification:build"))
+ANSWERING.register(
+    "classification",
+    WayToAnswer(home="fedpeft.client.answering.classification:build", first_head="fedpeft.client.heads:first_values"),
+)
 ANSWERING.register("generation", WayToAnswer(home="fedpeft.client.answering.generation:build", reads=TEXT))
 ANSWERING.register("ranking", WayToAnswer(home="fedpeft.client.answering.ranking:build", reads=LIKELIHOODS))
 

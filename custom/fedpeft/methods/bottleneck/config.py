@@ -13,8 +13,9 @@ from peft.utils.peft_types import PeftType
 from fedpeft.backbones.slots import slot_templates
 from fedpeft.backbones.targets import check_targets
 from fedpeft.errors import FedpeftError
-from fedpeft.methods.bottleneck.initialization import normal
+from fedpeft.methods.bottleneck.initialization import key_generator
 from fedpeft.methods.bottleneck.module import ACTIVATIONS
+from fedpeft.methods.first_values import Constant, Drawn, Normal
 
 
 @dataclass(kw_only=True)
@@ -112,22 +113,28 @@ class BottleneckConfig(PeftConfig):
         """Return tensor name -> shape of the tensors that all places share; only Compacter has any."""
         return {}
 
-    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
-        """Return the initial value of one tensor: weights N(0, 0.02^2), biases 0, LayerNorm gains 1 (SPEC section 1).
+    def first_values(self, name: str, shape: tuple[int, ...]) -> Drawn:
+        """Return how one tensor begins: weights N(0, 0.02^2), biases 0, LayerNorm gains 1 (SPEC section 1).
 
         Args:
             name: "down.weight", "norm.bias", …
             shape: its shape.
+        """
+        if name.endswith("bias"):
+            return Constant()
+        return Constant(1.0) if name == "norm.weight" else Normal(0.02)
+
+    def initial_tensor(self, name: str, shape: tuple[int, ...], key: str) -> torch.Tensor:
+        """Return the initial value of one tensor.
+
+        Args:
+            name, shape: see `first_values`.
             key: its key, which determines the value together with ``init_seed``.
 
         Returns:
             float32 tensor on the CPU, independent of what was drawn before it.
         """
-        if name.endswith("bias"):
-            return torch.zeros(shape, device="cpu")
-        if name == "norm.weight":
-            return torch.ones(shape, device="cpu")
-        return normal(shape, 0.02, self.init_seed, key)
+        return self.first_values(name, shape).drawn(shape, key_generator(self.init_seed, key))
 
     def _integer(self, name: str, value: object, least: int) -> int:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:

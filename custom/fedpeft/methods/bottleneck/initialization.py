@@ -15,10 +15,3 @@ def key_generator(seed: int, key: str) -> torch.Generator:
 def normal(shape: tuple[int, ...], std: float, seed: int, key: str) -> torch.Tensor:
     """Draw from N(0, std^2), float32 on the CPU."""
     return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, std, generator=key_generator(seed, key))
-
-
-def glorot_uniform(shape: tuple[int, ...], seed: int, key: str) -> torch.Tensor:
-    """Draw from U(-a, a), ``a = sqrt(6 / (fan_in + fan_out))``, for each matrix of the last two axes."""
-    bound = (6.0 / (shape[-2] + shape[-1])) ** 0.5
-    empty = torch.empty(shape, device="cpu", dtype=torch.float32)
-    return empty.uniform_(-bound, bound, generator=key_generator(seed, key))

@@ -15,6 +15,7 @@ from fedpeft.methods.bottleneck.activations import hidden_activations
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
+from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
 from fedpeft.states import State
 
@@ -81,11 +82,11 @@ class BottleneckTuning(SlotTuning):
 
     def first_state(self, config: BottleneckConfig, shapes: Shapes) -> State:
         """Return the initial values, each of which depends on `init_seed` and its own key alone."""
-        state = {}
-        for key, shape in shapes.items():
-            parts = parse_key(key)
-            state[key] = config.initial_tensor(parts.tensor if parts else key.removeprefix(SHARED), shape, key)
-        return state
+        return {key: config.initial_tensor(_name(key), shape, key) for key, shape in shapes.items()}
+
+    def first_values(self, settings: Mapping[str, Any], key: str, shape: tuple[int, ...]) -> FirstValues:
+        """Return those of the configuration."""
+        return self.config(settings).first_values(_name(key), shape)
 
     def peft_name(self, tensor: str) -> str:
         """Return for instance `houlsby_adapter.down.weight`."""
@@ -112,6 +113,12 @@ class BottleneckTuning(SlotTuning):
             if parts and parts.tensor == "down.weight":
                 widths[parts.layer] = tensor.shape[0]
         return {"layer_widths": widths}
+
+
+def _name(key: str) -> str:
+    """Return the name of a tensor at its place, or of a shared one."""
+    parts = parse_key(key)
+    return parts.tensor if parts else key.removeprefix(SHARED)
 
 
 def _layers(model: nn.Module, adapter_name: str) -> list[BottleneckLayer]:

@@ -1,0 +1,182 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How the first values of a tensor are distributed: a method draws them so, and the server holds a site's to that.
+
+By the Dvoretzky-Kiefer-Wolfowitz inequality the distribution function F_n of n values drawn from F keeps, but for a
+chance of 1e-9, to
+
+    max |F_n - F| <= sqrt(ln(2e9) / 2n)
+
+which one number everywhere, another standard deviation or another mean do not once n is large enough.
+
+Source: Massart 1990, The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+LARGEST = 1000.0  # far above any weight, gain or magnitude of a backbone
+LOG_CHANCE = math.log(2e9)
+ROUNDING = 0.01  # what bfloat16 can move a distribution function
+MOST_STD = 8.0  # torch draws no float32 so far out
+
+
+class Misfit(NamedTuple):
+    """What values have, and what their tensor can begin with, in words."""
+
+    found: str
+    allowed: str
+
+
+class FirstValues(ABC):
+    """What the first values of a tensor are.
+
+    Attributes:
+        shows_together: whether many values show what few do not.
+    """
+
+    shows_together: ClassVar[bool] = False
+
+    @abstractmethod
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """Return why a tensor cannot begin with these values; None: it can."""
+
+
+class Drawn(FirstValues):
+    """First values that a method draws itself."""
+
+    @abstractmethod
+    def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Draw them, float32 on the CPU."""
+
+
+@dataclass(frozen=True)
+class Bounded(FirstValues):
+    """Values of which nothing is known but their size.
+
+    Args:
+        bound: largest absolute value.
+    """
+
+    bound: float = LARGEST
+
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """See `FirstValues.misfit`."""
+        largest = float(values.abs().max()) if values.numel() else 0.0
+        return None if largest <= self.bound else Misfit(f"{largest:.3g}", f"{self.bound:.3g} at most")
+
+
+@dataclass(frozen=True)
+class Constant(Drawn):
+    """One number everywhere.
+
+    Args:
+        value: the number.
+    """
+
+    value: float = 0.0
+
+    def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """Return them; nothing is drawn."""
+        return torch.full(shape, self.value, device="cpu", dtype=torch.float32)
+
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """See `FirstValues.misfit`."""
+        others = values[values != torch.tensor(self.value, dtype=values.dtype)]
+        return Misfit(f"{float(others[0]):.3g}", f"{self.value:g} everywhere") if len(others) else None
+
+
+@dataclass(frozen=True)
+class Normal(Drawn):
+    """Values from N(0, std^2).
+
+    Args:
+        std: standard deviation, above 0.
+    """
+
+    shows_together = True
+    std: float
+
+    def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """See `Drawn.drawn`."""
+        return torch.empty(shape, device="cpu", dtype=torch.float32).normal_(0.0, self.std, generator=generator)
+
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """See `FirstValues.misfit`."""
+        return Bounded(MOST_STD * self.std).misfit(values) or _unlike(
+            values, lambda x: torch.special.ndtr(x / self.std), f"N(0, {self.std:g}^2)"
+        )
+
+
+@dataclass(frozen=True)
+class Uniform(Drawn):
+    """Values from U(-bound, bound).
+
+    Args:
+        bound: above 0.
+        known: whether it is this bound; otherwise it is at most that, and the largest value is taken for it.
+        copies: how often each value stands in the tensor.
+    """
+
+    shows_together = True
+    bound: float
+    known: bool = True
+    copies: int = 1
+
+    def drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        """See `Drawn.drawn`."""
+        empty = torch.empty(shape, device="cpu", dtype=torch.float32)
+        return empty.uniform_(-self.bound, self.bound, generator=generator)
+
+    def misfit(self, values: Tensor) -> Misfit | None:
+        """See `FirstValues.misfit`."""
+        if found := Bounded(self.bound * (1 + ROUNDING)).misfit(values):
+            return found
+        bound = self.bound if self.known else float(values.abs().max())
+        if not bound:
+            return Misfit("nothing but 0", "drawn values")
+        of_uniform = f"U(-{bound:.3g}, {bound:.3g})"
+        return _unlike(values, lambda x: ((x / bound + 1) / 2).clamp(0, 1), of_uniform, copies=self.copies)
+
+
+def misfit(state: Mapping[str, Tensor], declared: Mapping[str, FirstValues]) -> str:
+    """Return in words the first tensor that cannot have these first values; empty: they all can.
+
+    Tensors of one distribution are looked at together as well, so that small ones are not let off.
+
+    Args:
+        state: tensors by key, finite.
+        declared: of each key.
+    """
+    alike: dict[FirstValues, dict[str, Tensor]] = {}
+    for key, tensor in state.items():
+        alike.setdefault(declared[key], {})[key] = tensor
+    for first, tensors in alike.items():
+        if first.shows_together:
+            together = torch.cat([tensor.flatten() for tensor in tensors.values()])
+            tensors = {**tensors, f"{len(tensors)} tensors together": together}
+        for where, values in tensors.items():
+            if wrong := first.misfit(values):
+                return f"{wrong.found} in {where}, where its method begins with {wrong.allowed}"
+    return ""
+
+
+def _unlike(values: Tensor, function: Callable[[Tensor], Tensor], name: str, *, copies: int = 1) -> Misfit | None:
+    """Return a misfit where the values are not drawn from the distribution with this distribution function."""
+    ordered = function(values.detach().double().flatten().sort().values)
+    count = len(ordered)
+    if not count:
+        return None
+    steps = torch.arange(count + 1, dtype=torch.float64) / count
+    distance = float(torch.maximum(steps[1:] - ordered, ordered - steps[:-1]).max())
+    if distance <= ROUNDING + math.sqrt(LOG_CHANCE * copies / (2 * count)):
+        return None
+    rms = float(values.double().square().mean().sqrt())
+    return Misfit(f"values of root mean square {rms:.3g}", f"values from {name}")
