@@ -2,11 +2,14 @@
 """A site whose processes are killed takes part again, and the job's state is that of its manifest."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
+import hostile_cell
 import pytest
-from kits import LEAD, SITES, connected, processes_below, session, start, wait_until
+from kits import ABSENT, LEAD, SITES, TRUE_ENVIRONMENT, connected, processes_below, session, start, wait_until
 
 from fedpeft import cli
 from fedpeft.jobs import write_job
@@ -119,6 +122,21 @@ def test_a_sites_process_that_ends_for_good_ends_the_job_only_below_the_quorum(f
     said = [manifest.get("reason", ""), *(fault["what"] for fault in manifest["faults"])]
     assert any(reason in one for one in said) if reason else not manifest["faults"]
     assert manifest["rounds"] == ROUNDS or manifest["status"] == "failed"
+
+
+def test_a_registered_site_that_takes_no_part_ends_no_job(federation, submitted, tmp_path):
+    job, _ = submitted()
+    script = Path(hostile_cell.__file__)
+    command = [sys.executable, script, federation.kits / ABSENT, str(federation.port), job, GONE]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, timeout=600, env=TRUE_ENVIRONMENT).stdout
+    answers = dict(line.split(maxsplit=1) for line in said.splitlines())
+    assert answers.pop("report_job_failure") == "ok"  # a report of a job in which it takes no part changes nothing
+    assert answers.pop("fed.event") == "ok BAD_REQUEST_DATA"
+    assert len(answers) == 5
+    assert set(answers.values()) == {"unauthenticated"}
+    assert federation.lead.wait_for_job(job, timeout=900, poll_interval=0.3)["status"] == "FINISHED:COMPLETED"
+    manifest = verify(run_folder(Path(federation.lead.download_job_result(job, str(tmp_path)))))
+    assert (manifest["rounds"], manifest["faults"]) == (ROUNDS, [])
 
 
 def test_a_job_of_a_killed_server_is_finished_and_reported_in_one_sentence(federation, submitted, capsys):
