@@ -1,23 +1,27 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Faults brought about in real simulator runs, and what each cost: the table of the documentation.
+"""Faults brought about in real runs, and what each cost: the table of the documentation.
 
     python benchmarks/faults.py [--only WORD ...] [--set SECTION.NAME=VALUE]
 
-Three sites, three rounds, few samples. One site, or the server, fails in round 2; all others do as they should. What
+Three sites, three rounds, few samples. One site, or the server, fails in round 2; all others do as they should. All
+runs are of the simulator, but for those in a consortium: server and sites over mutual TLS on this machine. What
 was lost is measured against the same job without the fault: its rounds, its replies, its final adapter to the bit.
 """
 
 import argparse
+import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from consortium_faults import end_by, in_a_consortium, kill_again_and_again
 from measured import machine
 from small_run import CULPRIT, GRACE, Run, simulate
 
 ROUND, ROUNDS = 2, 3
 ALL, TWO = 0, 2
+OWN = "FLARE's own process at a site of a consortium"
 
 
 def happened(run: Run) -> str:
@@ -68,6 +72,16 @@ def of_the_server(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[s
     return f"{left}; the resumed job went on after round {kept}", lost(resumed, sound)
 
 
+def in_flare(break_down: Callable, quorum: int) -> Fault:
+    """A site's own process of the job breaks down in a consortium."""
+
+    def bring_about(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
+        run = in_a_consortium(folder, [f"federation.quorum={quorum}", *overrides], break_down)
+        return happened(run), lost(run, sound)
+
+    return bring_about
+
+
 # A fault of another kind, say of a certificate, is one more row: a function of the same kind.
 FAULTS: dict[str, Fault] = {
     "kill -9 of a site's training process, once": of_a_site("kill once", ALL),
@@ -84,6 +98,11 @@ FAULTS: dict[str, Fault] = {
     "a site sends an empty reply; quorum 2 of 3": of_a_site("empty", TWO),
     "kill -9 of FLARE's own process at a site; quorum 2 of 3": of_a_site("kill FLARE's process", TWO),
     "kill -9 of the server's process, then resumed": of_the_server,
+    f"kill -9 of {OWN}, once; quorum all": in_flare(kill_again_and_again(1), ALL),
+    f"kill -9 of {OWN}, and of the three started in its place; quorum 2 of 3": in_flare(kill_again_and_again(4), TWO),
+    f"SIGTERM to {OWN}; quorum 2 of 3": in_flare(end_by(signal.SIGTERM), TWO),
+    f"{OWN} exits with code 1; quorum 2 of 3": in_flare(end_by(signal.SIGUSR1), TWO),
+    f"{OWN} exits with code 1; quorum all": in_flare(end_by(signal.SIGUSR1), ALL),
 }
 
 

@@ -80,16 +80,29 @@ def simulate(
         command += ["-w", str(workspace)]
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     results = workspace / "server" / "simulate_job" / "fedpeft"
-    manifest, history, tensors = (results / name for name in ("manifest.json", "history.json", "global.safetensors"))
-    ended = json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": done.stderr.strip()}
-    if (done.returncode == 0) != (ended["status"] == "completed"):
-        raise RuntimeError(f"exit code {done.returncode}, but {ended}:\n{done.stdout[-1000:]}{done.stderr[-1000:]}")
     kept = folder.glob(f"workspace_state/{SERVER}/*/round-*/global.safetensors")
+    states = {int(file.parent.name.removeprefix("round-")): load_file(file) for file in kept}
+    run = read_run(results, failure=done.stderr.strip(), states=states)
+    if (done.returncode == 0) != (run.manifest["status"] == "completed"):
+        said = f"{done.stdout[-1000:]}{done.stderr[-1000:]}"
+        raise RuntimeError(f"exit code {done.returncode}, but {run.manifest}:\n{said}")
+    return run
+
+
+def read_run(results: Path, *, failure: str, states: dict[int, dict[str, Tensor]] | None = None) -> Run:
+    """How a job ended, from its folder of results.
+
+    Args:
+        results: the folder.
+        failure: what is known of a job without a manifest.
+        states: see `Run`.
+    """
+    manifest, history, tensors = (results / name for name in ("manifest.json", "history.json", "global.safetensors"))
     return Run(
-        manifest=ended,
+        manifest=json.loads(manifest.read_text()) if manifest.exists() else {"status": "none", "reason": failure},
         rounds=json.loads(history.read_text())["rounds"] if history.exists() else [],
         tensors=tensors.read_bytes() if tensors.exists() else b"",
-        states={int(file.parent.name.removeprefix("round-")): load_file(file) for file in kept},
+        states=states or {},
     )
 
 

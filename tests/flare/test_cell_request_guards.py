@@ -51,3 +51,4 @@ def test_server_and_site_have_the_guards(component, monkeypatch):
             monkeypatch.setattr(admission_components, name, lambda name=name: called.append(name))
     component()
     assert "guard_cell_requests" in called
+    assert component is AdmittedAppDeployer or {"guard_job_requests", "guard_job_failures"} <= {*called}

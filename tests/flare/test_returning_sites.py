@@ -14,7 +14,8 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 
 from fedpeft.errors import FedpeftError
 from fedpeft.flare import returning_sites
-from fedpeft.flare.returning_sites import TOPIC, ReturningSites, accept_returning, start_again
+from fedpeft.flare.job_failures import PART_ENDED
+from fedpeft.flare.returning_sites import AWAY, RETURNED, AwaySites, ReturningSites, start_again
 
 JOB = "a-job"
 JOB_OBJECT = SimpleNamespace(job_id=JOB, meta={"name": "small"}, resource_spec={})
@@ -37,7 +38,7 @@ class Engine:
         return self.clients.get(name)
 
     def send_app_command(self, job, topic, data, timeout):
-        self.calls.append(("renew", job, topic))
+        self.calls.append((topic, job, data["site"]))
         return self.answer and make_reply(self.answer)
 
     def check_client_resources(self, job, needs, fl_ctx):
@@ -74,9 +75,9 @@ def at_once(monkeypatch):
     monkeypatch.setattr(returning_sites.threading, "Thread", now)
 
 
-def fire(component, engine, event, job=JOB):
+def fire(component, engine, event, *, job=JOB, data=None):
     with engine.new_context() as context:
-        context.set_prop(FLContextKey.EVENT_DATA, {"job_id": job}, private=True, sticky=False)
+        context.set_prop(FLContextKey.EVENT_DATA, data or {"job_id": job}, private=True, sticky=False)
         component.handle_event(event, context)
 
 
@@ -103,7 +104,7 @@ def test_a_returned_site_is_started_once():
     assert engine.calls == []
     engine.returns("south")
     beat(component, engine, 3)
-    assert engine.calls == [("resolve", JOB, "south"), ("renew", JOB, TOPIC), ("start", "south", "reserved")]
+    assert engine.calls == [("resolve", JOB, "south"), (RETURNED, JOB, "south"), ("start", "south", "reserved")]
     participants = engine.run_processes[JOB][RunProcessKey.PARTICIPANTS]
     assert {client.name: token for token, client in participants.items()} == {"north": "north-1", "south": "south-2"}
     engine.returns("south")
@@ -166,13 +167,52 @@ def test_no_site_rejoins_a_job_that_has_ended():
         start_again(engine, JOB, engine.clients["south"], context)
 
 
-def test_the_jobs_process_learns_the_new_tokens():
-    engine = Engine()
+ENDED = {"job": JOB, "site": "south", "reason": "while it started"}
+
+
+def test_the_jobs_process_hears_who_is_away_as_soon_as_it_answers():
+    component = watching(engine := Engine(answer=None))
+    fire(component, engine, PART_ENDED, data=ENDED)
+    engine.answer = ReturnCode.OK
+    beat(component, engine, 3)
+    assert engine.calls == [(AWAY, JOB, "south")] * 2
+
+
+@pytest.mark.parametrize("event", [EventType.JOB_COMPLETED, EventType.JOB_ABORTED])
+def test_a_job_that_has_ended_hears_nothing(event):
+    component = watching(engine := Engine(answer=None))
+    fire(component, engine, PART_ENDED, data=ENDED)
+    fire(component, engine, event)
+    beat(component, engine)
+    engine.run_processes.clear()
+    fire(component, engine, PART_ENDED, data=ENDED)
+    beat(component, engine)
+    assert engine.calls == [(AWAY, JOB, "south")]
+
+
+def test_a_site_that_has_returned_is_not_reported_away():
+    component = watching(engine := Engine(answer=None))
+    fire(component, engine, PART_ENDED, data=ENDED)
+    engine.answer = ReturnCode.OK
+    engine.returns("south")
+    beat(component, engine, 2)
+    assert [call for call in engine.calls if call[0] in (AWAY, RETURNED)] == [
+        (AWAY, JOB, "south"),
+        (RETURNED, JOB, "south"),
+    ]
+
+
+def test_the_jobs_process_knows_who_is_away_and_the_new_tokens():
+    engine, sites = Engine(), AwaySites()
     with engine.new_context() as context:
-        accept_returning("another event", context)
+        sites.handle_event("another event", context)
         assert not engine.commands
-        accept_returning(EventType.START_RUN, context)
-        assert engine.commands[TOPIC](TOPIC, {}, context) == {}
+        sites.handle_event(EventType.START_RUN, context)
+        assert engine.commands[AWAY](AWAY, ENDED, context) == {}
+        assert (sites.reason("south"), sites.reason("north")) == ("while it started", "")
+        assert engine.calls == []
+        assert engine.commands[RETURNED](RETURNED, {"site": "south"}, context) == {}
+    assert sites.reason("south") == ""
     assert engine.calls == ["sync"]
 
 

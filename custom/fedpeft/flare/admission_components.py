@@ -16,6 +16,8 @@ from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.frame_limits import limit_frames
+from fedpeft.flare.job_failures import guard_job_failures
+from fedpeft.flare.job_request_guards import guard_job_requests
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.site_request_guards import check_job_id, guard_requests
 
@@ -24,13 +26,15 @@ NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
 
 
 class SubmissionGuard(FLComponent):
-    """At the server, in its own process and in each job's: checks submitted jobs before FLARE parses them."""
+    """At the server, in its own process and in each job's: checks submitted jobs, and what sites request and report."""
 
     def __init__(self) -> None:
         super().__init__()
         guard_configurations()
         guard_submissions()
         guard_cell_requests()
+        guard_job_requests()
+        guard_job_failures()
         limit_frames()
         limit_messages()
 

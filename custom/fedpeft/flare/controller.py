@@ -4,14 +4,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+from nvflare.apis.controller_spec import Task
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.wf_comm_server import WFCommServer
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
@@ -20,11 +22,12 @@ import fedpeft
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import LATEST
 from fedpeft.flare.aggregator import REPORT
+from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.flare.progress import report_progress
-from fedpeft.flare.returning_sites import accept_returning
+from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.run_folder import run_folder
 from fedpeft.flare.simulator_workspace import is_simulated, take_workspace
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
@@ -104,12 +107,14 @@ class FederationController(ModelController):
         self._sections = {"federation": federation, "method": method, "training": training, "schedule": schedule}
         self._aggregator_id = aggregator_id
         self._lock = StateLock()
+        self._away_sites = AwaySites()
+        self._tasks: dict[str, Task] = {}  # by site, of the request that is running
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Report the job's progress on request, and accept sites that return."""
+        """Report the job's progress on request, and note which sites are away or return."""
         super().handle_event(event_type, fl_ctx)
         report_progress(event_type, fl_ctx)
-        accept_returning(event_type, fl_ctx)
+        self._away_sites.handle_event(event_type, fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Run the job; in the simulator lock the workspace and start a fork server for the sites first.
@@ -423,6 +428,11 @@ class FederationController(ModelController):
         )
         return reply
 
+    def broadcast(self, task: Task, fl_ctx: FLContext, targets: Any = None, **options: Any) -> None:
+        """Hand a site's task to FLARE, and keep it: it ends if the site's reply is refused unread."""
+        self._tasks[targets[0]] = task
+        super().broadcast(task, fl_ctx, targets, **options)
+
     def _request(
         self,
         task: str,
@@ -434,6 +444,8 @@ class FederationController(ModelController):
         needed: int,
     ) -> tuple[dict[str, R], dict[str, str]]:
         """Send each site its own order; wait for all replies, or for enough of them and the grace period.
+
+        No site that is away is waited for; where that leaves too few, it has the grace period to return.
 
         Args:
             task: name of the task.
@@ -450,28 +462,50 @@ class FederationController(ModelController):
         for site, model in orders.items():
             take_refusal(site)  # of an earlier task
             self.send_model(task_name=task, data=model, targets=[site], timeout=timeout, callback=inbox.receive)
-        enough_since = None
+        since = None
         while self.get_num_standing_tasks() and not self.abort_signal.triggered:
             time.sleep(POLL_SECONDS)
-            if len(inbox.accepted) >= needed:
-                enough_since = enough_since or time.monotonic()
-                if time.monotonic() - enough_since > self._federation.grace:
+            self._end_refused_tasks(inbox, orders)
+            silent = inbox.silent(orders)
+            coming, enough = [site for site in silent if not self._away(site)], len(inbox.accepted) >= needed
+            if silent and not coming and enough:
+                self.cancel_all_tasks()
+            elif enough or (silent and not coming):
+                since = since or time.monotonic()
+                if time.monotonic() - since > self._federation.grace:
                     self.cancel_all_tasks()
-        accepted, refused = inbox.accepted, inbox.refused
-        silent = [site for site in orders if site not in accepted and site not in refused]
+            else:
+                since = None  # a site has returned
+        accepted, silent = inbox.accepted, inbox.silent(orders)
         if self.abort_signal.triggered:
             waiting = ", ".join(silent) or "none"
             raise FedpeftError(
-                f"the job was aborted while the sites worked on {task!r}; without a reply: {waiting}. If nobody "
-                f"aborted it, FLARE's process at one of these sites ended: look at their logs."
+                f"the job was aborted while the sites worked on {task!r}; without a reply: {waiting}. The server's log "
+                f"says who or what aborted it."
             )
-        problems = refused | {
-            site: f"site {site} sent {refusal}"
-            if (refusal := take_refusal(site))
-            else SILENCE[task].format(site=site, timeout=timeout, round=round)
-            for site in silent
+        self._end_refused_tasks(inbox, orders)
+        problems = inbox.refused | {
+            site: self._away(site) or SILENCE[task].format(site=site, timeout=timeout, round=round)
+            for site in inbox.silent(orders)
         }
+        self._tasks = {}
         return {site: accepted[site] for site in orders if site in accepted}, problems
+
+    def _end_refused_tasks(self, inbox: Inbox[Any], sites: Iterable[str]) -> None:
+        """End the task of a site whose reply was refused unread: until then FLARE there sends the reply again."""
+        for site in inbox.silent(sites):
+            if refusal := take_refusal(site):
+                inbox.refuse(site, f"site {site} sent {refusal}")
+                if site in self._tasks:
+                    self.cancel_task(self._tasks[site])
+
+    def _away(self, site: str) -> str:
+        """Why no reply of a site is waited for; empty: it is."""
+        if reason := self._away_sites.reason(site):
+            return f"site {site} is away: FLARE's process of this job ended there {reason}; its own log says more."
+        if self.get_client_disconnect_time(site):
+            return f"site {site} is away: it is disconnected, or FLARE's process of this job has ended there."
+        return ""
 
     def _keep(
         self, recorder: RunRecorder, number: int, state: State, planner: RoundPlanner, check: UpdateCheck
@@ -508,6 +542,11 @@ def _enough(when: str, valid: Sequence[str] | dict[str, Any], needed: int, probl
 
 
 def _no_site_ends_the_job(fl_ctx: FLContext) -> None:
-    """Clear the three return codes of a single site for which FLARE would end the job: the quorum decides."""
+    """Clear the three return codes of a single site, and the rule for lost sites, for which FLARE would end the job."""
+    replace_function(WFCommServer, "_job_policy_violated", _quorum_decides)
     if runner := fl_ctx and fl_ctx.get_prop(FLContextKey.RUNNER):
         runner.ABORT_RETURN_CODES = ()
+
+
+def _quorum_decides(policy: Callable) -> Callable:
+    return lambda communicator: False

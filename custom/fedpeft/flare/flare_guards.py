@@ -29,6 +29,8 @@ from fedpeft.admission.refusal import AdmissionError
 from fedpeft.errors import FedpeftError
 from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.function_guard import replace_function
+from fedpeft.flare.job_failures import guard_job_failures
+from fedpeft.flare.job_request_guards import guard_job_requests
 from fedpeft.flare.site_request_guards import guard_requests
 
 logger = logging.getLogger(__name__)
@@ -122,6 +124,8 @@ def main() -> int:
     guard_deployments()
     guard_requests()
     guard_cell_requests()
+    guard_job_requests()
+    guard_job_failures()
     for kind in (ConfigFormat.PYHOCON, ConfigFormat.OMEGACONF):
         if not isinstance(ConfigFactory.get_config_loader(kind), RefusedFormat):
             raise FedpeftError(f"FLARE still reads {kind.name}: install the version in constraints.txt.")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, TypeVar
 
 from nvflare.app_common.abstract.fl_model import FLModel
@@ -39,6 +39,10 @@ class Inbox(Generic[R]):
         else:
             self._note(self._accepted, site, reply)
 
+    def refuse(self, site: str, reason: str) -> None:
+        """Record that a site's reply was refused before it was received."""
+        self._note(self._refused, site, reason)
+
     def _note(self, replies: dict[str, Any], site: str, value: Any) -> None:
         with self._lock:
             replies[site] = value
@@ -48,6 +52,11 @@ class Inbox(Generic[R]):
         """Checked replies by site, so far."""
         with self._lock:
             return dict(self._accepted)
+
+    def silent(self, sites: Iterable[str]) -> list[str]:
+        """Those of the sites whose reply has been neither accepted nor refused so far."""
+        with self._lock:
+            return [site for site in sites if site not in self._accepted and site not in self._refused]
 
     @property
     def refused(self) -> dict[str, str]:

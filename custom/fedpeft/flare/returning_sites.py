@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Let a site that was disconnected rejoin the running job, and do not let a lost site delay the job's end.
+"""Let a site that was disconnected rejoin the running job, and do not let a lost site delay a round or the job's end.
 
 A site whose client process is killed reconnects within seconds with a new token, which neither the job's list of
 participants nor the job's process knows, and FLARE does not restart its part of the job. Here the server starts it
-again as it did at the beginning, for that site only. FLARE sends an unanswered task again, by the site's name.
+again as it did at the beginning, for that site only. FLARE sends an unanswered task again, by the site's name. The
+server tells the job's process which of its sites are away, and which have returned.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import threading
 from nvflare.apis.client import Client
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
-from nvflare.apis.fl_constant import ReturnCode, RunProcessKey
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode, RunProcessKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.job_scheduler_spec import DispatchInfo
@@ -22,21 +23,38 @@ from nvflare.private.defs import ERROR_MSG_PREFIX
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
 from fedpeft.errors import FedpeftError
+from fedpeft.flare.job_failures import PART_ENDED
 from fedpeft.settings import at_least
 
-TOPIC = "fedpeft.returned"
+RETURNED, AWAY = "fedpeft.returned", "fedpeft.away"
 SECONDS = 10.0
 
 
-def accept_returning(event_type: str, fl_ctx: FLContext) -> None:
-    """In the job's process on the server: update the tokens of its sites when the server requests it."""
-    if event_type == EventType.START_RUN:
-        fl_ctx.get_engine().register_app_command(TOPIC, _renew)
+class AwaySites:
+    """In the job's process on the server: which of its sites are away, by what the server says."""
 
+    def __init__(self) -> None:
+        self._reasons: dict[str, str] = {}
 
-def _renew(topic: str, data: object, fl_ctx: FLContext) -> dict:
-    fl_ctx.get_engine().sync_clients_from_main_process()
-    return {}
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Take the server's messages from the start of the run on."""
+        if event_type == EventType.START_RUN:
+            engine = fl_ctx.get_engine()
+            engine.register_app_command(AWAY, self._note)
+            engine.register_app_command(RETURNED, self._renew)
+
+    def reason(self, site: str) -> str:
+        """Why a site is away; empty: it is not."""
+        return self._reasons.get(site, "")
+
+    def _note(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
+        self._reasons[data["site"]] = data["reason"]
+        return {}
+
+    def _renew(self, topic: str, data: dict[str, str], fl_ctx: FLContext) -> dict:
+        self._reasons.pop(data["site"], None)
+        fl_ctx.get_engine().sync_clients_from_main_process()
+        return {}
 
 
 class ReturningSites(FLComponent):
@@ -58,10 +76,11 @@ class ReturningSites(FLComponent):
         ] = {}  # by job and site: the token with which its part of the job was started
         self._left: dict[tuple[str, str], int] = {}
         self._busy: set[tuple[str, str]] = set()
+        self._unreported: dict[tuple[str, str], str] = {}  # by job and site: why it is away, not yet known to the job
         self._lock = threading.Lock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Record the participants when a job starts, and check their tokens at every heartbeat."""
+        """Record the participants when a job starts, check their tokens at every heartbeat, and say who is away."""
         engine = fl_ctx.get_engine()
         if event_type == EventType.SYSTEM_START:
             engine.job_runner.client_outcome_wait_timeout = self._patience
@@ -75,10 +94,36 @@ class ReturningSites(FLComponent):
             with self._lock:
                 self._tokens.pop(job, None)
                 self._left = {part: left for part, left in self._left.items() if part[0] != job}
+                self._unreported = {part: why for part, why in self._unreported.items() if part[0] != job}
+        elif event_type == PART_ENDED:
+            ended = fl_ctx.get_prop(FLContextKey.EVENT_DATA)
+            with self._lock:
+                self._unreported[ended["job"], ended["site"]] = ended["reason"]
+            self._report(engine)
         elif (
             event_type == EventType.CLIENT_HEARTBEAT_RECEIVED
         ):  # before FLARE notices that the job is missing at the site
             self._look(engine)
+            self._report(engine)
+
+    def _report(self, engine) -> None:
+        with self._lock:
+            new = {part: why for part, why in self._unreported.items() if part not in self._busy}
+            self._busy |= set(new)
+        for part, why in new.items():
+            threading.Thread(target=self._report_part, args=(engine, part, why), daemon=True).start()
+
+    def _report_part(self, engine, part: tuple[str, str], reason: str) -> None:
+        job, site = part
+        try:
+            # a job's process that is still starting does not answer yet: it hears of it at a later heartbeat
+            heard = _heard(engine, job, AWAY, {"site": site, "reason": reason}) if job in engine.run_processes else True
+            with self._lock:
+                if heard:
+                    self._unreported.pop(part, None)
+        finally:
+            with self._lock:
+                self._busy.discard(part)
 
     def _look(self, engine) -> None:
         with self._lock:
@@ -94,6 +139,7 @@ class ReturningSites(FLComponent):
                 if not left or (job, site) in self._busy or job not in engine.run_processes:
                     continue
                 self._left[job, site] = left - 1
+                self._unreported.pop((job, site), None)
                 self._busy.add((job, site))
             threading.Thread(target=self._take_back, args=(engine, job, client), daemon=True).start()
 
@@ -125,8 +171,7 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
         raise FedpeftError("the job has ended.")
     others = {t: c for t, c in process[RunProcessKey.PARTICIPANTS].items() if c.name != client.name}
     process[RunProcessKey.PARTICIPANTS] = {**others, client.token: client}
-    answer = engine.send_app_command(job_id, TOPIC, {}, SECONDS)
-    if answer is None or answer.get_return_code() != ReturnCode.OK:
+    if not _heard(engine, job_id, RETURNED, {"site": client.name}):
         raise FedpeftError("the job's process on the server does not know of sites that return.")
     needs = get_resource_manager_spec({**job.meta, JobMetaKey.RESOURCE_SPEC.value: job.resource_spec}, client.name)
     enough, token = engine.check_client_resources(job, {client.name: needs}, fl_ctx).get(client.name, (False, ""))
@@ -137,3 +182,8 @@ def start_again(engine, job_id: str, client: Client, fl_ctx: FLContext) -> None:
     body = str(replies[0].reply.body) if replies and replies[0].reply else ERROR_MSG_PREFIX
     if body.startswith(ERROR_MSG_PREFIX):
         raise FedpeftError("the site could not start its part; its own log says why.")
+
+
+def _heard(engine, job_id: str, topic: str, data: dict[str, str]) -> bool:
+    answer = engine.send_app_command(job_id, topic, data, SECONDS)
+    return answer is not None and answer.get_return_code() == ReturnCode.OK

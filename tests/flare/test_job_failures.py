@@ -1,0 +1,114 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site reports of its own process of a job costs the job that site alone."""
+
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.client import Client
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, ReturnCode
+from nvflare.fuel.f3.message import Message
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.defs import ERROR_MSG_PREFIX, CellMessageHeaderKeys, JobFailureMsgKey
+from nvflare.private.fed.server import job_runner
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.message_send import ClientReply
+
+from fedpeft.flare.job_failures import PART_ENDED, REASONS, guard_job_failures
+
+JOB, SUCCESS = "a-job", 0
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch):
+    """FLARE with the guards, and as it came after the test."""
+    for owner, name in (
+        (FederatedServer, "process_job_failure"),
+        (FederatedServer, "_resolve_missing_client_outcome"),
+        (job_runner, "check_client_replies"),
+    ):
+        monkeypatch.setattr(owner, name, getattr(owner, name))
+    guard_job_failures()
+
+
+class Server:
+    """A server with one job at one of its two sites; what happens to the job is kept in `failed` and `events`."""
+
+    def __init__(self):
+        self.failed, self.events, self.pending = [], [], {(JOB, "north")}
+        self.logger = SimpleNamespace(info=print, warning=print, error=print)
+        clients = {f"{name}-token": Client(name, f"{name}-token") for name in ("north", "south")}
+        self.client_manager = SimpleNamespace(clients=clients, is_from_authorized_client=clients.__contains__)
+        jobs = SimpleNamespace(
+            is_client_outcome_pending=lambda job, site: (job, site) in self.pending,
+            resolve_client_outcome=lambda job, site: self.pending.discard((job, site)),
+            fail_run=lambda job, code, fl_ctx: self.failed.append(job),
+            stop_run=lambda job, fl_ctx: self.failed.append(job),
+        )
+        self.engine = SimpleNamespace(
+            job_runner=jobs,
+            new_context=lambda: nullcontext(FLContext()),
+            fire_event=lambda event, fl_ctx: self.events.append((event, fl_ctx.get_prop(FLContextKey.EVENT_DATA))),
+            run_processes={},
+            exception_run_processes={},
+        )
+
+    def report(self, site="north", *, job=JOB, code=101, reason="?"):
+        payload = {JobFailureMsgKey.JOB_ID: job, JobFailureMsgKey.CODE: code, JobFailureMsgKey.REASON: reason}
+        headers = {MessageHeaderKey.ORIGIN: site, CellMessageHeaderKeys.TOKEN: f"{site}-token"}
+        answer = FederatedServer.process_job_failure(self, Message(headers, payload))
+        return answer.get_header(MessageHeaderKey.RETURN_CODE)
+
+
+@pytest.mark.parametrize("code", REASONS)
+def test_a_site_whose_process_ended_is_announced_once_and_fails_no_job(code):
+    server = Server()
+    for _ in range(100):
+        assert server.report(code=code) == ReturnCode.OK
+    assert server.failed == []
+    assert server.events == [(PART_ENDED, {"job": JOB, "site": "north", "reason": REASONS[code]})]
+    assert not server.pending
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"site": "south"},
+        {"site": "stranger"},
+        {"job": "another-job"},
+        {"job": ["a-job"]},
+        {"code": "101"},
+        {"code": 5},
+        {"code": SUCCESS},
+    ],
+)
+def test_any_other_report_fails_and_announces_nothing(said):
+    server = Server()
+    server.report(**said)
+    assert server.failed == server.events == []
+
+
+def test_no_text_of_a_site_is_logged(caplog, capsys):
+    server = Server()
+    server.report(reason="\x1b[2Jdone")
+    assert "\x1b" not in caplog.text + capsys.readouterr().out
+
+
+def test_a_site_that_is_lost_after_the_last_round_does_not_spoil_the_job():
+    server = Server()
+    client = server.client_manager.clients["north-token"]
+    FederatedServer._resolve_missing_client_outcome(server, client, JOB, "client dead")
+    assert server.failed == []
+    assert not server.pending
+
+
+@pytest.mark.parametrize("body", [f"{ERROR_MSG_PREFIX}: no such app", "Start the client app..."])
+def test_a_job_starts_though_one_site_cannot_start_its_part(body):
+    replies = [
+        ClientReply("", name, AdminMessage("start", ""), AdminMessage("reply", said))
+        for name, said in (("north", body), ("south", "Start the client app..."))
+    ]
+    assert job_runner.check_client_replies(replies, ["north", "south"], "start job (a-job)") == []
+    assert [one.client_name for one in replies if one.reply] == ["north", "south"][body.startswith(ERROR_MSG_PREFIX) :]

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What only the server's own processes send is refused from a site, whatever origin it names."""
+
+from types import SimpleNamespace
+
+import pytest
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import AdminCommandNames, ServerCommandNames
+from nvflare.apis.fl_constant import ReturnCode as TaskReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey, MessagePropKey, ReturnCode
+from nvflare.fuel.f3.message import Message
+from nvflare.private.defs import CellMessageHeaderKeys
+from nvflare.private.fed.server.fed_server import FederatedServer
+from nvflare.private.fed.server.server_command_agent import ServerCommandAgent
+from nvflare.private.fed.server.server_commands import ServerCommands
+from nvflare.widgets.fed_event import FedEventHeader, ServerFedEventRunner
+
+from fedpeft.flare.job_request_guards import REFUSED, guard_job_requests
+
+JOB = "a-job"
+ORIGINAL = {
+    (FederatedServer, "_validate_auth_headers"): lambda server, message: None,
+    (FederatedServer, "_listen_command"): lambda server, message: "done",
+    (ServerCommandAgent, "_execute_command"): lambda agent, message: "done",
+}
+
+
+@pytest.fixture(autouse=True)
+def guarded(monkeypatch):
+    """FLARE with the guards around functions that do what they are asked, and as it came after the test."""
+    for (owner, name), function in ORIGINAL.items():
+        assert hasattr(owner, name)
+        monkeypatch.setattr(owner, name, function)
+    monkeypatch.setattr(ServerFedEventRunner, "_receive", ServerFedEventRunner._receive)
+    guard_job_requests()
+
+
+def request(topic, origin, *, through=None):
+    """A message that names an origin; `through`: the cell at the other end of its connection."""
+    headers = {
+        MessageHeaderKey.TOPIC: topic,
+        MessageHeaderKey.ORIGIN: origin,
+        CellMessageHeaderKeys.JOB_ID: JOB,
+    }
+    message = Message(headers, {})
+    message.set_prop(MessagePropKey.ENDPOINT, through and SimpleNamespace(name=through))
+    return message
+
+
+def is_refused(answer):
+    return answer != "done" and answer.get_header(MessageHeaderKey.ERROR) == REFUSED
+
+
+OF_A_SITE = {*ServerCommands.client_request_commands_names}
+STEERING = sorted({command.get_command_name() for command in ServerCommands.commands} - OF_A_SITE)
+
+
+@pytest.mark.parametrize("topic", STEERING)
+@pytest.mark.parametrize("origin", ["south", "south.a-job", "server.a-job", "server.another-job"])
+def test_no_site_steers_a_jobs_process(topic, origin):
+    assert AdminCommandNames.ABORT in STEERING
+    assert is_refused(ServerCommandAgent._execute_command(None, request(topic, origin)))
+    assert not is_refused(ServerCommandAgent._execute_command(None, request(topic, "server")))
+
+
+@pytest.mark.parametrize("topic", sorted(OF_A_SITE))
+def test_a_site_fetches_and_answers_its_tasks(topic):
+    assert not is_refused(ServerCommandAgent._execute_command(None, request(topic, "south.a-job")))
+
+
+@pytest.mark.parametrize("topic", [ServerCommandNames.UPDATE_RUN_STATUS, ServerCommandNames.GET_CLIENTS])
+@pytest.mark.parametrize(
+    ("origin", "refused"), [("server.a-job", False), ("server.b", True), ("south", True), ("south.a-job", True)]
+)
+def test_only_a_jobs_own_process_says_how_it_is(topic, origin, refused):
+    assert is_refused(FederatedServer._listen_command(None, request(topic, origin))) == refused
+
+
+@pytest.mark.parametrize(
+    ("origin", "through", "refused"),
+    [
+        ("server", "south", True),
+        ("server.a-job", "south.a-job", True),
+        ("server", None, True),
+        ("server.a-job", "server.a-job", False),
+        ("south", "south", False),
+        ("servers", "south", False),
+    ],
+)
+def test_nobody_else_speaks_under_the_servers_name(origin, through, refused):
+    answer = FederatedServer._validate_auth_headers(None, request("any", origin, through=through))
+    assert (answer is not None) == refused
+    assert answer is None or answer.get_header(MessageHeaderKey.RETURN_CODE) == ReturnCode.UNAUTHENTICATED
+
+
+def test_no_site_fires_an_event_in_the_servers_process():
+    runner = ServerFedEventRunner()
+    event = Shareable()
+    for key, value in {
+        FedEventHeader.EVENT_TYPE: EventType.FATAL_SYSTEM_ERROR,
+        FedEventHeader.TIMESTAMP: 1.0,
+        FedEventHeader.EVENT_ID: "one",
+    }.items():
+        event.set_header(key, value)
+    assert runner._receive("fed.event", event, FLContext()).get_return_code() == TaskReturnCode.BAD_REQUEST_DATA
+    assert runner.poster is None
+    assert runner.in_events == []

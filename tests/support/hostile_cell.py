@@ -1,0 +1,91 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A registered site that sends the server and a job's process what only they send: `hostile_cell.py KIT PORT JOB`.
+
+It prints the request and the code of the answer, one line each.
+"""
+
+import sys
+from pathlib import Path
+
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import AdminCommandNames, ReservedKey, ServerCommandKey, ServerCommandNames
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.fl_context_utils import gen_new_peer_ctx
+from nvflare.fuel.f3.cellnet.cell import Cell
+from nvflare.fuel.f3.cellnet.defs import CellChannel, CellChannelTopic, MessageHeaderKey
+from nvflare.fuel.f3.drivers.driver_params import DriverParams
+from nvflare.fuel.sec.authn import set_add_auth_headers_filters
+from nvflare.private.defs import CellMessageHeaderKeys, ClientType, JobFailureMsgKey, new_cell_message
+from nvflare.private.fed.authenticator import Authenticator
+from nvflare.private.fed.utils.fed_utils import fobs_initialize
+from nvflare.widgets.fed_event import FED_EVENT_TOPIC, FedEventHeader
+
+from fedpeft.flare.returning_sites import AWAY
+
+CODE = 101
+
+
+def registered(kit: Path, port: str) -> tuple[Cell, FLContext]:
+    """A cell of the kit's site that the server takes for that site."""
+    root, key, certificate = (str(kit / "startup" / name) for name in ("rootCA.pem", "client.key", "client.crt"))
+    credentials = {
+        DriverParams.CA_CERT.value: root,
+        DriverParams.CLIENT_KEY.value: key,
+        DriverParams.CLIENT_CERT.value: certificate,
+    }
+    fobs_initialize()
+    cell = Cell(kit.name, f"http://localhost:{port}", True, credentials)
+    cell.start()
+    context = FLContext()
+    context.set_prop(ReservedKey.IDENTITY_NAME, kit.name, private=False)
+    files = {"root_cert_file": root, "private_key_file": key, "cert_file": certificate}
+    times = {"msg_timeout": 10.0, "retry_interval": 1.0}
+    entry = Authenticator(cell, "fedpeft", kit.name, ClientType.REGULAR, "server", True, **files, **times)
+    token, signature, session, _ = entry.authenticate(gen_new_peer_ctx(context), Signal())
+    set_add_auth_headers_filters(cell, kit.name, token, signature, session)
+    return cell, context
+
+
+def shareable(context: FLContext, headers: dict, **values) -> Shareable:
+    made = Shareable()
+    made.update(values)
+    made.set_peer_context(gen_new_peer_ctx(context))
+    made.set_peer_props({ReservedKey.IDENTITY_NAME: context.get_identity_name()})
+    for name, value in headers.items():
+        made.set_header(name, value)
+    return made
+
+
+def main(kit: Path, port: str, job: str, victim: str) -> None:
+    """Send everything that could end the job or put the victim out of it."""
+    cell, context = registered(kit, port)
+    process = f"server.{job}"
+    fatal = {
+        FedEventHeader.EVENT_TYPE: EventType.FATAL_SYSTEM_ERROR,
+        FedEventHeader.TIMESTAMP: 1.0,
+        FedEventHeader.EVENT_ID: "one",
+    }
+    away = {ServerCommandKey.TOPIC: AWAY, ServerCommandKey.DATA: {"site": victim, "reason": "by a lie"}}
+    failure = {JobFailureMsgKey.JOB_ID: job, JobFailureMsgKey.CODE: CODE, JobFailureMsgKey.REASON: "a lie"}
+    command, parent = CellChannel.SERVER_COMMAND, CellChannel.SERVER_PARENT_LISTENER
+    requests = [
+        *[("server", CellChannel.SERVER_MAIN, CellChannelTopic.REPORT_JOB_FAILURE, failure)] * 20,
+        ("server", parent, ServerCommandNames.UPDATE_RUN_STATUS, {"execution_error": True}),
+        ("server", parent, ServerCommandNames.GET_CLIENTS, {}),
+        (process, command, ServerCommandNames.APP_COMMAND, shareable(context, {}, **away)),
+        (process, command, ServerCommandNames.HANDLE_DEAD_JOB, shareable(context, {})),
+        (process, CellChannel.AUX_COMMUNICATION, FED_EVENT_TOPIC, shareable(context, fatal)),
+        (process, command, AdminCommandNames.ABORT, shareable(context, {})),
+    ]
+    for target, channel, topic, payload in requests:
+        message = new_cell_message({CellMessageHeaderKeys.JOB_ID: job}, payload)
+        reply = cell.send_request(target=target, channel=channel, topic=topic, request=message, timeout=10.0)
+        said = reply.payload.get_return_code() if isinstance(reply.payload, Shareable) else ""
+        print(topic, *filter(None, (reply.get_header(MessageHeaderKey.RETURN_CODE), said)), flush=True)
+    cell.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
