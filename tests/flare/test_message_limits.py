@@ -124,6 +124,28 @@ def test_a_stream_is_refused_by_the_size_that_it_announces(own):
     assert not take_refusal("chest")
 
 
+class Flood(Source):
+    """A cell at whose other end the sender answers every request with a stream that is too large."""
+
+    def send_request(self, **request):
+        self.left -= 1
+        headers = {MessageHeaderKey.ORIGIN: "chest.job", StreamHeaderKey.CHANNEL: CellChannel.RETURN_ONLY}
+        with pytest.raises(BlobSizeError):
+            BlobTask(StreamFuture(1), BlobStream(bytes(2 * MB), headers))
+        return make_reply(ReturnCode.TIMEOUT)
+
+
+def test_a_refused_tensor_is_not_requested_again_and_not_taken_for_the_message_that_names_it():
+    flood = Flood(9)
+    context = {FOBSContextKey.CELL: flood}
+    items = TensorDecomposer()._download_from_remote_cell(context, {"fqcn": "chest.job", "ref_id": "one"})
+    assert len(items) == 0
+    assert flood.left == 8
+    assert not take_refusal("chest")
+    assert message_limits._fetches == {}
+    assert context[FOBSContextKey.ABORT_SIGNAL] is None
+
+
 @pytest.mark.parametrize("origins", [["chest." + "a" * 2000], [f"chest.{number}" for number in range(200)], [7, None]])
 def test_what_is_noted_of_refused_streams_is_bounded(origins):
     before = set(message_limits._refused)

@@ -14,12 +14,15 @@ from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
+from nvflare.apis.signal import Signal
 from nvflare.fuel.f3.cellnet import cell
-from nvflare.fuel.f3.cellnet.defs import MessageHeaderKey
+from nvflare.fuel.f3.cellnet.defs import CellChannel, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.fqcn import FQCN
 from nvflare.fuel.f3.streaming.blob_streamer import BlobTask
 from nvflare.fuel.f3.streaming.cacheable import ItemConsumer
+from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
 from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from fedpeft.flare.function_guard import replace_function
@@ -30,7 +33,8 @@ LONGEST_NAME = 1000  # characters of a recorded name, which comes with the messa
 _COUNT = "fedpeft_count"
 _current: ContextVar[_Count | None] = ContextVar("count", default=None)
 _lock = threading.Lock()
-_refused: dict[str, str] = {}
+_refused: dict[str, str] = {}  # by sender
+_fetches: dict[str, list[Signal]] = {}  # by sender: what ends the fetching of a message's tensors, which is running
 
 
 _limit = Limit(64 * MB, "only messages of a job may be larger.")
@@ -96,9 +100,13 @@ def _refusing_large_streams(init: Callable) -> Callable:
             smaller = min(max_size, limit.size) if max_size > 0 else limit.size
             init(self, future, stream, smaller, preserve_chunks)
         except BlobSizeError:
-            origin = (stream.headers or {}).get(MessageHeaderKey.ORIGIN)
+            headers = stream.headers or {}
+            origin = headers.get(MessageHeaderKey.ORIGIN)
             with _lock:
-                if isinstance(origin, str) and len(origin) <= LONGEST_NAME and len(_refused) < MOST_NOTED:
+                if headers.get(StreamHeaderKey.CHANNEL) == CellChannel.RETURN_ONLY:
+                    for fetch in _fetches.get(str(origin), ()):  # FLARE would request the tensor again, for 14 seconds
+                        fetch.trigger(str(limit))
+                elif isinstance(origin, str) and len(origin) <= LONGEST_NAME and len(_refused) < MOST_NOTED:
                     _refused[origin] = str(limit)
             raise
 
@@ -119,16 +127,22 @@ def _fetching_within_the_limit(fetch: Callable) -> Callable:
         count = fobs_ctx.setdefault(_COUNT, _Count(_limit))  # one message may name several sets of tensors
         if count.over:
             return _UnreadItems(count.limit)
-        before = _current.set(count)
+        before, aborted, sender = _current.set(count), fobs_ctx.get(FOBSContextKey.ABORT_SIGNAL), str(ref.get("fqcn"))
+        fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = refused = Signal(parent=aborted)
+        with _lock:
+            _fetches.setdefault(sender, []).append(refused)
         try:
             return fetch(self, fobs_ctx, ref)
         except Exception:
-            with _lock:
-                refused = _refused.pop(str(ref.get("fqcn")), "")
-            if not (count.over or refused):
+            if not (count.over or refused.value):
                 raise
             return _UnreadItems(count.limit)
         finally:
+            with _lock:
+                _fetches[sender].remove(refused)
+                if not _fetches[sender]:
+                    del _fetches[sender]
+            fobs_ctx[FOBSContextKey.ABORT_SIGNAL] = aborted
             _current.reset(before)
 
     return fetch_within_the_limit
