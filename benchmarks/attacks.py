@@ -100,7 +100,8 @@ def job_rows() -> Iterator[Row]:
             file.write_text(f'adapter = "{SECRET}"')
             meta = json.loads((job / "meta.json").read_text())
             attack.change(job, Target(file=file, url=url))
-            unseen = (job / CLIENT).exists() and not (job / "meta.json").exists()  # by a site, which gets meta parsed
+            # by a site, which gets meta parsed
+            unseen = not attack.at_site or ((job / CLIENT).exists() and not (job / "meta.json").exists())
             meta = json.loads((job / "meta.json").read_text()) if (job / "meta.json").exists() else meta
             valid, at_server, _ = JobMetaValidator().validate(job.name, job_archive(job))
             at_site = None if unseen else site.deploy(None, "id", meta, "app", app_archive(job), None)

@@ -82,6 +82,16 @@ def in_flare(break_down: Callable, quorum: int) -> Fault:
     return bring_about
 
 
+def of_the_servers_disk(overrides: Iterable[str], folder: Path, sound: Run) -> tuple[str, str]:
+    """The server's disk is full from a round on, and the job submitted again with `resume_from=latest`."""
+    full = ("saboteur.FullDiskAggregator", {"round": ROUND, "marker": str(folder / "full")})
+    ended = simulate(folder, overrides, aggregator=full)
+    resumed = simulate(folder, [*overrides, "resume_from=latest"])
+    kept = resumed.manifest.get("resumed", {}).get("after_round", 0)
+    left = f"{happened(ended)} It says {ended.manifest.get('rounds')} of {len(sound.rounds)} rounds"
+    return f"{left}; the resumed job went on after round {kept}", lost(resumed, sound)
+
+
 # A fault of another kind, say of a certificate, is one more row: a function of the same kind.
 FAULTS: dict[str, Fault] = {
     "kill -9 of a site's training process, once": of_a_site("kill once", ALL),
@@ -97,12 +107,14 @@ FAULTS: dict[str, Fault] = {
     "a site sends no tensors; quorum 2 of 3": of_a_site("no tensors", TWO),
     "a site sends an empty reply; quorum 2 of 3": of_a_site("empty", TWO),
     "kill -9 of FLARE's own process at a site; quorum 2 of 3": of_a_site("kill FLARE's process", TWO),
+    "a site's disk is full; quorum 2 of 3": of_a_site("full disk", TWO),
     "kill -9 of the server's process, then resumed": of_the_server,
     f"kill -9 of {OWN}, once; quorum all": in_flare(kill_again_and_again(1), ALL),
     f"kill -9 of {OWN}, and of the three started in its place; quorum 2 of 3": in_flare(kill_again_and_again(4), TWO),
     f"SIGTERM to {OWN}; quorum 2 of 3": in_flare(end_by(signal.SIGTERM), TWO),
     f"{OWN} exits with code 1; quorum 2 of 3": in_flare(end_by(signal.SIGUSR1), TWO),
     f"{OWN} exits with code 1; quorum all": in_flare(end_by(signal.SIGUSR1), ALL),
+    "the server's disk is full, then resumed": of_the_servers_disk,
 }
 
 

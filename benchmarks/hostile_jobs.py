@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Jobs without any code that read a machine's environment, files or network, if FLARE reads them.
+"""Jobs without any code that read a machine's environment, files or network, or keep it busy, if FLARE reads them.
 
 Each attack changes a valid job folder. `benchmarks/attacks.py` and the tests run them.
 """
@@ -42,10 +42,12 @@ class Attack:
     Args:
         name: for tables and test names.
         change: changes a valid job folder.
+        at_site: whether it concerns a site as well, which checks what the server sends it.
     """
 
     name: str
     change: Callable[[Path, Target], None]
+    at_site: bool = True
 
 
 def attacks() -> tuple[Attack, ...]:
@@ -66,6 +68,13 @@ def attacks() -> tuple[Attack, ...]:
         Attack(name="YAML in meta", change=_yaml_in_meta),
         Attack(name="a file that stands for a site's own", change=_resources_of_the_site),
         Attack(name="a container", change=_container),
+        Attack(name="a class deep in data.sites", change=_class_in_data_sites),
+        Attack(name="a class by its name in a score's settings", change=_class_by_name),
+        Attack(name="a wait of a nanosecond between requests", change=_interval),
+        Attack(name="a round of 10**18 seconds", change=_federation(round_timeout=10**18), at_site=False),
+        Attack(name="10**9 rounds", change=_rounds, at_site=False),
+        Attack(name="a path to resume from", change=_federation(resume_from="../.."), at_site=False),
+        Attack(name="a site named twice", change=_named_twice, at_site=False),
     )
 
 
@@ -177,3 +186,45 @@ def _resources_of_the_site(job: Path, _: Target) -> None:
 def _container(job: Path, _: Target) -> None:
     spec = {"slake": {"docker": {"image": "attacker/image", "entrypoint": "sh"}}}
     _edited(job / "meta.json", lambda meta: meta.update(launcher_spec=spec))
+
+
+def _class_in_data_sites(job: Path, _: Target) -> None:
+    """FLARE's scanner finds it when the job starts, which then ends without a manifest."""
+    entry = {"path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {}}
+
+    def edit(client: dict[str, Any]) -> None:
+        client["executors"][0]["executor"]["args"]["data"]["sites"] = {"slake": entry}
+
+    _edited(job / CLIENT, edit)
+
+
+def _class_by_name(job: Path, _: Target) -> None:
+    def edit(server: dict[str, Any]) -> None:
+        server["workflows"][0]["args"]["schedule"]["score_settings"] = {"name": "FedAvg"}
+
+    _edited(job / SERVER, edit)
+
+
+def _interval(job: Path, _: Target) -> None:
+    _edited(job / SERVER, lambda server: server["server"].update(task_request_interval=1e-9))
+    _edited(job / CLIENT, lambda client: client.update(get_task_timeout=1e-9))
+
+
+def _federation(**values: Any) -> Callable[[Path, Target], None]:
+    def change(job: Path, _: Target) -> None:
+        _edited(job / SERVER, lambda server: server["workflows"][0]["args"]["federation"].update(values))
+
+    return change
+
+
+def _rounds(job: Path, _: Target) -> None:
+    _edited(job / SERVER, lambda server: server["workflows"][0]["args"]["training"].update(rounds=10**9))
+    _edited(job / CLIENT, lambda client: client["executors"][0]["executor"]["args"]["training"].update(rounds=10**9))
+
+
+def _named_twice(job: Path, _: Target) -> None:
+    def edit(server: dict[str, Any]) -> None:
+        sites = server["workflows"][0]["args"]["federation"]["sites"]
+        sites.append(sites[0])
+
+    _edited(job / SERVER, edit)

@@ -155,6 +155,8 @@ REPLIES: dict[str, Reply] = {
     "lists of depth 100 as metrics": lambda sent: sent.fields.update(metrics=_nested(100)),
     "a field that no message has": _fields(patients=["name"]),
     "no fields": lambda sent: sent.reply["DXO"]["meta"].pop(FIELDS),
+    "its adapter declared as a difference": lambda sent: sent.reply["DXO"].update(kind="WEIGHT_DIFF"),
+    "its adapter declared as a collection": lambda sent: sent.reply["DXO"].update(kind="COLLECTION"),
     "nothing that is a model": lambda sent: Shareable(),
     "a return code that ends a job in FLARE": lambda sent: make_reply(ReturnCode.TASK_UNKNOWN),
     "its update with the sign changed": _scaled(-1.0),

@@ -5,8 +5,10 @@
 the workspace's allow-list.
 """
 
+import contextlib
 import json
 import os
+import resource
 import signal
 import threading
 from pathlib import Path
@@ -61,6 +63,21 @@ class MortalAggregator(PIAAggregator):
         return super().aggregate_model()
 
 
+class FullDiskAggregator(PIAAggregator):
+    """From a round on the server's disk takes no more: its process may write no file beyond 64 KiB."""
+
+    def __init__(self, round: int, marker: str, **settings) -> None:
+        super().__init__(**settings)
+        self._round, self._marker, self._integrated = round, Path(marker), 0
+
+    def aggregate_model(self):
+        self._integrated += 1
+        if self._integrated == self._round and not self._marker.exists():
+            self._marker.touch()
+            resource.setrlimit(resource.RLIMIT_FSIZE, (2**16, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+        return super().aggregate_model()
+
+
 def _kill(learner, state):
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -101,6 +118,18 @@ def _no_tensors(learner, state):
     state.clear()
 
 
+@contextlib.contextmanager
+def _full_disk():
+    """The training process may write no file beyond a few bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+DURING = {"full disk": _full_disk}  # while it trains and writes what it keeps
 FAULTS = {
     "kill": _kill,
     "kill once": _kill_once,
@@ -161,9 +190,10 @@ def main() -> None:
     original = Learner.train_round
 
     def train_round(learner, number, *rest, **more):
-        update = original(learner, number, *rest, **more)
-        fault = FAULTS.get(order["faults"].get(str(number)))
-        if learner.site == order["culprit"] and fault:
+        name = order["faults"].get(str(number)) if learner.site == order["culprit"] else None
+        with DURING.get(name, contextlib.nullcontext)():
+            update = original(learner, number, *rest, **more)
+        if fault := FAULTS.get(name):
             fault(learner, update.state)
         return update
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from full_disk import full_disk
 from safetensors import SafetensorError
 
 from fedpeft.client import global_cache, site_state
@@ -113,6 +114,18 @@ def test_a_full_disk_is_one_sentence_and_costs_nothing_that_was_there(tmp_path, 
         write()
     assert json.loads((tmp_path / "history.json").read_text()) == {"rounds": 1}
     assert drafts(tmp_path) == []
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_disk_that_is_full_is_told_from_one_that_may_not_be_written_to(case, tmp_path):
+    _, _, save = CASES[case]
+    with full_disk(), pytest.raises(LocalError, match="make room on its disk") as refused:
+        save(tmp_path)
+    assert refused.value.code == "disk-full"
+    (tmp_path / "file").touch()
+    with pytest.raises(LocalError, match="let this user write there") as refused:
+        write_json(tmp_path / "file" / "history.json", {})
+    assert refused.value.code == "disk-unwritable"
 
 
 def test_a_folder_is_replaced_as_a_whole(tmp_path):

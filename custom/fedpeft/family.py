@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,24 +21,27 @@ from collections.abc import Iterator, Sequence
 import psutil
 
 from fedpeft.processes import end_all
+from fedpeft.python_environment import python_environment
 
 MARK = "FEDPEFT_FAMILY"
 ATTEMPTS = 5  # a member can start another one while it is being ended
 
 
 @contextlib.contextmanager
-def family(*, holding: Sequence[int] = ()) -> Iterator[dict[str, str]]:
+def family(*, holding: Sequence[int] = (), removing: Sequence[str] = ()) -> Iterator[dict[str, str]]:
     """Yield environment variables for processes that are ended with this block, or with this process.
 
     Args:
         holding: file descriptors that stay open until the last member has ended, such as that of a lock.
+        removing: folders that are removed then.
     """
     mark = secrets.token_hex(16)
     guard = subprocess.Popen(
-        [sys.executable, "-P", "-m", "fedpeft.family", mark],
+        [sys.executable, "-m", "fedpeft.family", mark, *removing],
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         pass_fds=holding,
+        env=python_environment(),
         start_new_session=True,  # Ctrl-C and the end of a terminal must not end the guard
     )
     try:
@@ -70,7 +74,10 @@ def main() -> None:
     """Wait for the end of standard input, then end the members."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.stdin.buffer.read()
-    end_members(sys.argv[1])
+    mark, *removing = sys.argv[1:]
+    end_members(mark)
+    for folder in removing:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -9,10 +9,18 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, one_of
+from fedpeft.settings import MAX_ROUNDS, MAX_SECONDS, about, at_least, between, one_of
 from fedpeft.trackers import NONE, TRACKERS
 
 LATEST = "latest"
+MAXIMA = {
+    "hello_timeout": MAX_SECONDS,
+    "round_timeout": MAX_SECONDS,
+    "grace": MAX_SECONDS,
+    "checkpoints": MAX_ROUNDS,
+    "max_samples": 10**12,
+    "largest_reply_mb": 10**6,
+}
 _CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
 
 
@@ -50,15 +58,18 @@ class FederationSettings:
         if not all(isinstance(site, str) and site for site in self.sites):
             raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
         if not self.sites or len(set(self.sites)) != len(self.sites):
-            raise FedpeftError(f"sites is {list(self.sites)}, it must name at least one site, each once.")
+            raise FedpeftError(
+                f"sites is {list(self.sites)!r:.200}, it must name at least one site, each once.", setting="sites"
+            )
         at_least("quorum", self.quorum, 0)
-        for name in ("hello_timeout", "round_timeout", "grace", "checkpoints", "max_samples", "largest_reply_mb"):
-            at_least(name, getattr(self, name), 1)
+        for name, maximum in MAXIMA.items():
+            between(name, getattr(self, name), 1, maximum)
         if self.quorum > len(self.sites):
-            raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.")
+            raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.", setting="quorum")
         one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))
         if self.resume_from:
-            checkpoint_of(self.resume_from)
+            with about("resume_from"):
+                checkpoint_of(self.resume_from)
 
     @property
     def needed(self) -> int:

@@ -8,6 +8,7 @@ of a dead process are removed by the next process that writes there.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -22,7 +23,9 @@ from safetensors import SafetensorError
 from fedpeft.errors import LocalError
 
 SET_ASIDE = "set-aside"
+DISK_FULL = "disk-full"  # what a site tells the server of it
 SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
+_OS_ERROR = re.compile(r"\(os error (\d{1,3})\)")
 _LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
 
 
@@ -47,13 +50,30 @@ def replacing(path: Path) -> Iterator[Path]:
         draft.replace(path)
     except (OSError, SafetensorError) as error:
         _remove(draft)
-        reason = getattr(error, "strerror", None) or error
-        raise LocalError(
-            f"{path} cannot be written ({reason}): make room on its disk, or let this user write there."
-        ) from error
+        raise unwritable(path, error) from error
     except BaseException:
         _remove(draft)
         raise
+
+
+def unwritable(path: Path, error: Exception) -> LocalError:
+    """Return the error for a path that cannot be written, with what others may be told of it."""
+    reason = getattr(error, "strerror", None) or error
+    remedy = "make room on its disk" if is_full(error) else "let this user write there"
+    return LocalError(f"{path} cannot be written ({reason}): {remedy}.", code=code_of(error))
+
+
+def code_of(error: Exception) -> str:
+    """Return what a site tells the server of a file that it cannot write."""
+    return DISK_FULL if is_full(error) else "disk-unwritable"
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, a quota or a limit of sizes is used up; safetensors has only a text."""
+    number = getattr(error, "errno", None)
+    if number is None and (match := _OS_ERROR.search(str(error))):
+        number = int(match[1])
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def drop(folder: Path) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, build, suggestion
+from fedpeft.settings import MAX_SECONDS, between, build, suggestion
 from fedpeft.tasks import TASKS
 from fedpeft.yaml_values import MOST_LEVELS, parse
 
@@ -38,7 +38,8 @@ class FlareSettings:
     """FLARE's own intervals and timeouts, in seconds; FLARE waits forever where none is set.
 
     Args:
-        task_request_interval: how often a site asks for its next task; FLARE's default of 2 s dominates short rounds.
+        task_request_interval: how often a site asks for its next task, from 0.01 to 3600; FLARE's default of 2 s
+            dominates short rounds.
         get_task_timeout: fetching a task and its adapter.
         submit_task_result_timeout: sending a reply and its adapter.
         tensor_min_download_timeout: silence after which a download of large tensors is abandoned.
@@ -52,8 +53,9 @@ class FlareSettings:
     tensor_streaming_per_request_timeout: float
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            at_least(field.name, getattr(self, field.name), 0, exclusive=True)
+        between("task_request_interval", self.task_request_interval, 0.01, 3600)
+        for field in fields(self)[1:]:
+            between(field.name, getattr(self, field.name), 1, MAX_SECONDS)
 
 
 def usual_configs() -> Path:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import math
 import types
 import typing
 from collections.abc import Iterator, Mapping
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
+MAX_SECONDS = 10_000_000  # of any wait that a job sets
+MAX_ROUNDS = 99_999  # names of checkpoints have five digits
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -113,13 +116,22 @@ def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
 
 
 def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
-    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, and what is no number."""
+    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, infinity, and what is no number."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise FedpeftError(f"{name} is {value!r:.200}, it must be a number.", setting=name)
     if not (value > minimum if exclusive else value >= minimum):
         raise FedpeftError(
             f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
         )
+    if value == math.inf:
+        raise FedpeftError(f"{name} is {value!r}, it must be a finite number.", setting=name)
+
+
+def between(name: str, value: float, minimum: float, maximum: float, *, exclusive: bool = False) -> None:
+    """Refuse a number as `at_least` does, and one above `maximum`: a job must not set how long or much without end."""
+    at_least(name, value, minimum, exclusive=exclusive)
+    if value > maximum:
+        raise FedpeftError(f"{name} is {value!r:.80}, it must be at most {maximum:,}.", setting=name)
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:

@@ -26,10 +26,12 @@ from fedpeft.family import family
 from fedpeft.flare.policy import with_site_filters
 from fedpeft.job_check import check_sites
 from fedpeft.job_folder import job_folder
+from fedpeft.python_environment import python_environment, with_sockets
 from fedpeft.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
 from fedpeft.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
 from fedpeft.workspace_lock import SERVER, held, kept_folder
 
+SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
 SECONDS_TO_END = 60
 ROOM = 10**7  # bytes below which a disk counts as full
 
@@ -128,16 +130,16 @@ def _state(workspace: Path) -> Path:
 
 def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:
     logging = workspace / "local" / LOG_CONFIG
-    command = [sys.executable, "-m", "nvflare.cli", "simulator", str(job), "-w", str(workspace), "-l", str(logging)]
-    command += ["-t", str(threads)]
-    environment = {**os.environ, STATE_VARIABLE: str(_state(workspace))}
+    # as FLARE's SimEnv starts it; the command `nvflare simulator` prints that it is deprecated
+    command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging), "-t", str(threads)]
+    environment = {**python_environment(), STATE_VARIABLE: str(_state(workspace))}
     if DATA_VARIABLE in environment:  # the simulator changes its working directory
         environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
     ended_at = None
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        with family(holding=[lock]) as mark:
-            process = subprocess.Popen(command, start_new_session=True, env=environment | mark)
+        with with_sockets() as temporary, family(holding=[lock], removing=[*temporary.values()]) as mark:
+            process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)
             while process.poll() is None:
                 time.sleep(0.2)
                 if ended_at is None and manifest.exists():
@@ -156,7 +158,7 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     problems = [_read(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
     site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if p]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
-    rounds = len(_read(results / HISTORY).get("rounds", []))
+    rounds = manifest.get("rounds", len(_read(results / HISTORY).get("rounds", [])))
     lines = [reason, *site_problems, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
     if not manifest and shutil.disk_usage(workspace).free < ROOM:
         lines.append(f"The disk of {workspace} is full: make room.")

@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 
 from fedpeft.errors import LocalError
+from fedpeft.files import code_of
 
 FILE = "in-use.lock"
 IN_USE = "state-in-use"
@@ -53,7 +54,8 @@ class StateLock:
         except OSError as error:
             raise LocalError(
                 f"{folder / FILE} cannot be locked ({error.strerror}): let this user write there, on a file system "
-                f"with locks."
+                f"with locks and room.",
+                code=code_of(error),
             ) from error
         self._held[folder] = descriptor
 

@@ -55,7 +55,7 @@ def first_misfit(
     if missing or unknown:
         return Misfit("keys", missing=missing, unknown=unknown)
     for key, tensor in state.items():
-        if type(tensor) is not torch.Tensor or tensor.layout != torch.strided or tensor.device.type == "meta":
+        if not _is_dense(tensor):
             return Misfit("form", key)
         if dtype is None and not tensor.is_floating_point():
             return Misfit("form", key)
@@ -71,6 +71,12 @@ def first_misfit(
         if max(-low, high) > bound:
             return Misfit("size", key, value=low if -low > high else high)
     return None
+
+
+def _is_dense(tensor: Any) -> bool:
+    """Return whether it is a plain tensor with values in memory; nested ones are strided, but have no shape."""
+    plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and not tensor.is_nested
+    return plain and not tensor.is_quantized and tensor.device.type != "meta"
 
 
 def _fits(shape: list[int], own: list[int], longest: int | None) -> bool:

@@ -8,12 +8,27 @@ from dataclasses import dataclass
 from fedpeft.client.answering import ANSWERING
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import VALIDATION
-from fedpeft.settings import at_least, one_of
+from fedpeft.settings import MAX_ROUNDS, at_least, between, one_of
 
 ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
 FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
 LAST, BEST = "last", "best"
 IMAGES_MIB = 64
+MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
+LIMITS = {  # a site's own file sets lower ones
+    "rounds": (1, MAX_ROUNDS),
+    "local_epochs": (1, MAX_EPOCHS),
+    "first_epochs": (0, MAX_EPOCHS),
+    "batch_size": (1, MAX_SAMPLES),
+    "evaluation_batch_size": (1, MAX_SAMPLES),
+    "micro_batch": (0, MAX_SAMPLES),
+    "candidates": (0, MAX_SAMPLES),
+    "threads": (1, MAX_PROCESSES),
+    "workers": (0, MAX_PROCESSES),
+    "features_mib": (0, MAX_MIB),
+    "patience": (0, MAX_ROUNDS),
+    "seed": (0, 2**63 - 1),
+}
 FUSED, FIRST_TOKEN = "fused", "first_token"
 
 
@@ -107,11 +122,9 @@ class TrainingSettings:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("rounds", "local_epochs", "batch_size", "evaluation_batch_size", "threads"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("first_epochs", "workers", "patience", "weight_decay", "warmup", "seed"):
-            at_least(name, getattr(self, name), 0)
-        for name in ("micro_batch", "features_mib", "candidates"):
+        for name, (minimum, maximum) in LIMITS.items():
+            between(name, getattr(self, name), minimum, maximum)
+        for name in ("weight_decay", "warmup"):
             at_least(name, getattr(self, name), 0)
         at_least("learning_rate", self.learning_rate, 0, exclusive=True)
         if self.head_learning_rate is not None:
@@ -142,7 +155,7 @@ class TrainingSettings:
                 setting="frozen_precision",
             )
         if self.images_mib is not None:
-            at_least("images_mib", self.images_mib, 0)
+            between("images_mib", self.images_mib, 0, MAX_MIB)
         if self.images_mib and self.workers:
             raise FedpeftError(
                 f"images_mib is {self.images_mib:g}, and the images of {self.workers} workers end with their "

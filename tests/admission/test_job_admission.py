@@ -14,13 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from nvflare.fuel.utils.class_utils import ModuleScanner
+from nvflare.fuel.utils.component_builder import ComponentBuilder
+from nvflare.fuel.utils.components_utils import create_classes_table_static
 
-from fedpeft.admission.job import FILES, admit_app, admit_folder, admit_submission
+from fedpeft.admission.job import FILES, admit_app, admit_configuration, admit_folder, admit_submission
 from fedpeft.admission.meta import BOOKKEEPING
 from fedpeft.admission.refusal import REASONS, AdmissionError
 from fedpeft.admission.strict_json import MAX_BYTES, parse
 from fedpeft.errors import FedpeftError
-from fedpeft.jobs import job_files, write_job
+from fedpeft.jobs import EXECUTOR, job_files, write_job
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -91,7 +94,7 @@ def test_each_attack_is_refused_everywhere_and_says_nothing_to_others(attack, jo
     if (job / "meta.json").exists():
         found.append(refused(lambda: admit_folder(job)))
         stored = json.loads((job / "meta.json").read_text())
-        if attack.name not in ("HOCON in meta", "YAML in meta"):
+        if attack.at_site and attack.name not in ("HOCON in meta", "YAML in meta"):
             found.append(refused(lambda: admit_app(app_archive(job), "app", stored)))
     else:
         with pytest.raises(FedpeftError):
@@ -99,7 +102,7 @@ def test_each_attack_is_refused_everywhere_and_says_nothing_to_others(attack, jo
     found.append(refused(lambda: admit_submission(job_archive(job), "small")))
     for refusal in found:
         assert SECRET not in str(refusal)
-        assert refusal.public == AdmissionError("", reason=refusal.reason).public
+        assert refusal.public == AdmissionError("", reason=refusal.reason, setting=refusal.setting).public
         assert not any(text in refusal.public for text in (VARIABLE, "127.0.0.1", str(tmp_path)))
     assert meta
 
@@ -110,8 +113,13 @@ def changed(files, name, edit):
     return {**files, name: json.dumps(content)}
 
 
+NESTED = {"path": "nvflare.app_common.np.np_trainer.NPTrainer", "args": {}}
+
+
 def arguments(config):
-    return config["executors"][0]["executor"]["args"]
+    """Of the executor or the controller."""
+    (entry,) = config["executors"] if "executors" in config else config["workflows"]
+    return entry.get("executor", entry)["args"]
 
 
 @pytest.mark.parametrize(
@@ -121,8 +129,30 @@ def arguments(config):
         (CLIENT, lambda c: c.update(executors=[]), "shape"),
         (CLIENT, lambda c: c.update(executors=[3]), "shape"),
         (CLIENT, lambda c: c.update(format_version=True), "shape"),
-        (CLIENT, lambda c: c.update(get_task_timeout="60"), "shape"),
-        (CLIENT, lambda c: c.update(get_task_timeout=0), "shape"),
+        (CLIENT, lambda c: c.update(get_task_timeout="60"), "setting"),
+        (CLIENT, lambda c: c.update(get_task_timeout=0), "setting"),
+        (CLIENT, lambda c: c.update(get_task_timeout=1e9), "setting"),
+        (SERVER, lambda c: c.update(submit_task_result_timeout=True), "setting"),
+        (SERVER, lambda c: c["server"].update(task_request_interval=1e-9), "setting"),
+        (SERVER, lambda c: c["server"].update(task_request_interval=1e6), "setting"),
+        (SERVER, lambda c: arguments(c)["federation"].update(round_timeout=10**18), "setting"),
+        (SERVER, lambda c: arguments(c)["federation"].update(resume_from="../.."), "setting"),
+        (SERVER, lambda c: arguments(c)["federation"]["sites"].append("slake"), "setting"),
+        (SERVER, lambda c: arguments(c)["federation"]["sites"].append("elsewhere"), "setting"),
+        (SERVER, lambda c: arguments(c)["federation"].update(quorum=99), "setting"),
+        (SERVER, lambda c: arguments(c).pop("federation"), "setting"),
+        (SERVER, lambda c: arguments(c)["training"].update(rounds=10**9), "setting"),
+        (CLIENT, lambda c: arguments(c)["training"].update(learning_rate=0.5), "setting"),
+        (CLIENT, lambda c: arguments(c)["data"].update(sites={"slake": NESTED}), "shape"),
+        (
+            CLIENT,
+            lambda c: arguments(c)["data"].update(sites={"slake": {"window": [[{"class_path": "a"}]]}}),
+            "shape",
+        ),
+        (CLIENT, lambda c: arguments(c)["data"].update(sites={"slake": {"columns": {"name": "FedAvg"}}}), "shape"),
+        (SERVER, lambda c: arguments(c)["method"].update(settings={"houlsby": {"x": NESTED}}), "shape"),
+        (SERVER, lambda c: arguments(c)["schedule"].update(score_settings={"deep": [NESTED]}), "shape"),
+        (SERVER, lambda c: c["components"][1]["args"]["method"].update(probe_samples=9), "setting"),
         (CLIENT, lambda c: c["executors"][0].update(tasks=["*"]), "shape"),
         (CLIENT, lambda c: c["executors"].append(c["executors"][0]), "shape"),
         (CLIENT, lambda c: c["executors"][0]["executor"].update(path="subprocess.Popen"), "class"),
@@ -170,6 +200,49 @@ def arguments(config):
 )
 def test_what_no_job_has_is_refused(files, name, edit, reason):
     assert refused(lambda: admit_submission(packed(changed(files, name, edit)), "small")).reason == reason
+
+
+def test_what_others_are_told_names_the_setting_and_not_its_value(files):
+    edited = changed(files, SERVER, lambda c: arguments(c)["federation"].update(round_timeout=10**18))
+    refusal = refused(lambda: admit_submission(packed(edited), "small"))
+    assert "federation.round_timeout" in refusal.public
+    assert "it must be at most 10,000,000" in str(refusal)
+    assert str(10**18) not in refusal.public
+
+
+class Scanner(ComponentBuilder):
+    """FLARE's own, with its table of classes."""
+
+    def get_module_scanner(self):
+        return ModuleScanner(["nvflare"], ["apis", "app_common", "widgets"])
+
+
+KEYS = st.sampled_from(["path", "class_path", "name", "config_type", "args", "sites", "slake"])
+TEXTS = st.sampled_from(["component", "dict", "FedAvg", "NPTrainer", "houlsby", "nvflare.a.B", "", "plain"])
+VALUES = st.recursive(TEXTS, lambda one: st.lists(one, max_size=2) | st.dictionaries(KEYS, one, max_size=3))
+
+
+@settings(max_examples=300, deadline=None)
+@given(value=VALUES, place=st.sampled_from(["data", "backbone", "method", "training", "schedule"]))
+def test_nothing_is_admitted_that_flares_scanner_takes_for_a_component(value, place):
+    client = {"executors": [{"tasks": ["hello", "score", "train"], "executor": {"path": EXECUTOR, "args": {}}}]}
+    client |= {"format_version": 2, "task_data_filters": [], "task_result_filters": [], "components": []}
+    arguments(client)[place] = {"inner": value}
+    if outcome(lambda: admit_configuration("client", client, "file.json")) == ADMITTED:
+        assert not list(components(value))
+
+
+def components(value):
+    """What FLARE's scanner would find in a value."""
+    if isinstance(value, dict) and Scanner().is_authorizable_component_config(value):
+        yield value
+    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        yield from components(inner)
+
+
+def test_flares_scanner_finds_what_this_test_means():
+    assert list(components([{"path": "nvflare.a.B"}, {"name": "FedAvg"}, {"sites": {"class_path": "a.B"}}]))
+    assert all(name[0].isupper() for name in create_classes_table_static())
 
 
 def test_gpus_may_be_asked_for(files):

@@ -13,6 +13,7 @@ from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
 from fedpeft.admission.refusal import REASONS, AdmissionError
+from fedpeft.setting_names import names
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -20,6 +21,7 @@ from hostile_jobs import Target, attacks, job_archive, listener
 
 pytestmark = pytest.mark.consortium
 PUBLIC = {AdmissionError("", reason=reason).public for reason in REASONS}
+PUBLIC |= {AdmissionError("", reason="setting", setting=name).public for name in names()}
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,15 @@
 
 from __future__ import annotations
 
+import io
+import struct
 import sys
+import tracemalloc
 
 import numpy as np
 import pytest
 from layouts import lines
+from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data import dicom as dicom_file
@@ -114,7 +118,31 @@ def cut_off(path):
     path.write_bytes(content[:-20])
 
 
+def rle(segment, *, segments=1):
+    """A frame of RLE whose segments are all the same."""
+    starts = [64 + number * len(segment) for number in range(segments)]
+    return struct.pack("<16I", segments, *starts, *[0] * (15 - segments)) + segment * segments
+
+
+def coded(frame, syntax):
+    """Saves 8x8 pixels of 8 bits whose compressed frame is another one."""
+    gray = np.zeros((8, 8), np.uint8)
+    return lambda path: saved(path, gray, bits=8, syntax=syntax, PixelData=encapsulate([frame]))
+
+
+def jpeg(size, kind="JPEG"):
+    written = io.BytesIO()
+    Image.new("L", size).save(written, kind)
+    return written.getvalue()
+
+
+BOMB = rle(b"\x81\x00" * 4_000_000)  # 128 bytes for every two: 512 MB in a file of 8
+OTHER_SIZE = "holds compressed pixels of another size than its header says"
 REFUSED = {
+    "a bomb of RLE": (coded(BOMB, pydicom.uid.RLELossless), OTHER_SIZE),
+    "RLE of more segments": (coded(rle(b"\x81\x00", segments=3), pydicom.uid.RLELossless), OTHER_SIZE),
+    "a JPEG of another size": (coded(jpeg((2000, 2000)), pydicom.uid.JPEGBaseline8Bit), OTHER_SIZE),
+    "a JPEG 2000 of another size": (coded(jpeg((64, 8), "JPEG2000"), pydicom.uid.JPEG2000Lossless), OTHER_SIZE),
     "no window": (saved, "has more than 8 bits per pixel and no window of its own; set data.window"),
     "a sigmoid": (
         lambda p: saved(p, WindowCenter=1, WindowWidth=9, VOILUTFunction="SIGMOID"),
@@ -132,6 +160,30 @@ REFUSED = {
         "is compressed as HEVC",
     ),
 }
+
+
+def test_a_bomb_is_refused_before_it_grows(tmp_path):
+    path = coded(BOMB, pydicom.uid.RLELossless)(tmp_path / "scan.dcm")
+    tracemalloc.start()
+    try:
+        with pytest.raises(UnreadableImage, match=OTHER_SIZE):
+            shown(path)
+        assert tracemalloc.get_traced_memory()[1] < 5 * len(BOMB)
+    finally:
+        tracemalloc.stop()
+
+
+def test_compressed_pixels_of_the_declared_size_are_read(tmp_path):
+    gray = np.random.default_rng(0).integers(0, 256, (37, 53), np.uint8)
+    path = saved(tmp_path / "rle.dcm", gray, bits=8)
+    dataset = pydicom.dcmread(path)
+    dataset.compress(pydicom.uid.RLELossless, generate_instance_uid=False)
+    dataset.save_as(path)
+    assert (shown(path) == gray[..., None]).all()
+    written = io.BytesIO()
+    Image.fromarray(gray).save(written, "JPEG2000", no_jp2=True)
+    more = {"syntax": pydicom.uid.JPEG2000Lossless, "PixelData": encapsulate([written.getvalue()])}
+    assert (shown(saved(tmp_path / "jpeg.dcm", gray, bits=8, **more)) == gray[..., None]).all()
 
 
 @pytest.mark.parametrize(("make", "sentence"), REFUSED.values(), ids=list(REFUSED))

@@ -480,6 +480,29 @@ def test_a_folder_that_is_full_or_cannot_be_written_to_is_reported(tmp_path, mon
     assert "cannot be written to (Permission denied)" in text(disk.writable(tmp_path, 0))
 
 
+@pytest.mark.parametrize(
+    ("kit", "overrides", "places", "expected"),
+    [
+        (
+            False,
+            (),
+            ("/tmp", "/var/tmp"),
+            "pass: the path of .* is too long for sockets, /tmp/fedpeft-.* is not",
+        ),
+        (False, (), (), "fail: sockets in .* would have too long a path: set TMPDIR to a folder of at most"),
+        (True, ("training.workers=2",), (), "fail: training.workers is 2: sockets in .*: set TMPDIR"),
+        (True, (), (), ""),
+    ],
+)
+def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_reported(
+    kit, overrides, places, expected, make_job, make_kit, monkeypatch
+):
+    context = open_context(make_job(*overrides), startup_kit=make_kit("site") if kit else None)
+    monkeypatch.setattr("fedpeft.python_environment.tempfile.gettempdir", lambda: "/tmp/" + "x" * 110)
+    monkeypatch.setattr("fedpeft.python_environment.SHORT_PLACES", places)
+    assert re.match(expected or "$", text(disk.sockets(context)))
+
+
 def test_a_servers_store_in_a_temporary_folder_is_warned_of(make_kit, monkeypatch, tmp_path):
     manager = {"id": "job_manager", "args": {"uri_root": str(tmp_path / "store")}}
     context = open_context(startup_kit=make_kit("server", local={"components": [manager, {"id": "other"}, 3]}))

@@ -9,6 +9,7 @@ import stat
 import pytest
 import torch
 from filtered_site import KEYS, SHAPES, Site, adapter, introduction, score_order, train_order
+from full_disk import full_disk
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.messages.types import METRICS, Hello
@@ -187,6 +188,16 @@ def zero_book(site):
     book_of(site).write_text('{"job": "a", "noise": 0.0}\n')
 
 
+def book_of_texts(site):
+    book_of(site).parent.mkdir()
+    book_of(site).write_text('{"job": "a", "noise": "2"}\n')
+
+
+def book_of_truths(site):
+    book_of(site).parent.mkdir()
+    book_of(site).write_text('{"job": "a", "noise": true}\n')
+
+
 def no_book(site):
     book_of(site).mkdir(parents=True)
 
@@ -200,6 +211,8 @@ def no_initial(site):
     [
         (break_book, {}, "ledger of releases"),
         (zero_book, {}, "a release without noise"),
+        (book_of_texts, {}, "noise that is no number"),
+        (book_of_truths, {}, "noise that is no number"),
         (no_book, {}, "ledger of releases"),
         (no_initial, {"state": {}}, "initial.safetensors"),
     ],
@@ -217,6 +230,16 @@ def test_a_diverged_site_sends_nothing(site):
     state[KEYS[0]][0, 0] = float("nan")
     assert made.train(state=state).problem == BLOCKED
     assert not book_of(made).exists()
+
+
+def test_a_release_that_cannot_be_recorded_leaves_no_half_line_and_says_that_the_disk_is_full(site):
+    made = site()
+    assert made.train(train_order()).problem == ""
+    before = book_of(made).read_bytes()
+    with full_disk(len(before) + 10):
+        assert made.train(train_order(round=2)).problem == "disk-full"
+    assert book_of(made).read_bytes() == before
+    assert made.train(train_order(round=2)).problem == ""
 
 
 def test_scores_do_not_leave_without_noise_of_their_own(site):

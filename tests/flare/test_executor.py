@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from full_disk import full_disk
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -19,6 +20,7 @@ from fedpeft.flare import executor as module
 from fedpeft.flare import task_check
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.messages.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.run_names import PROBLEM
 from fedpeft.worker.connection import Aborted, Lost
 
 
@@ -131,8 +133,17 @@ def test_what_stays_at_the_site_stays_there(site, tmp_path):
     executor, context, _ = site(({"failure": failure}, {}))
     got = reply(execute(executor, context))
     assert (got.problem, got.attempts, got.state) == ("data-unusable", 1, {})
-    written = json.loads((tmp_path / module.PROBLEM).read_text())
+    written = json.loads((tmp_path / PROBLEM).read_text())
     assert written == {"site": "north", "problem": "/data/patient 7 is no image"}
+
+
+def test_the_server_hears_of_a_full_disk_even_where_no_file_can_say_so(site, tmp_path):
+    executor, context, process = site()
+    with full_disk():
+        got = reply(execute(executor, context, order(version=1)))
+    assert got.problem == "disk-full"
+    assert all(header["do"] == "open" for header, _ in process.sent)
+    assert not (tmp_path / PROBLEM).exists()
 
 
 @pytest.mark.parametrize(

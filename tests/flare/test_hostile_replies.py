@@ -30,6 +30,9 @@ from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.messages.types import METRICS
 from fedpeft.states import digest
 
+KEY = "layer.0.output.down.weight"
+NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
 
 def edited(site, order, **changes):
     """A sound reply with fields changed after it was built."""
@@ -50,7 +53,17 @@ def without_fields(site, order):
     return model
 
 
+def of_kind(site, order, kind):
+    """A sound reply whose content is declared as another kind."""
+    shareable = FLModelUtils.to_shareable(to_model(reply(site, order)))
+    shareable["DXO"]["kind"] = kind
+    return shareable
+
+
 REPLIES = {
+    "an adapter declared as a difference": lambda s, o: of_kind(s, o, "WEIGHT_DIFF"),
+    "an adapter declared as a collection": lambda s, o: of_kind(s, o, "COLLECTION"),
+    "a nested tensor": lambda s, o: with_params(s, o, lambda params: {**params, KEY: NESTED}),
     "metrics with names of two types": lambda s, o: edited(s, o, metrics={**dict.fromkeys(METRICS), 1: 0.5}),
     "an integer of 5000 digits": lambda s, o: edited(s, o, samples=10**5000),
     "a tensor in place of a problem": lambda s, o: edited(s, o, problem=torch.ones(3)),

@@ -1,12 +1,14 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 import pytest
 import torch
+from nvflare.app_common.abstract.fl_model import ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.errors import FedpeftError
-from fedpeft.flare.messages import from_model, to_model
+from fedpeft.flare.messages import from_model, model_of, to_model
 from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
+ORDER = {"lineage": "job-1", "round": 1, "base": 0, "version": 0, "layers": None, "scored": False, "state": {}}
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.down.bias": [2]}
 
 
@@ -60,6 +62,22 @@ def test_a_message_with_an_undeclared_field_is_refused():
     model.meta["fedpeft"]["labels"] = ["tumour"]
     with pytest.raises(FedpeftError, match="sent no Hello message"):
         from_model(Hello, model)
+
+
+@pytest.mark.parametrize("message", [TrainOrder(**ORDER), reply()])
+@pytest.mark.parametrize("kind", ["WEIGHT_DIFF", "COLLECTION", "METRICS", "STATISTICS", None, 7])
+def test_content_of_another_kind_than_whole_weights_is_refused_in_both_directions(message, kind):
+    shareable = FLModelUtils.to_shareable(to_model(message, round=1))
+    shareable["DXO"]["kind"] = kind
+    with pytest.raises(FedpeftError, match=r"sent content of kind .*, and only WEIGHTS is read"):
+        from_model(type(message), model_of(shareable))
+
+
+def test_a_model_that_holds_differences_is_refused():
+    model = to_model(reply())
+    model.params_type = ParamsType.DIFF
+    with pytest.raises(FedpeftError, match="sent content of kind 'DIFF'"):
+        from_model(TrainReply, model)
 
 
 def test_a_message_without_tensors_refuses_tensors():

@@ -54,7 +54,7 @@ NOT_ALLOWED = [
     ({"data": {"root": SECRET}}, "setting-not-allowed", "data.root"),
     ({"data": {"site": SECRET}}, "setting-not-allowed", "data.site"),
     ({"backbone": {"source": SECRET}}, "setting-not-allowed", "backbone.source"),
-    ({"training": {"rounds": 10**6}}, "setting-not-allowed", "training.rounds"),
+    ({"training": {"rounds": 10**4}}, "setting-not-allowed", "training.rounds"),
     ({"schedule": {"solver": "own", "score_samples": 1}}, "setting-not-allowed", "schedule.score_samples"),
     ({"data": {"train_size": 10**9}}, "setting-not-allowed", "data.train_size"),
     ({"method": {"name": "full", "aggregation": "fedavg"}}, "setting-not-allowed", "method.name"),

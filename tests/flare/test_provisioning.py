@@ -48,6 +48,16 @@ def kits(tmp_path_factory):
     return provision(tmp_path_factory.mktemp("project"))
 
 
+@pytest.mark.parametrize("name", ["server", *SITES, "lead@hospital.org"])
+def test_no_start_up_script_imports_from_the_folder_in_which_it_is_called(kits, name):
+    (kit,) = kits.glob(f"{name.partition('@')[0]}*") if "@" in name else [kits / name]
+    scripts = [file.read_text() for file in sorted((kit / "startup").glob("*.sh"))]
+    assert any("python3 " in script for script in scripts)
+    for script in scripts:
+        assert script.splitlines()[1] == "export PYTHONSAFEPATH=1"
+        assert ":$PYTHONPATH" not in script.replace("+:$PYTHONPATH", "")
+
+
 def read(kits, name, file):
     return json.loads((kits / name / "local" / file).read_text())
 

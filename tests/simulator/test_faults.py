@@ -20,7 +20,8 @@ FAULTS = {  # what the site does in a round, and what is said of it
     10: ("extra", "unannounced keys head.weight"),
     12: ("raise", "in 2 attempts: an error in its training code"),
     14: ("out of memory", "in 2 attempts: a batch does not fit into its memory"),
-    16: ("kill", "in 2 attempts: its training process ended before it answered"),
+    16: ("full disk", "its disk is full: the site has to make room there"),
+    18: ("kill", "in 2 attempts: its training process ended before it answered"),
 }
 
 

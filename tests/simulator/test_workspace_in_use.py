@@ -18,7 +18,8 @@ from fedpeft.workspace import seed
 pytestmark = pytest.mark.simulator
 ROUNDS = 12  # enough for the first run to go on while a second one starts beside it
 RESUME = ("resume_from=latest",)
-SIMULATE = [sys.executable, "-m", "fedpeft.cli", "simulate"]
+SIMULATE = [sys.executable, "-P", "-m", "fedpeft.cli", "simulate"]
+OWN_SCRIPTS = ("random", "types", "json", "statistics", "select")  # called like modules of Python
 HOLD = """
 import pathlib, sys
 from fedpeft.workspace_lock import held
@@ -41,8 +42,14 @@ def used(tmp_path_factory, sections):
     workspace = folder / "ws"
     chosen = "federation.sites=[slake, vqa-rad]", f"training.rounds={ROUNDS}"
     jobs = {name: write(folder / name, sections(*chosen, *more)) for name, more in (("job", ()), ("again", RESUME))}
+    for name in OWN_SCRIPTS:
+        (folder / f"{name}.py").write_text("print('a script of the user ran')\nx = 1\n")
+    long = folder / ("x" * 110)
+    long.mkdir()
     with subprocess.Popen(
         [*SIMULATE, str(jobs["job"]), "-t", "2", "-w", str(workspace)],
+        cwd=folder,
+        env={**os.environ, "TMPDIR": str(long)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -57,7 +64,9 @@ def used(tmp_path_factory, sections):
         assert digests(workspace / "local") == configuration
         members = psutil.Process(first.pid).children(recursive=True)
         forked = [member for member in members if "fedpeft.worker.fork_server" in member.parent().cmdline()]
+        short = members[-1].environ()["TMPDIR"]
         first.kill()
+        said += first.stdout.read()
         first.wait()
         resumed = simulate(jobs["again"], workspace, threads=2)
     alive = [member for member in members if member.is_running() and member.status() != psutil.STATUS_ZOMBIE]
@@ -66,6 +75,9 @@ def used(tmp_path_factory, sections):
     same = digests(workspace) == before
     return SimpleNamespace(
         pid=first.pid,
+        said=said,
+        short=short,
+        long=long,
         beside=beside,
         members=members,
         forked=forked,
@@ -80,6 +92,19 @@ def test_a_second_run_names_the_process_of_the_first(used):
     assert used.beside.code == 1
     assert f"another run uses the workspace {used.beside.workspace}, process {used.pid} since" in used.beside.error
     assert "Traceback" not in used.beside.text
+
+
+def test_no_script_of_the_user_is_run_whatever_it_is_called(used):
+    assert "a script of the user ran" not in used.said
+
+
+def test_flares_message_for_its_own_command_is_not_in_the_log(used):
+    assert "deprecated" not in used.said
+
+
+def test_a_temporary_folder_with_a_long_path_is_replaced_by_a_short_one_that_is_gone_afterwards(used):
+    assert len(used.short) < 40 < len(str(used.long))
+    assert not os.path.exists(used.short)
 
 
 def test_kill_9_leaves_no_process(used):

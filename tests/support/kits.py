@@ -117,7 +117,9 @@ def start(kit: Path, *, true: bool = False) -> None:
     environment = TRUE_ENVIRONMENT if true else ENVIRONMENT
     with (kit / "console.txt").open("w") as console:
         script = kit / "startup" / "start.sh"
-        subprocess.run([script], check=True, stdout=console, stderr=console, env=environment)
+        for name in ("random", "types", "statistics"):  # no script in the current folder may be imported
+            (kit.parent / f"{name}.py").write_text("raise RuntimeError('a script of the user ran')\n")
+        subprocess.run([script], check=True, stdout=console, stderr=console, env=environment, cwd=kit.parent)
 
 
 def connected(federation) -> set[str]:

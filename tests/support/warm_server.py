@@ -241,7 +241,7 @@ def _run(arguments, places) -> None:
     search = [os.path.abspath(place) for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
     kind, *rest = arguments
     beside = {"-c": "", "-m": os.getcwd()}.get(kind, os.path.dirname(os.path.abspath(kind)))
-    first = [] if "-P" in options else [beside]
+    first = [] if "-P" in options or os.environ.get("PYTHONSAFEPATH") else [beside]
     sys.path[:] = [*first, *search, *places]
     importlib.invalidate_caches()
     if kind == "-m":

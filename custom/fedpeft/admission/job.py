@@ -16,8 +16,9 @@ from typing import Any
 from fedpeft.admission.archive import read_archive, read_folder
 from fedpeft.admission.meta import APP, BOOKKEEPING, META, admit_meta
 from fedpeft.admission.refusal import AdmissionError
-from fedpeft.admission.shape import check_keys, check_list, check_seconds, is_whole, wrong
+from fedpeft.admission.shape import check_keys, check_list, is_whole, wrong
 from fedpeft.admission.strict_json import check_texts, parse, short
+from fedpeft.admission.values import check_flare, check_values
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import AGGREGATOR, ARGUMENTS, CONTROLLER, EXECUTOR, ORDERS, PERSISTOR, FlareSettings
 
@@ -28,8 +29,9 @@ _COMMON = ("format_version", "task_data_filters", "task_result_filters", "compon
 _OWN = {"server": ("server", "workflows"), "client": ("executors",)}
 _COMPONENTS = {"server": (PERSISTOR, AGGREGATOR), "client": ()}
 _SERVER = "task_request_interval"
-# FLARE builds a component from an argument that has one of these keys
+# FLARE takes an object with one of these keys, at any depth, for a component, or for none whatever else it has
 _BUILDS_A_CLASS = ("path", "class_path", "config_type", "args")
+_BY_NAME = "name"  # and one with this key, where the value is the name of one of its classes, as `FedAvg`
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,17 +115,15 @@ def admit_configuration(role: str, configuration: Mapping[str, Any], file: str, 
     for name in ("task_data_filters", "task_result_filters"):
         if configuration[name] != []:
             raise wrong(file, name, configuration[name], "an empty list", reason="shape")
-    for name in timeouts:
-        if name in configuration:
-            check_seconds(configuration[name], file, name)
     for component in check_list(configuration["components"], file, "components"):
         _component(component, f"{file}: components", classes, ("id", "path", "args"), _COMPONENTS[role])
     if role == "server":
         check_keys(configuration["server"], (_SERVER,), f"{file}: server", required=(_SERVER,))
-        check_seconds(configuration["server"][_SERVER], file, _SERVER)
+        check_flare({**configuration, **configuration["server"]}, file)
         (workflow,) = check_list(configuration["workflows"], file, "workflows", length=1)
         _component(workflow, f"{file}: workflows", classes, ("id", "path", "args"), (CONTROLLER,))
     else:
+        check_flare(configuration, file)
         (entry,) = check_list(configuration["executors"], file, "executors", length=1)
         check_keys(entry, ("tasks", "executor"), f"{file}: executors", required=("tasks", "executor"))
         if entry["tasks"] != list(ORDERS):
@@ -137,6 +137,9 @@ def _admit(files: Mapping[str, bytes], where: str, classes: Sequence[str]) -> Ad
     both = {role: parsed[f"{APP}/{name}"] for role, name in CONFIGURATIONS.items()}
     for role, name in CONFIGURATIONS.items():
         admit_configuration(role, both[role], f"{where}{APP}/{name}", classes)
+    (workflow,), (entry,) = both["server"]["workflows"], both["client"]["executors"]
+    components = (*both["server"]["components"], workflow, entry["executor"])
+    check_values([one["args"] for one in components], parsed[META]["deploy_map"][APP])
     return AdmittedJob(meta=parsed[META], **both)
 
 
@@ -155,7 +158,20 @@ def _component(entry: Any, where: str, classes: Sequence[str], names: Sequence[s
     for name, value in arguments.items():
         if name != "job":
             check_keys(value, None, f"{where}: {name}")
-            if builds := [key for key in _BUILDS_A_CLASS if key in value]:
-                raise AdmissionError(f"{where}: {name} has a key {builds[0]!r}: remove it.", reason="shape")
+            _refuse_classes(value, f"{where}: {name}")
         elif not isinstance(value, str):
             raise AdmissionError(f"{where}: {name} is {short(value)}: make it a text.", reason="shape")
+
+
+def _refuse_classes(value: Any, where: str) -> None:
+    """Refuse what FLARE would read as a component, as deep as FLARE looks: when it builds the job, that ends it."""
+    inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+    for key, entry in inner:
+        if key in _BUILDS_A_CLASS:
+            raise AdmissionError(f"{where} has a key {key!r}: remove it.", reason="shape")
+        if key == _BY_NAME and isinstance(entry, str) and entry[:1].isupper():
+            raise AdmissionError(
+                f"{where} has a name {short(entry)}, which FLARE reads as that of a class: write names in lower case.",
+                reason="shape",
+            )
+        _refuse_classes(entry, f"{where}.{key}")

@@ -39,7 +39,7 @@ BOOKKEEPING = (
 )
 MAX_SITES = 1000
 _SITE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
-_GPUS = ("num_of_gpus", "mem_per_gpu_in_GiB")
+_GPUS = {"num_of_gpus": 1024, "mem_per_gpu_in_GiB": 10_000}  # the largest that a job may ask for
 
 
 def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
@@ -66,5 +66,6 @@ def admit_meta(meta: Mapping[str, Any], file: str = META) -> None:
     if not isinstance(resources, dict) or not set(resources) <= set(participants):
         raise wrong(file, "resource_spec", resources, "an object with names of sites")
     for spec in resources.values():
-        if not isinstance(spec, dict) or not set(spec) <= set(_GPUS) or not all(map(is_count, spec.values())):
+        known = isinstance(spec, dict) and set(spec) <= set(_GPUS)
+        if not known or not all(is_count(value, _GPUS[name]) for name, value in spec.items()):
             raise wrong(file, "resource_spec", spec, f"an object of {' and '.join(_GPUS)}, each a number")

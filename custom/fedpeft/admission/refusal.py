@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from fedpeft.errors import FedpeftError
+from fedpeft.setting_names import declared_part
 
 REASONS = {
     "archive": "it is not a plain zip archive of a bounded size",
@@ -15,6 +16,7 @@ REASONS = {
     "shape": "it holds a setting that no job has",
     "class": "it names a class that a job may not load",
     "meta": "its meta.json holds what no job may ask for",
+    "setting": "the value of a setting in it is not allowed",
 }
 
 
@@ -24,14 +26,16 @@ class AdmissionError(FedpeftError):
     Args:
         sentence: full message with file, value and remedy; it stays on this machine.
         reason: one of the codes in `REASONS`.
+        setting: dotted name of the wrong setting, if it is about one.
     """
 
-    def __init__(self, sentence: str, *, reason: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, sentence: str, *, reason: str, setting: str = "") -> None:
+        super().__init__(sentence, setting=setting)
         self.reason = reason
 
     @property
     def public(self) -> str:
-        """The message for others: the code and its fixed sentence, without values of the job or this machine."""
+        """The message for others: the code, its fixed sentence and a setting's name, no value of job or machine."""
+        name = declared_part(self.setting) if self.setting else ""
         place = "`fedpeft doctor` on its folder names the place"
-        return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}; {place}."
+        return f"the job is not admitted ({self.reason}): {REASONS[self.reason]}{f', {name}' * bool(name)}; {place}."

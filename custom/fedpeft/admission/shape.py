@@ -9,8 +9,6 @@ from typing import Any
 from fedpeft.admission.refusal import AdmissionError
 from fedpeft.admission.strict_json import short
 
-MAX_SECONDS = 1e7
-
 
 def check_keys(
     value: Any, known: Iterable[str] | None, where: str, *, required: Sequence[str] = (), reason: str = "shape"
@@ -31,20 +29,14 @@ def check_list(value: Any, file: str, name: str, length: int | None = None) -> l
     return value
 
 
-def check_seconds(value: Any, file: str, name: str) -> None:
-    """Refuse anything but a positive number of at most `MAX_SECONDS`."""
-    if not is_count(value) or not 0 < value <= MAX_SECONDS:
-        raise wrong(file, name, value, "a number of seconds", reason="shape")
-
-
 def is_whole(value: Any) -> bool:
     """Whether it is an integer and not a boolean."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def is_count(value: Any) -> bool:
-    """Whether it is a number from 0 to `MAX_SECONDS`."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= MAX_SECONDS
+def is_count(value: Any, maximum: float) -> bool:
+    """Whether it is a number from 0 to `maximum`."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= maximum
 
 
 def wrong(file: str, name: str, value: Any, expected: str, reason: str = "meta") -> AdmissionError:

@@ -6,9 +6,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, one_of
+from fedpeft.settings import at_least, between, one_of
 
 MEAN, MEDIAN = "mean", "median"
+MAX_ATTACKERS = 1000
 AVERAGES = (MEAN, MEDIAN, "trimmed_mean", "krum", "multi_krum", "geometric_median")
 
 
@@ -41,7 +42,7 @@ class RobustSettings:
 
     def __post_init__(self) -> None:
         one_of("average", self.average, AVERAGES)
-        at_least("attackers", self.attackers, 0)
+        between("attackers", self.attackers, 0, MAX_ATTACKERS)
         at_least("max_share", self.max_share, 0, exclusive=True)
         at_least("update_factor", self.update_factor, 0)
         if self.max_share > 1:

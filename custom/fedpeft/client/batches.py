@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, S
 from fedpeft.data.images import open_image
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
+from fedpeft.python_environment import no_sockets
 
 UNKNOWN = -1  # in a target: whether a label applies
 Row = tuple[Any, Example]
@@ -88,6 +89,9 @@ class Batches:
         generator: for the random order; None keeps the order of `examples`.
         workers: number of processes that decode images.
         open_image: from an example's image to what `collate` reads.
+
+    Raises:
+        FedpeftError: there are workers, and the temporary folder cannot hold their sockets.
     """
 
     def __init__(
@@ -101,6 +105,8 @@ class Batches:
         workers: int = 0,
         open_image: OpenImage = open_image,
     ) -> None:
+        if workers and (problem := no_sockets()):
+            raise FedpeftError(f"training.workers is {workers}: {problem}", setting="training.workers")
         self._collate = collate
         rows = _Examples(examples, open_image)
         order = SequentialSampler(rows) if generator is None else RandomSampler(rows, generator=generator)

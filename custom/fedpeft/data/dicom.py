@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft.data.dicom_frames import check_frame
 from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
 from fedpeft.data.window import Window
@@ -99,6 +100,8 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
     _check_decoder(pydicom, syntax, header, file)
     if not pixels:
         return None
+    if syntax.is_compressed:
+        check_frame(pydicom, file, number, header)
     values = pydicom.pixels.pixel_array(file, index=number)
     if colors:
         return np.ascontiguousarray(values, np.uint8)
@@ -181,6 +184,7 @@ def _check_decoder(pydicom: Any, syntax: Any, header: Any, file: Path) -> None:
 def _pydicom() -> Any:
     try:
         import pydicom
+        import pydicom.encaps
         import pydicom.pixels
     except ImportError as error:
         raise DataError(

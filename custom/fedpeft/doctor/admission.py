@@ -12,6 +12,7 @@ from fedpeft.admission.job import FILES
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import ADMIN, Kit
+from fedpeft.python_environment import python_environment
 from fedpeft.workspace import GUARDS
 
 PROBE = "fedpeft.flare.flare_guards"
@@ -43,7 +44,8 @@ def component(resources: Mapping[str, Any], kit: Kit) -> Finding:
 
 def probe() -> Finding:
     """Check the hooks in the installed FLARE; in a separate process, because they replace FLARE's functions."""
-    done = subprocess.run([sys.executable, "-m", PROBE], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", PROBE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=python_environment())
     if done.returncode == 0:
         return passed("HOCON, YAML and variables are refused by the installed FLARE.")
     reason = (done.stderr.strip().splitlines() or ["no message"])[-1]

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check that the folders a participant writes to are writable, have space, and are not temporary."""
+"""Check that the folders a participant writes to are writable, have space, and are not temporary; and the temporary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SERVER
 from fedpeft.errors import FedpeftError
+from fedpeft.python_environment import TEMPORARY, no_sockets, with_sockets
 
 GB = 10**9
 SPARE = GB  # logs, FLARE's own files, the copy of the job
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Check the simulator's workspace, or the kit's folder and the server's job store."""
+    """Check the simulator's workspace, or the kit's folder and the server's job store; and the temporary folder."""
     if context.kit is None or context.kit.role != ADMIN:
         yield writable(context.kit.folder if context.kit else context.workspace, _state(context) + SPARE)
     if context.kit and context.kit.role == SERVER:
@@ -30,6 +31,23 @@ def check(context: Context) -> Iterator[Finding]:
                     f"the server stores jobs in {folder}, which is temporary: set uri_root of job_manager in "
                     f"{context.kit.resources_file} to a folder of its own."
                 )
+    yield from sockets(context)
+
+
+def sockets(context: Context) -> Iterator[Finding]:
+    """Check that the processes of a job can have sockets: those of the simulator, and workers that decode images."""
+    problem = no_sockets()
+    if not problem:
+        return
+    training = context.job.sections.get("training") if context.job else None
+    if context.kit is None:
+        try:
+            with with_sockets() as other:
+                yield passed(f"the path of {tempfile.gettempdir()} is too long for sockets, {other[TEMPORARY]} is not.")
+        except FedpeftError as error:
+            yield failed(str(error))
+    elif context.sites and isinstance(training, Mapping) and training.get("workers"):
+        yield failed(f"training.workers is {training['workers']}: {problem}")
 
 
 def writable(folder: Path, needed: int) -> Finding:

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from nvflare.apis.controller_spec import Task
+from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.wf_comm_server import WFCommServer
@@ -25,7 +25,7 @@ from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
 from fedpeft.flare.message_limits import limit_messages, take_refusal
-from fedpeft.flare.messages import from_model, to_model
+from fedpeft.flare.messages import from_model, note_kind, to_model
 from fedpeft.flare.progress import report_progress
 from fedpeft.flare.returning_sites import AwaySites
 from fedpeft.flare.run_folder import run_folder
@@ -167,6 +167,11 @@ class FederationController(ModelController):
             self._lock.release()
         for line in lines:
             self.info(line)
+
+    def _process_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note the declared kind of a reply before FLARE drops it."""
+        note_kind(client_task.result)
+        super()._process_result(client_task, fl_ctx)
 
     def _checkpoint(self) -> Checkpoint | None:
         """The checkpoint to resume from, if the job names one; from then on no other job can use its lineage."""
@@ -345,8 +350,9 @@ class FederationController(ModelController):
                 check.accept({site: sent[site] for site in accepted})
                 self.save_model(FLModel(params=state))
                 current.update(state)
-            recorder.add_round(number, accepted, rejected, report, assignment, seconds=time.monotonic() - began)
-            self._keep(recorder, number, current.state if exchanges else {}, planner, check)
+            keep = partial(self._keep, recorder, number, current.state if exchanges else {}, planner, check)
+            seconds = time.monotonic() - began
+            recorder.add_round(number, accepted, rejected, report, assignment, seconds=seconds, keep=keep)
             for site, reason in rejected.items():
                 self.warning(f"round {number}: {reason} (site {site} is left out of this round)")
             self.info(recorder.progress(number, rounds))

@@ -19,10 +19,9 @@ from nvflare.apis.signal import Signal
 
 from fedpeft.client.kept_state import claim, make_room
 from fedpeft.errors import FedpeftError
-from fedpeft.files import write_json
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.own_policy import SIMULATED, policy_of
-from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.run_folder import note_problem, run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
@@ -30,7 +29,6 @@ from fedpeft.messages.limits import LARGEST_MB, MB, Limit
 from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.registry import only_plugins
-from fedpeft.run_names import PROBLEM
 from fedpeft.state_lock import StateLock
 from fedpeft.worker.connection import WORKER, Aborted
 from fedpeft.worker.failure import Failure
@@ -96,7 +94,7 @@ class SiteExecutor(Executor):
         """Answer one task; a problem is sent as a reply, so that the server can continue without this site."""
         from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-        from fedpeft.flare.messages import from_model, to_model
+        from fedpeft.flare.messages import from_model, model_of, to_model
         from fedpeft.messages.empty_replies import empty_reply
         from fedpeft.messages.types import HELLO, TASKS
         from fedpeft.privacy.reply_policy import allowed
@@ -107,7 +105,7 @@ class SiteExecutor(Executor):
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
-        task, model, folder = TASKS[task_name], FLModelUtils.from_shareable(shareable), run_folder(fl_ctx)
+        task, model, folder = TASKS[task_name], model_of(shareable), run_folder(fl_ctx)
         request = partial(
             self._supervisor.request,
             aborted=TaskCheck(fl_ctx, abort_signal),
@@ -137,7 +135,7 @@ class SiteExecutor(Executor):
         except Exception as error:
             failed = error if isinstance(error, RequestFailed) else RequestFailed(Failure.of(error))
             self._log(failed.failure.detail, failed.failure, fl_ctx)
-            write_json(folder / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": failed.failure.detail})
+            note_problem(folder, fl_ctx.get_identity_name(), failed.failure.detail)
             message = empty_reply(
                 task.reply,
                 round=model.current_round,

@@ -26,10 +26,10 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.client.global_cache import apply_delta
 from fedpeft.errors import FedpeftError
-from fedpeft.files import write_json
-from fedpeft.flare.messages import FIELDS, from_model, to_model
+from fedpeft.files import DISK_FULL
+from fedpeft.flare.messages import FIELDS, from_model, model_of, to_model
 from fedpeft.flare.own_policy import policy_of, simulated
-from fedpeft.flare.run_folder import run_folder
+from fedpeft.flare.run_folder import note_problem, run_folder
 from fedpeft.flare.state_folder import lineages_folder
 from fedpeft.flare.tensors import register_tensors
 from fedpeft.messages.empty_replies import empty_reply
@@ -38,7 +38,6 @@ from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.privacy.announced import FOLDER, AnnouncementStore
 from fedpeft.privacy.dp_release import release_reply
 from fedpeft.privacy.reply_policy import BLOCKED, allowed, check_known, has_head, only, permitted
-from fedpeft.run_names import PROBLEM
 from fedpeft.settings import build
 
 OFF = "off"
@@ -67,7 +66,7 @@ class RememberOrder(Filter):
         try:
             _refuse(self, self._unknown, fl_ctx)
             store = AnnouncementStore(run_folder(fl_ctx) / FOLDER)
-            model = FLModelUtils.from_shareable(shareable)
+            model = model_of(shareable)
             message = from_model(TASKS[task].order, model)
             remembered: Order | Exception = message
             if isinstance(message, Hello) and not store.trained:
@@ -153,13 +152,14 @@ class AdapterOnly(Filter):
         problem = str(error) if isinstance(error, FedpeftError) else f"{type(error).__name__}: {error}"
         problem = f"blocked on its way out of task {task}: {problem}"
         self.log_error(fl_ctx, f"site {fl_ctx.get_identity_name()}: {problem}", fire_event=False)
-        write_json(run_folder(fl_ctx) / PROBLEM, {"site": fl_ctx.get_identity_name(), "problem": problem})
+        note_problem(run_folder(fl_ctx), fl_ctx.get_identity_name(), problem)
         if task not in TASKS:
             return make_reply(ReturnCode.TASK_RESULT_FILTER_ERROR)
         order = fl_ctx.get_prop(ORDER)
         round = order.round if isinstance(order, (ScoreOrder, TrainOrder)) else 0
-        too_large = isinstance(order, FedpeftError) and order.code == TOO_LARGE
-        return _shareable(empty_reply(TASKS[task].reply, round=round, problem=TOO_LARGE if too_large else BLOCKED))
+        codes = [one.code for one in (order, error) if isinstance(one, FedpeftError)]
+        code = next((code for code in codes if code in (TOO_LARGE, DISK_FULL)), BLOCKED)
+        return _shareable(empty_reply(TASKS[task].reply, round=round, problem=code))
 
 
 def _refuse(what: Filter, unknown: dict[str, Any], fl_ctx: FLContext) -> None:

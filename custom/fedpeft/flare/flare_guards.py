@@ -34,6 +34,7 @@ from fedpeft.flare.job_request_guards import guard_job_requests
 from fedpeft.flare.site_request_guards import guard_requests
 
 logger = logging.getLogger(__name__)
+NOT_CHECKED = "the job could not be checked; the server's log says why."
 
 
 class RefusedFormat(ConfigLoader):
@@ -86,6 +87,9 @@ def _admitted_before_validation(validate: Callable) -> Callable:
         except AdmissionError as error:
             logger.warning("submitted job refused: %s", error)
             return False, error.public, {}
+        except Exception:  # what cannot be checked is not admitted
+            logger.exception("a submitted job could not be checked")
+            return False, NOT_CHECKED, {}
         return validate(self, job_name, job_data)
 
     return validated

@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
-from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from typing import Any
 
+from nvflare.apis.dxo import DataKind
+from nvflare.apis.shareable import Shareable
+from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
+from nvflare.app_common.utils.fl_model_utils import FLModelUtils
+
+from fedpeft.errors import FedpeftError
+from fedpeft.messages.fields import REFUSED, shown
 from fedpeft.messages.types import M, Order, Reply, fields_of, message_from
 
-FIELDS = "fedpeft"
+FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
 
 def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | None = None) -> FLModel:
@@ -28,10 +35,38 @@ def to_model(message: Order | Reply, *, round: int | None = None, rounds: int | 
     )
 
 
+def note_kind(shareable: Shareable) -> None:
+    """Write the declared kind of the content into its meta: FLARE reads a kind that it does not know as weights."""
+    content = shareable.get("DXO")
+    if isinstance(content, dict) and isinstance(content.get("meta"), dict):
+        content["meta"][KIND] = content.get("kind")
+
+
+def model_of(shareable: Shareable) -> FLModel:
+    """Return what arrived as an FLModel that `from_model` reads, with its declared kind."""
+    note_kind(shareable)
+    return FLModelUtils.from_shareable(shareable)
+
+
 def from_model(kind: type[M], model: FLModel, *, sender: str = "the server") -> M:
     """Read a message out of what FLARE received.
 
     Raises:
-        FedpeftError: naming the sender, see `fedpeft.messages.types.message_from`.
+        FedpeftError: naming the sender: the content is not declared as whole weights, or see
+            `fedpeft.messages.types.message_from`.
     """
+    _check_kind(model, sender)
     return message_from(kind, model.meta.get(FIELDS), model.params, sender=sender)
+
+
+def _check_kind(model: FLModel, sender: str) -> None:
+    """Refuse differences and collections, which would be read as whole adapters."""
+    declared: Any = model.meta.get(KIND, DataKind.WEIGHTS)
+    if declared == DataKind.WEIGHTS and model.params_type == ParamsType.DIFF:
+        declared = ParamsType.DIFF.value
+    if declared != DataKind.WEIGHTS:
+        raise FedpeftError(
+            f"{sender} sent content of kind {shown(declared)}, and only {DataKind.WEIGHTS.value} is read: install the "
+            f"same fedpeft version everywhere, and leave out filters that change the kind.",
+            code=REFUSED,
+        )

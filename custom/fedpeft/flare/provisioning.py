@@ -17,6 +17,7 @@ from fedpeft.files import write_json
 from fedpeft.flare.policy import default_scope
 from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.privacy.site_policy import FILE, SitePolicy
+from fedpeft.python_environment import SAFE_PATH
 from fedpeft.settings import at_least, build
 from fedpeft.workspace import GUARDS, PRIVACY, resources
 
@@ -118,6 +119,9 @@ class PolicyBuilder(Builder):
             write_json(local / ProvFileName.AUTHORIZATION_JSON_DEFAULT, AUTHORIZATION)
             write_json(local / PRIVACY, self._scope)
             (local / ProvFileName.PRIVACY_JSON_SAMPLE).unlink()
+        for participant in (project.get_server(), *sites, *project.get_admins()):
+            for script in sorted(Path(ctx.get_kit_dir(participant)).glob("*.sh")):
+                script.write_text(_importing_nothing_here(script.read_text()))
 
     def _policy_of(self, site: str) -> SitePolicy:
         values = {**self._site_policy, **self._site_policies.get(site, {})}
@@ -130,6 +134,15 @@ class PolicyBuilder(Builder):
         _component(settings, "job_scheduler")["args"]["max_jobs"] = self._max_jobs
         _component(settings, "job_manager")["path"] = JOB_STORE
         settings["components"] += SERVER_COMPONENTS
+
+
+def _importing_nothing_here(script: str) -> str:
+    """Return a start-up script whose Pythons import nothing from the folder in which it is called.
+
+    FLARE's own puts a colon at the end of PYTHONPATH where that is not set, which stands for this folder too.
+    """
+    begin, rest = script.split("\n", 1)
+    return f"{begin}\nexport {SAFE_PATH}=1\n" + rest.replace(":$PYTHONPATH", "${PYTHONPATH:+:$PYTHONPATH}")
 
 
 def _keep_logs_at_the_site(settings: dict[str, Any]) -> None:

@@ -3,9 +3,14 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
+
+from fedpeft.errors import LocalError
+from fedpeft.files import write_json
+from fedpeft.run_names import PROBLEM
 
 NAME = "fedpeft"
 
@@ -16,3 +21,11 @@ def run_folder(fl_ctx: FLContext) -> Path:
     folder = Path(workspace.get_run_dir(fl_ctx.get_job_id())) / NAME
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def note_problem(folder: Path, site: str, problem: str) -> None:
+    """Write the full message of a site's problem into its `problem.json`; a full disk must not keep back the reply."""
+    try:
+        write_json(folder / PROBLEM, {"site": site, "problem": problem})
+    except LocalError as error:
+        logging.getLogger(__name__).error("%s", error)

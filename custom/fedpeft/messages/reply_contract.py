@@ -234,7 +234,8 @@ def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype:
     if masked and getattr(tensor, "dtype", None) != torch.int64:
         raise _refused(site, f"sent {key} without a mask in a secure sum, which loses this round")
     if misfit.what == "form" or not (masked or tensor.is_floating_point()):
-        kind = f"{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
+        nested = "nested tensor, " if getattr(tensor, "is_nested", False) else ""
+        kind = f"{nested}{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
         raise _refused(site, f"sent {key} as {kind}, only dense floating-point tensors are accepted")
     if misfit.what == "dtype":
         raise _refused(site, f"sent {key} as {tensor.dtype}, announced was {dtype}")

@@ -14,9 +14,10 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.several_backbones import check_depths
 from fedpeft.methods.site_settings import check_site_settings, replaced
-from fedpeft.settings import about, at_least, nested, one_of, suggestion
+from fedpeft.settings import about, between, nested, one_of, suggestion
 
 PRIVATE, FEDERATED = "private", "federated"
+MAX_PROBE_SAMPLES = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class MethodSettings:
         one_of("head", self.head, (PRIVATE, FEDERATED))
         taken = chosen(self.aggregation, self.method, name=self.name, head=self.federates_head)
         object.__setattr__(self, "aggregation", taken)
-        at_least("probe_samples", self.probe_samples, 1)
+        between("probe_samples", self.probe_samples, 1, MAX_PROBE_SAMPLES)
         one_of("initialization", self.initialization, ("shared", "own"))
         for name in self.settings:
             if name not in methods.names():

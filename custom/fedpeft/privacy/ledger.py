@@ -13,8 +13,10 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.files import DISK_FULL, is_full
 from fedpeft.privacy import epsilon
 
 
@@ -49,10 +51,10 @@ def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, l
             fcntl.flock(book, fcntl.LOCK_EX)
             added = [{"job": lineage, **release} for release in releases]
             entries = [*map(json.loads, book), *added]
-            noise = [float(entry["noise"]) for entry in entries]
+            noise = [entry["noise"] for entry in entries]
             own = [z for z, entry in zip(noise, entries, strict=True) if entry["job"] == lineage]
-            if not all(math.isfinite(z) and z > 0 for z in noise):
-                raise ValueError("a release without noise")
+            if not all(type(z) in (int, float) and math.isfinite(z) and z > 0 for z in noise):
+                raise ValueError("a release without noise, or with noise that is no number")
             spent = Spent(epsilon(own, delta), len(own), epsilon(noise, delta), len(noise))
             if not spent.epsilon < math.inf:
                 raise LocalError(f"{len(noise)} releases with noise as low as {min(noise)} have no finite epsilon.")
@@ -61,13 +63,25 @@ def enter(file: Path, lineage: str, releases: Sequence[dict], *, delta: float, l
                     f"this release would take the epsilon of all jobs to {spent.epsilon:.3g} at delta {delta:g}, over "
                     f"the limit of {limit:g}."
                 )
-            book.writelines(json.dumps(entry) + "\n" for entry in added)
-            book.flush()
-            os.fsync(book.fileno())
+            _append(book, "".join(json.dumps(entry) + "\n" for entry in added))
     except FedpeftError:
         raise
     except (OSError, ValueError, KeyError, TypeError) as error:
+        remedy = "make room on its disk" if is_full(error) else "repair it"
         raise LocalError(
-            f"the ledger of releases {file} cannot be used ({error}): repair it; until then nothing leaves the site."
+            f"the ledger of releases {file} cannot be used ({error}): {remedy}; until then nothing leaves the site.",
+            code=DISK_FULL if is_full(error) else "",
         ) from error
     return spent
+
+
+def _append(book: TextIO, text: str) -> None:
+    """Write all of a text at the end of a file, or nothing: half a line would make the ledger unusable."""
+    end = os.fstat(book.fileno()).st_size
+    try:
+        book.write(text)
+        book.flush()
+        os.fsync(book.fileno())
+    except OSError:
+        os.ftruncate(book.fileno(), end)
+        raise

@@ -28,6 +28,8 @@ CODES = {
     "state-of-another-job": "what it kept under this name belongs to another job: submit the job without resume_from.",
     "state-in-use": "another job still uses what it kept under this name: abort that job, or wait for its end.",
     "state-full": "it keeps as much of earlier jobs as its own file allows (kept_gib): the site has to make room.",
+    "disk-full": "its disk is full: the site has to make room there; a job that ended goes on with resume_from=latest.",
+    "disk-unwritable": "it cannot write to its own disk; the site's log names the file.",
     "order-refused": "the server asked it for something that the job's own settings do not provide for.",
     "adapter-outdated": "it lacks the adapter that this round builds on: it will be sent whole in the next round.",
     "training-diverged": "its training diverged: lower training.learning_rate.",

@@ -12,13 +12,14 @@ import numpy as np
 from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
 from fedpeft.seeds import derive
-from fedpeft.settings import at_least, build, no_settings, one_of
+from fedpeft.settings import MAX_ROUNDS, at_least, between, build, no_settings, one_of
 
 if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
 
 ALL, OWN = "all", "own"
 MOST_BUDGET = 1_000_000
+MAX_SCORE_SAMPLES = 1_000_000
 
 
 def schedule_of(section: Mapping[str, Any] | None, method: TuningMethod) -> ScheduleSettings:
@@ -112,9 +113,10 @@ class ScheduleSettings:
                     )
         importance.method_settings(self.score, self.score_settings)
         one_of("scoring", self.scoring, ("fresh", "with_reply"))
-        for name in ("every", "score_samples"):
-            at_least(name, getattr(self, name), 1)
-        for name in ("budget", "weight_importance", "weight_diversity", "clients_per_round"):
+        between("every", self.every, 1, MAX_ROUNDS)
+        between("score_samples", self.score_samples, 1, MAX_SCORE_SAMPLES)
+        between("budget", self.budget, 0, MOST_BUDGET)
+        for name in ("weight_importance", "weight_diversity", "clients_per_round"):
             at_least(name, getattr(self, name), 0)
         if self.budget_range and not (
             len(self.budget_range) == 2
@@ -125,7 +127,7 @@ class ScheduleSettings:
                 f"budget_range is {list(self.budget_range)}, it must be [lowest, highest], at most {MOST_BUDGET:,}."
             )
         for site, budget in self.site_budgets.items():
-            at_least(f"site_budgets.{site}", budget, 0)
+            between(f"site_budgets.{site}", budget, 0, MOST_BUDGET)
         for site, round in self.joins.items():
             at_least(f"joins.{site}", round, 1)
         if self.joins and self.active:

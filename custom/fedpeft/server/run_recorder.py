@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -126,8 +126,22 @@ class RunRecorder:
         assignment: Assignment | None = None,
         *,
         seconds: float,
+        keep: Callable[[], None] = lambda: None,
     ) -> None:
-        """Append one round to history.json."""
+        """Append one round to history.json.
+
+        Args:
+            number: of the round.
+            accepted: by site, the replies that were averaged.
+            rejected: by site, why it has none.
+            report: of the integration.
+            assignment: the layers that were scheduled.
+            seconds: of the whole round.
+            keep: writes the checkpoint; a round whose checkpoint cannot be written does not count as finished.
+
+        Raises:
+            LocalError: checkpoint or history cannot be written.
+        """
         sites = {
             site: {
                 **reply.metrics,
@@ -155,6 +169,11 @@ class RunRecorder:
                 "seconds": round(seconds, 3),
             }
         )
+        try:
+            keep()
+        except BaseException:
+            self._history["rounds"].pop()
+            raise
         write_json(self.folder / HISTORY, self._history)
         try:
             self._board.update(self._history["rounds"], self._history.get("metrics", {}))

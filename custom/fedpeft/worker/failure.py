@@ -7,6 +7,7 @@ import traceback
 from dataclasses import dataclass
 
 from fedpeft.errors import FedpeftError
+from fedpeft.files import DISK_FULL, is_full
 from fedpeft.privacy.problem_codes import CODES, SETTING, is_known
 from fedpeft.setting_names import declared_part
 
@@ -43,9 +44,10 @@ class Failure:
             setting = declared_part(error.setting) if SETTING in CODES[error.code] else ""
             return cls(detail=str(error), code=error.code, setting=setting)
         name = type(error).__name__
+        memory = name in MEMORY or NO_MEMORY in str(error)
         return cls(
             detail=f"{name}: {error}",
-            code="out-of-memory" if name in MEMORY or NO_MEMORY in str(error) else "training-failed",
+            code=DISK_FULL if is_full(error) else "out-of-memory" if memory else "training-failed",
             traceback="".join(traceback.format_exception(error)),
             retryable=True,
         )

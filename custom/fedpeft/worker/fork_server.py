@@ -27,6 +27,8 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+from fedpeft.python_environment import python_environment
+
 ADDRESS = "FEDPEFT_FORK_SERVER"  # environment variable with the server's name
 IMPORTED = (
     "fedpeft.client.learner",
@@ -57,11 +59,12 @@ def start() -> subprocess.Popen | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
             listener.bind(f"\0{name}")
             listener.listen(128)
-            command = [sys.executable, "-P", "-m", "fedpeft.worker.fork_server", str(listener.fileno())]
+            command = [sys.executable, "-m", "fedpeft.worker.fork_server", str(listener.fileno())]
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 pass_fds=[listener.fileno()],
+                env=python_environment(),
                 start_new_session=True,  # Ctrl-C must reach only the process that starts it
             )
     except OSError:  # without a server every training process does its own imports

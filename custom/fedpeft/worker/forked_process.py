@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 
+from fedpeft.python_environment import python_environment
 from fedpeft.worker.fork_server import ADDRESS, same_user
 
 
@@ -25,8 +26,8 @@ def start_python(module: str, fd: int) -> subprocess.Popen | ForkedProcess:
     if address := os.environ.get(ADDRESS):
         with contextlib.suppress(OSError):  # the server has ended, or the environment is too long for a message
             return ForkedProcess(address, module, fd)
-    command = [sys.executable, "-P", "-m", module, str(fd)]  # no import from the working directory
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd])
+    command = [sys.executable, "-m", module, str(fd)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[fd], env=python_environment())
 
 
 SECONDS_TO_CONNECT = 5.0  # to a server whose queue is full, perhaps another user's under its name

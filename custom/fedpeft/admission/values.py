@@ -1,0 +1,71 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Check the values of a job's settings by the classes that the server builds from them when the job starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from typing import Any
+
+from fedpeft.admission.refusal import AdmissionError
+from fedpeft.errors import FedpeftError
+from fedpeft.jobs import ARGUMENTS, CONTROLLER, SECTIONS, FlareSettings
+from fedpeft.settings import about, build
+
+ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
+
+
+def check_flare(configuration: Mapping[str, Any], file: str) -> None:
+    """Refuse FLARE's intervals and timeouts that no job may have.
+
+    Args:
+        configuration: a file's, with them at its top.
+        file: its name, for messages.
+
+    Raises:
+        AdmissionError: naming file and setting.
+    """
+    names = [field.name for field in fields(FlareSettings)]
+    try:
+        build(FlareSettings, {name: configuration.get(name, ALLOWED) for name in names}, section="flare", source=file)
+    except FedpeftError as error:
+        raise AdmissionError(f"{file}: {error}", reason="setting", setting=error.setting) from error
+
+
+def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) -> None:
+    """Refuse settings that the server itself would refuse, or of which its components and the sites get other ones.
+
+    Args:
+        parts: the arguments of each of the job's components, by section.
+        deployed: the participants of the deploy map.
+
+    Raises:
+        AdmissionError: naming the setting.
+    """
+    from fedpeft.job_settings import ServerJob
+
+    sections: dict[str, Any] = {}
+    for part in parts:
+        for name in [name for name in part if name in SECTIONS]:
+            if sections.setdefault(name, part[name]) != part[name]:
+                raise AdmissionError(
+                    f"the section {name} is not the same in all places of the job: write it again with `fedpeft jobs`.",
+                    reason="setting",
+                    setting=name,
+                )
+    if not set(ARGUMENTS[CONTROLLER]) & set(sections):
+        return
+    try:
+        job = ServerJob.from_sections(sections)
+        with about("federation.sites"):
+            _check_sites(job.federation.sites, deployed)
+    except FedpeftError as error:
+        raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
+
+
+def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:
+    if others := set(sites) ^ (set(deployed) - {"server"}):
+        raise FedpeftError(
+            f"{min(others)!r:.80} is in one of federation.sites and the deploy_map of meta.json, and not in the other: "
+            f"write the job again with `fedpeft jobs`."
+        )
