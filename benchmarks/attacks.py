@@ -117,6 +117,10 @@ def job_rows() -> Iterator[Row]:
 GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "replies": ("What a site sends in place of its adapter (simulator)", reply_rows),
     "scores": ("What a site sends in place of its layer scores (simulator)", score_rows),
+    "lengths": (
+        "Sites that hardly move, move too far in every round, or lie about figures (in this process)",
+        poisoning.rows,
+    ),
     "large": ("What a site sends that is too large (simulator)", large_rows),
     "handshakes": ("What a site claims in the handshake (in this process)", hostile_handshakes.rows),
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),

@@ -160,6 +160,7 @@ REPLIES: dict[str, Reply] = {
     "nothing that is a model": lambda sent: Shareable(),
     "a return code that ends a job in FLARE": lambda sent: make_reply(ReturnCode.TASK_UNKNOWN),
     "its update with the sign changed": _scaled(-1.0),
+    "its update times 1e-6": _scaled(1e-6),
 }
 SCORES: dict[str, Reply] = {
     "scores of 1e308": lambda sent: sent.fields.update(scores=[1e308] * len(sent.fields["scores"])),

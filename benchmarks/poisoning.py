@@ -2,6 +2,7 @@
 """One of five sites poisons what it sends, round after round: what is left of the others' accuracy with each average.
 
     python benchmarks/attacks.py --poisoning [--seeds 0 1] [--set SECTION.NAME=VALUE]
+    python benchmarks/attacks.py --only lengths     sites that hardly move, move slowly but always, or lie about figures
 
 The same federation in one process, without FLARE: same data, steps and seeds, procedural data, tiny backbone. What the
 poisoner sends starts from what it trained; the accuracy is the mean over the four honest sites' test splits.
@@ -10,7 +11,7 @@ poisoner sends starts from what it trained; the accuracy is the mean over the fo
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,10 @@ import torch
 from measured import machine, sections, show
 
 from fedpeft.client.learner import Learner
-from fedpeft.federate import federate
+from fedpeft.federate import RoundResult, federate
+from fedpeft.metrics import VALIDATION
 from fedpeft.seeds import derive
+from fedpeft.server.update_check import update_length
 
 POISONER = "vqa-rad"
 SMALL = (
@@ -57,19 +60,49 @@ def _scaled(sent: State, start: State, generator: torch.Generator) -> State:
     return {key: start[key] + 100 * (tensor - start[key]) for key, tensor in sent.items()}
 
 
-ATTACKS: dict[str, Callable[[State, State, torch.Generator], State]] = {
+def _hardly_moves(sent: State, start: State, generator: torch.Generator) -> State:
+    return {key: start[key] + 1e-6 * (tensor - start[key]) for key, tensor in sent.items()}
+
+
+def _one_way(sent: State, start: State, generator: torch.Generator) -> State:
+    """As far as 9.5 of its own honest updates, in every round in the same direction."""
+    length = update_length(sent, start)
+    same = torch.Generator().manual_seed(0)
+    return {
+        key: start[key] + 9.5 * length * torch.randn(tensor.shape, generator=same).sign()
+        for key, tensor in sorted(sent.items())
+    }
+
+
+Attack = Callable[[State, State, torch.Generator], State]
+ATTACKS: dict[str, Attack] = {
     "nothing": lambda sent, start, generator: sent,
     "noise of 1": _noise,
     "its change times -5": _sign_flips,
     "its change times 100": _scaled,
 }
+FEW = ("data.train_size=32", "data.validation_size=4", "data.test_size=4", *FEDAVG)
+ROUNDS = 12
+SLOW = (*FEW, f"training.rounds={ROUNDS}", "training.decay=none")
+DEFENSES_OF_SLOW = {
+    "mean, no limit": (OPEN,),
+    "mean (the default)": (),
+    "median": ("method.robust.average=median",),
+}
+SITES = ("slake", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 
 
 class Poisoner:
-    """A learner that changes what it sends; everything else is that of the learner."""
+    """A learner that changes what it sends; everything else is that of the learner.
 
-    def __init__(self, learner: Learner, attack: str) -> None:
-        self._learner, self._attack = learner, ATTACKS[attack]
+    Args:
+        learner: a sound one.
+        attack: what it sends, from what it trained and what it started from.
+        validation: by round, what it says that it reaches on its validation split; empty: what it does reach.
+    """
+
+    def __init__(self, learner: Learner, attack: Attack, validation: Sequence[float] = ()) -> None:
+        self._learner, self._attack, self._validation = learner, attack, validation
         self._first = learner.trainable.state()
 
     def __getattr__(self, name: str) -> object:
@@ -79,7 +112,9 @@ class Poisoner:
         """Train as told, then spoil the upload."""
         update = self._learner.train_round(round, received, layers, part=part)
         generator = torch.Generator().manual_seed(derive(self._learner.training.seed, "poison", round))
-        return replace(update, state=self._attack(update.state, received or self._first, generator))
+        lie = {VALIDATION: self._validation[round - 1]} if self._validation else {}
+        state = self._attack(update.state, received or self._first, generator)
+        return replace(update, state=state, metrics=update.metrics | lie)
 
 
 def accuracy(attack: str, overrides: Iterable[str], seed: int) -> tuple[float | None, int]:
@@ -91,7 +126,7 @@ def accuracy(attack: str, overrides: Iterable[str], seed: int) -> tuple[float | 
             site: Learner.from_sections(job, site=site, folder=Path(folder) / site)
             for site in job["federation"]["sites"]
         }
-        learners[POISONER] = Poisoner(learners[POISONER], attack)
+        learners[POISONER] = Poisoner(learners[POISONER], ATTACKS[attack])
         try:
             for result in federate(learners):
                 refused += len(result.refused)
@@ -99,6 +134,50 @@ def accuracy(attack: str, overrides: Iterable[str], seed: int) -> tuple[float | 
             return None, refused
     honest = [update.metrics["overall"] for site, update in result.updates.items() if site != POISONER]
     return statistics.mean(honest), refused
+
+
+def _rounds(
+    sites: Sequence[str], culprits: int, attack: Attack, overrides: Sequence[str], validation: Sequence[float] = ()
+) -> list[RoundResult]:
+    """All rounds of a federation whose last sites are hostile."""
+    job = sections([*SMALL, *overrides, f"federation.sites=[{', '.join(sites)}]"])
+    with tempfile.TemporaryDirectory() as folder:
+        learners = {s: Learner.from_sections(job, site=s, folder=Path(folder) / s) for s in sites}
+        hostile = {s: Poisoner(learners[s], attack, validation) for s in sites[len(sites) - culprits :]}
+        return list(federate(learners | hostile))
+
+
+def _way(results: Sequence[RoundResult]) -> float:
+    """How far the global adapter moved after round 1, in a straight line."""
+    return update_length(results[-1].state, results[0].state)
+
+
+def rows() -> Iterator[tuple[str, str, str]]:
+    """Replies that are below every limit of one round."""
+    names = (*SITES, POISONER)
+    for count, culprits in ((2, 1), (3, 2), (4, 2)):
+        results = _rounds(names[-count:], culprits, _hardly_moves, FEW)
+        refused = [site for result in results for site in result.refused]
+        name = f"{culprits} of {count} sites: its update times 1e-6, in every round"
+        lost = f"{len(refused)} of {len(results) * (count - culprits)} honest replies"
+        yield name, f"{len(refused)} replies were refused: {', '.join(refused) or 'none'}", lost
+    for count in (3, 5):
+        sites = names[-count:]
+        honest = _way(_rounds(sites, 0, _one_way, SLOW))
+        for what, rule in DEFENSES_OF_SLOW.items():
+            results = _rounds(sites, 1, _one_way, (*SLOW, *rule))
+            refused = [result.round for result in results if POISONER in result.refused]
+            others = {site for result in results for site in result.refused} - {POISONER}
+            happened = f"refused in {len(refused)} of {ROUNDS} rounds" + f"; also {', '.join(others)}" * bool(others)
+            lost = f"the global adapter moved {_way(results) / honest:.1f} times as far as without it"
+            yield f"1 of {count} sites: 9.5 of its updates in one direction, in every round; {what}", happened, lost
+    for count in (2, 3, 5):
+        sites = names[-count:]
+        chosen = (*SLOW, "training.patience=3", "data.validation_size=32")
+        whole, lied = (_rounds(sites, n, ATTACKS["nothing"], chosen, [1.0] + [0.0] * ROUNDS) for n in (0, 1))
+        happened = f"the job ended after round {len(lied)} of {ROUNDS}, without it after round {len(whole)}"
+        lost = f"{max(len(whole) - len(lied), 0)} rounds"
+        yield f"1 of {count} sites: validation 1.0 and then 0, with training.patience=3", happened, lost
 
 
 def run(overrides: Iterable[str], seeds: Sequence[int]) -> None:

@@ -45,7 +45,7 @@ class Saboteur(SiteExecutor):
         reply = super().execute(task_name, shareable, fl_ctx, abort_signal)
         guilty = fl_ctx.get_identity_name() == self._culprit and task_name in ("hello", "train")
         fault = EXECUTOR_FAULTS.get(self._faults.get(str(shareable.get_header("current_round"))))
-        return fault(reply) if guilty and fault else reply
+        return fault(reply, shareable) if guilty and fault else reply
 
 
 class MortalAggregator(PIAAggregator):
@@ -143,32 +143,38 @@ FAULTS = {
 }
 
 
-def _empty(reply):
+def _empty(reply, order):
     return Shareable()
 
 
-def _kill_flare(reply):
+def _kill_flare(reply, order):
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _giant(reply):
+def _giant(reply, order):
     reply["DXO"]["data"]["giant"] = torch.zeros(GIANT // 4)
     return reply
 
 
-def _many(reply):
+def _many(reply, order):
     reply["DXO"]["data"] |= {f"giant.{number}": torch.zeros(250_000) for number in range(GIANT // 10**6)}
     return reply
 
 
-def _start(reply):
+def _start(reply, order):
     for tensor in reply["DXO"]["data"].values():
         tensor.fill_(0.02)  # the standard deviation of what it begins with
     return reply
 
 
-def _giant_text(reply):
+def _giant_text(reply, order):
     reply["giant"] = "0" * GIANT
+    return reply
+
+
+def _hardly_moves(reply, order):
+    start = order["DXO"]["data"]
+    reply["DXO"]["data"] = {key: start[key] + 1e-6 * (t - start[key]) for key, t in reply["DXO"]["data"].items()}
     return reply
 
 
@@ -179,6 +185,7 @@ EXECUTOR_FAULTS = {
     "many tensors": _many,
     "giant text": _giant_text,
     "start": _start,
+    "hardly moves": _hardly_moves,
 }
 
 

@@ -48,7 +48,7 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
     planner = RoundPlanner(settings, budgets=budgets, layers=layers_of(first.trainable.parameters()), seed=seed)
     parts: dict[str, float] = {}
     measured: list[Sites] = []
-    check = UpdateCheck(first.method)
+    check = UpdateCheck(first.method, first.training, settings)
     for number in range(1, first.training.rounds + 1):
         sites = planner.participants(number)
         planner.scores |= {site: learners[site].score_layers(number, state) for site in planner.due(number, sites)}
@@ -70,7 +70,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
                     for site, (sent, samples) in replies.items()
                 }
             sent = {site: tensors for site, (tensors, _) in replies.items()}
-            refused = check.outlying(sent, state)
+            announced = {site: samples for site, (_, samples) in replies.items()}
+            refused = check.outlying(sent, state, announced, number)
             replies = {site: reply for site, reply in replies.items() if site not in refused}
             parts = parts_of({site: samples for site, (_, samples) in replies.items()}, first.method)
             state, report = aggregate(replies, first.method, previous=state or None)

@@ -70,8 +70,9 @@ class TrainingSettings:
         validate: measure every round on the validation split as well, so that the report can name the best round.
         keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
             validation split.
-        patience: end the job when so many rounds in a row have not improved the mean figure of the sites' validation
-            splits; 0: run all rounds. `decay: linear` is that of all rounds either way.
+        patience: end the job when so many rounds in a row have improved neither the median of the sites' figures on
+            their validation splits nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all
+            rounds either way.
         checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
         micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
         reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the

@@ -281,6 +281,27 @@ def test_a_job_must_name_the_site_and_give_server_and_sites_the_same_settings(ma
     assert "training differs between server and sites" in text(job.check(context))
 
 
+FIVE = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020, vqa-med-2021]"
+FOUR = "federation.sites=[slake, vqa-rad, vqa-med-2019, vqa-med-2020]"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([FIVE, "method.aggregation=fedavg"], "warn: the 5 sites .*set method.robust.average=median[.]$"),
+        ([FIVE, "method.pia.share=agreement"], "warn: .*average=median and a number as method.pia.share[.]$"),
+        ([FIVE, "method.pia.share=0.5", "method.robust.average=trimmed_mean"], None),
+        ([FIVE, "method.aggregation=fedavg", "method.secure_sum=true"], None),
+        ([FIVE, "method.name=lora", "method.aggregation=svd"], None),
+        ([FOUR, "method.aggregation=fedavg"], None),
+    ],
+)
+def test_from_five_sites_on_a_robust_average_is_recommended(make_job, overrides, expected):
+    _, *others = job.check(open_context(make_job(*overrides)))
+    found = text(others)
+    assert re.match(expected, found) if expected else not found
+
+
 def test_a_job_that_nobody_would_admit_is_not_examined(make_job):
     folder = make_job()
     (folder / "app" / "custom").mkdir()

@@ -12,8 +12,10 @@ from fedpeft.flare.aggregator import REPORT, PIAAggregator
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server import checkpoint
 from fedpeft.server.update_check import UpdateCheck
+from fedpeft.training_settings import TrainingSettings
 
 DOWN = "layer.0.output.down.weight"
+TRAINING = TrainingSettings(rounds=30)
 
 
 def moved(site, order, *, by):
@@ -59,7 +61,9 @@ def test_sites_with_few_layers_are_measured_like_those_with_many(run):
         "far": {key: torch.full((2, 2), 20.0) for key in LAYERS},
     }
     previous = {key: torch.zeros(2, 2) for key in LAYERS}
-    assert list(UpdateCheck(MethodSettings()).outlying(states, previous)) == ["far"]
+    assert list(UpdateCheck(MethodSettings(), TRAINING).outlying(states, previous, dict.fromkeys(states, 16), 1)) == [
+        "far"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,7 +79,9 @@ def test_sites_with_few_layers_are_measured_like_those_with_many(run):
 )
 def test_the_median_is_the_lower_one_of_the_sites_that_moved(steps, refused):
     states = {f"site-{k}": {DOWN: torch.full((2, 3), step)} for k, step in enumerate(steps)}
-    found = UpdateCheck(MethodSettings()).outlying(states, {DOWN: torch.zeros(2, 3)})
+    found = UpdateCheck(MethodSettings(), TRAINING).outlying(
+        states, {DOWN: torch.zeros(2, 3)}, dict.fromkeys(states, 16), 1
+    )
     assert list(found) == [f"site-{k}" for k in refused]
 
 
@@ -89,7 +95,7 @@ def rounds_of(check, ways, numbers):
     for number in numbers:
         noise = {site: torch.randn(SHAPE, generator=generator) for site in ways}
         sent = {site: {DOWN: way(number, center, own[site], noise[site])} for site, way in ways.items()}
-        out = check.outlying(sent, {DOWN: center})
+        out = check.outlying(sent, {DOWN: center}, dict.fromkeys(sent, 16), number)
         refused.append(list(out))
         sent = {site: state for site, state in sent.items() if site not in out}
         check.accept(sent)
@@ -113,8 +119,8 @@ def keeps(number, center, own, noise):
 
 def test_a_site_that_keeps_its_own_adapter_is_not_taken_for_one_that_trains_too_far():
     ways = {"follows": follows, "follows too": follows, "keeps": keeps}
-    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, 20))[0] == [[]] * 19
-    assert any(rounds_of(UpdateCheck(MethodSettings(aggregation="fedavg")), ways, range(1, 20))[0])
+    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT), TRAINING), ways, range(1, 20))[0] == [[]] * 19
+    assert any(rounds_of(UpdateCheck(MethodSettings(aggregation="fedavg"), TRAINING), ways, range(1, 20))[0])
 
 
 @pytest.mark.parametrize("kept", [0.0, 0.7])
@@ -125,11 +131,11 @@ def test_who_pretends_to_keep_its_own_adapter_moves_the_mean_by_no_more_from_rou
         return (1 - kept) * center + kept * own + 0.1 * noise
 
     def pushes(number, center, own, noise):
-        return center + 0.7 * (own - center) + 0.9 * 10 * 0.1
+        return center + 0.7 * (own - center) + 0.9 * 10**0.5 * 0.1
 
     def drift(rounds):
         ways = {**{f"honest {k}": trains for k in range(4)}, "pushes": pushes}
-        refused, center = rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, rounds + 1))
+        refused, center = rounds_of(UpdateCheck(MethodSettings(**AGREEMENT), TRAINING), ways, range(1, rounds + 1))
         assert refused == [[]] * rounds
         return float(center.mean())
 
@@ -145,7 +151,7 @@ def test_more_than_the_limit_beyond_what_may_be_kept_is_refused():
         return center + 0.7 * (own - center) + (1.1 if number == 5 else 0.1) * noise
 
     ways = {"a": trains, "b": trains, "boosts": boosts}
-    refused, _ = rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, 8))
+    refused, _ = rounds_of(UpdateCheck(MethodSettings(**AGREEMENT), TRAINING), ways, range(1, 8))
     assert refused == [[], [], [], [], ["boosts"], [], []]
 
 
@@ -156,11 +162,11 @@ def test_a_site_that_moves_neurons_while_nobody_trains_much_is_not_refused():
         return 0.3 * center.flip(0) + 0.7 * own + 0.5**number * noise
 
     ways = {"follows": follows, "follows too": follows, "moves": moves}
-    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT)), ways, range(1, 20))[0] == [[]] * 19
+    assert rounds_of(UpdateCheck(MethodSettings(**AGREEMENT), TRAINING), ways, range(1, 20))[0] == [[]] * 19
 
 
 def test_a_resumed_run_has_what_the_sites_sent_last(tmp_path):
-    first = UpdateCheck(MethodSettings(**AGREEMENT))
+    first = UpdateCheck(MethodSettings(**AGREEMENT), TRAINING)
     rounds_of(first, {"a/1": follows, "b": keeps}, range(1, 4))
     facts = {"job": "small", "lineage": "small-1", "round": 3, "state": {}, "scores": {}, "settings": {}, "history": {}}
     checkpoint.save(

@@ -1,21 +1,22 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""When a job ends before its last round: the mean figure of the validation splits has not improved for long enough."""
+"""When a job ends before its last round: the validation splits have not improved for long enough."""
 
 import pytest
 
 from fedpeft.client.learner import Learner
 from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
-from fedpeft.server.early_stop import best_before_end, mean_figures
+from fedpeft.server.early_stop import best_before_end, median_figures
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.training_settings import TrainingSettings
 
 
 def rounds(*figures):
-    """Rounds of one site, or of two where a figure is a pair; None: not reported, "": takes no part."""
-    pairs = [one if isinstance(one, tuple) else (one,) for one in figures]
+    """Rounds of one site, or of several where figures are a tuple; None: not reported, "": takes no part."""
+    tuples = [one if isinstance(one, tuple) else (one,) for one in figures]
     return [
-        {name: {"validation": value} for name, value in zip("ab", pair, strict=False) if value != ""} for pair in pairs
+        {name: {"validation": value} for name, value in zip("abcde", one, strict=False) if value != ""}
+        for one in tuples
     ]
 
 
@@ -31,18 +32,33 @@ def rounds(*figures):
         ([None, None, None], 1, None),  # no site says how good it is
         ([None, 0.2, 0.1], 1, 2),
         ([], 1, None),
-        ([(0.2, 0.6), (0.4, 0.2)], 1, 1),  # the mean over the sites counts
+        ([(0.2, 0.6), (0.1, 0.5)], 1, 1),
+        ([(0.2, 0.6), (0.4, 0.2)], 1, None),  # half of the sites improve
         ([(0.2, 0.6), (0.3, ""), (0.1, "")], 2, None),  # a site that is away counts with what it had
         ([(0.2, 0.6), (0.3, ""), (0.1, "")], 1, 2),
         ([(0.2, None), (0.3, None), (0.1, None)], 1, 2),
+        ([(0.2, 0.9), (0.3, ""), (0.4, ""), (0.5, "")], 2, None),  # who reported once and vanished has no say
+        ([(0.4, 0.5, 0.6), (0.3, 0.4, 0.5), (0.4, 0.5, 0.6)], 2, 1),
     ],
 )
 def test_it_ends_when_nothing_since_the_best_round_was_better(figures, patience, best):
     assert best_before_end(rounds(*figures), patience) == best
 
 
-def test_the_mean_is_over_each_sites_latest_figure():
-    assert mean_figures(rounds((0.2, 0.6), (0.4, ""), (None, 0.2))) == pytest.approx([0.4, 0.5, 0.3])
+@pytest.mark.parametrize(
+    "others", [[(0.3, 0.6), (0.4, 0.65), (0.5, 0.7), (0.55, 0.75)], [(0.3,), (0.4,), (0.5,), (0.6,)]]
+)
+@pytest.mark.parametrize("liar", [(1.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.0, 0.0), (1.0, "", "", ""), (0.5, 0.4, 0.3, 0.2)])
+@pytest.mark.parametrize("patience", [1, 2, 3])
+def test_one_site_cannot_end_a_job_in_which_the_others_improve(others, liar, patience):
+    """Also one of two, and also where the figures of the others are far apart."""
+    reported = [(lie, *honest) for lie, honest in zip(liar, others, strict=True)]
+    assert [best_before_end(rounds(*reported[:n]), patience) for n in range(1, 5)] == [None] * 4
+
+
+def test_the_median_is_over_each_sites_latest_figure():
+    reported = rounds((0.2, 0.6), (0.4, ""), (None, 0.2), (0.4, 0.2, 1.0))
+    assert median_figures(reported) == pytest.approx([0.4, 0.5, 0.3, 0.4])
 
 
 @pytest.mark.slow

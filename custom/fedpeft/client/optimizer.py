@@ -14,6 +14,8 @@ Named = Iterable[tuple[str, nn.Parameter]]
 
 
 OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {ADAMW: torch.optim.AdamW, SGD: torch.optim.SGD}
+# whether a step changes a number by hardly more than the learning rate, whatever the gradient's size
+NORMALIZES = {ADAMW: True, SGD: False}
 KEPT_TENSORS = {ADAMW: 2, SGD: 0}  # numbers that are kept for each trained number
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.admission.job import admit_folder
-from fedpeft.doctor.finding import Finding, failed, passed
+from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SITE
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
 from fedpeft.jobs import check as check_sections
-from fedpeft.settings import suggestion
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.update_check import MIN_REPLIES
+from fedpeft.settings import build, suggestion
 
 if TYPE_CHECKING:
     from fedpeft.doctor.context import Context
@@ -92,8 +94,22 @@ def check(context: Context) -> Iterator[Finding]:
     differing = [name for name in shared if job.server[name] != job.client[name]]
     if differing:
         yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
+    yield from _average(job)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
+
+
+def _average(job: Job) -> Iterator[Finding]:
+    """Recommend a robust average where there are enough sites for it, and the job can have one."""
+    method = build(MethodSettings, job.server.get("method"), section="method")
+    able = method.exchanges and method.rule.averages and not method.secure_sum
+    if len(job.sites) < MIN_REPLIES or not able or not method.robust.weighs:
+        return
+    share = " and a number as method.pia.share" if method.aligns and method.pia.follows_agreement else ""
+    yield warned(
+        f"the {len(job.sites)} sites are averaged by their mean, which one can move a little in every round: where "
+        f"you do not trust all of them, set method.robust.average=median{share}."
+    )
 
 
 def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:

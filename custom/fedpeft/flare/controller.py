@@ -305,7 +305,8 @@ class FederationController(ModelController):
         sum_keys = {site: i.sum_key for site, i in introductions.items()} if self._method.secure_sum else {}
         last = before.history["rounds"][-1]["sites"] if before else {}  # a site of it may be away now
         averaged = {site: entry["samples"] for site, entry in last.items()}
-        check = UpdateCheck(self._method, before.own, before.median) if before else UpdateCheck(self._method)
+        past = {"own": before.own, "median": before.median, "excess": before.excess} if before else {}
+        check = UpdateCheck(self._method, self._training, self._schedule, **past)
         for number in range(before.round + 1 if before else 1, rounds + 1):
             began = time.monotonic()
             sites, rejected = planner.participants(number), {}
@@ -335,7 +336,8 @@ class FederationController(ModelController):
             read = partial(self._read_training, orders, introductions)
             accepted, refused = self._request(TRAIN, models, read, round=number, timeout=timeout, needed=needed)
             sent = {site: reply.state for site, reply in accepted.items()}
-            refused |= check.outlying(sent, current.state)
+            announced = {site: introductions[site].samples["train"] for site in sent}
+            refused |= check.outlying(sent, current.state, announced, number)
             accepted = {site: reply for site, reply in accepted.items() if site not in refused}
             rejected |= refused
             averaged = {site: reply.samples for site, reply in accepted.items()}
@@ -528,6 +530,7 @@ class FederationController(ModelController):
             history=recorder.history,
             own=check.own,
             median=check.median,
+            excess=check.excess,
         )
         checkpoint.save(self._lock_lineage(self._lineage), finished, keep=self._federation.checkpoints)
 

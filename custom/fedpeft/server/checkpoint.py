@@ -48,7 +48,7 @@ class Checkpoint:
         scores: the last layer scores by site.
         settings: the sections that a resumed job must share.
         history: content of `history.json`.
-        own, median: of the check of updates, as in `UpdateCheck`.
+        own, median, excess: of the check of updates, as in `UpdateCheck`.
     """
 
     job: str
@@ -61,6 +61,7 @@ class Checkpoint:
     history: dict[str, Any]
     own: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
     median: float = 0.0
+    excess: dict[str, float] = field(default_factory=dict)
 
 
 def new_lineage(job: str, submitter: str) -> str:
@@ -182,8 +183,8 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "median": 0.0} | json.loads((folder / FACTS).read_text())
-        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median")
+        facts = {"submitter": "", "median": 0.0, "excess": {}} | json.loads((folder / FACTS).read_text())
+        names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise FedpeftError(_unreadable(folder, error)) from error

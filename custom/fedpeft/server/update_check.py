@@ -1,9 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Find sites whose update is much larger than the others' in a round."""
+"""Find sites whose update is much larger than the others' in a round, or too large over the rounds."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Mapping
 
 import torch
@@ -11,15 +12,31 @@ import torch
 from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
 from fedpeft.alignment.stacking import product_length
+from fedpeft.client.lr_schedule import learning_in_round
+from fedpeft.client.optimizer import NORMALIZES
 from fedpeft.methods.factors import factor_places
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.states import State
+from fedpeft.training_settings import TrainingSettings
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
+MIN_REPLIES = 5  # of fewer, two that agree may be the median
+MOVED_NEURONS = 2.0  # a permutation changes a tensor by at most twice its own norm
+INITIAL_SIZE = 1.0  # root mean square that no initial adapter exceeds
 
 
 class UpdateCheck:
     """Compares, in every round, how far the sites trained their adapters.
+
+    The limit of a round is `update_factor` times the median, so that fewer than half of the sites cannot raise it. By
+    hardly moving, half of them could lower it. So it is never below what training explains whatever others reply: the
+    learning rates of the site's steps, added up, times the root of `update_factor`. Honest sites with AdamW move by
+    0.15 to 0.7 of that sum. Where a step has no such bound, or sites move neurons, fewer than `MIN_REPLIES` replies
+    refuse nobody who moved by less than twice the size of the adapter.
+
+    Over the rounds a site may move by the root of `update_factor` times the median, or by the sum of learning rates.
+    What it moves beyond that adds up, to one limit at most.
 
     A site that keeps a part of its own adapter starts a round between the global adapter and its own last one. How far
     it trained is counted from the nearest such point: late in a run, training may be far less than what is kept. Where
@@ -28,37 +45,59 @@ class UpdateCheck:
 
     Args:
         method: its `robust.update_factor` is used; 0 refuses nobody, and so does a secure sum, which hides the updates.
-        own, median: of a run that is resumed, as below.
+        training: says how far a site can train in a round.
+        schedule: says when sites join.
+        own, median, excess: of a run that is resumed, as below.
 
     Attributes:
         own: by site, the adapter that it sent last; empty where every site starts from the global adapter.
         median: the largest median of the rounds so far; 0 where every site starts from the global adapter.
+        excess: by site, how far it moved beyond what it may over the rounds, as a part of a round's limit.
     """
 
-    def __init__(self, method: MethodSettings, own: Mapping[str, State] | None = None, median: float = 0.0) -> None:
+    def __init__(
+        self,
+        method: MethodSettings,
+        training: TrainingSettings,
+        schedule: ScheduleSettings | None = None,
+        *,
+        own: Mapping[str, State] | None = None,
+        median: float = 0.0,
+        excess: Mapping[str, float] | None = None,
+    ) -> None:
         hidden = not method.exchanges or method.secure_sum
         self._factor = 0.0 if hidden else method.robust.update_factor
         self._kept = method.pia.most_kept if method.aligns else 0.0
         self._stacked = method.rule.stacks
+        self._training, self._schedule = training, schedule or ScheduleSettings()
+        self._rate = max(training.learning_rate, (method.federates_head and training.head_learning_rate) or 0.0)
+        self._normalizes = NORMALIZES[training.optimizer]
+        changes_shape = self._stacked or bool(method.site_settings)  # the global factors may have another rank
+        self._bounded = self._normalizes and not self._kept and not changes_shape
         self.own: dict[str, State] = dict(own or {})
         self.median = median
+        self.excess: dict[str, float] = dict(excess or {})
 
-    def outlying(self, states: Mapping[str, State], previous: State) -> dict[str, str]:
-        """Return, by site, the reason to refuse its update in this round, and note the round's median.
+    def outlying(
+        self, states: Mapping[str, State], previous: State, samples: Mapping[str, int], round: int
+    ) -> dict[str, str]:
+        """Return, by site, the reason to refuse its update in this round, and note what later rounds need.
 
         An update's length is the root mean square of its numbers, so that sites with few layers or neurons are
         comparable to others. The median of an even number of sites is the lower of the middle two, which one site
-        cannot raise; sites without any change are not counted. Of two sites the longer update is refused: which one is
-        wrong is unknown.
+        cannot raise; sites without any change are not counted.
 
         Args:
             states: the received adapters by site.
             previous: the adapter that the sites were sent; empty in a first round with different initial adapters,
-                where the round's coordinate-wise median is the reference.
+                where the round's coordinate-wise median is the reference, or 0 for two sites.
+            samples: by site, the training samples that it announced.
+            round: counted from 1.
         """
         if not self._factor or len(states) < 2:
             return {}
-        start = previous or _median_of(states)
+        unknown = not previous and len(states) == 2
+        start = previous or ({} if unknown else _median_of(states))
         lengths = {
             site: update_length(state, start, stacked=self._stacked, own=self.own.get(site), kept=self._kept)
             for site, state in states.items()
@@ -66,20 +105,67 @@ class UpdateCheck:
         moved = sorted(length for length in lengths.values() if length > 0)
         usual = moved[(len(moved) - 1) // 2] if moved else 0.0
         when = ""
-        if self._kept:
+        if self._kept and not unknown:
             when = " in an earlier round" * (self.median > usual)
             usual = self.median = max(usual, self.median)
+        learning = self._learning(samples, round)
+        typical = statistics.median_high(learning.values())
+        few, room, refused = len(states) < MIN_REPLIES, math.sqrt(self._factor), {}
+        for site, length in lengths.items():
+            explained = room * learning[site] if self._normalizes and (few or self._bounded) else 0.0
+            if few and not self._bounded and not self._stacked:
+                explained += MOVED_NEURONS * _size_of(start, states[site])
+            longer = min(max(learning[site] / typical, 1.0), self._factor)
+            pace = max(room * longer * usual, learning[site] if self._bounded else explained)
+            if unknown:
+                explained = pace = max(explained, INITIAL_SIZE)
+            limit = max(self._factor * usual, explained)
+            if length > limit:
+                reason = f"{self._factor:g} times the {usual:.3g} of the median site{when}"
+                if limit == explained:
+                    reason = f"the {limit:.3g} that training in this job explains"
+            elif length - pace > (1 - self.excess.get(site, 0.0)) * limit:
+                reason = f"the {pace:.3g} a round that are left to it after its earlier rounds"
+            else:
+                self._moves(site, length - pace, limit)
+                continue
+            self._moves(site, -pace, limit)
+            refused[site] = (
+                f"site {site} moved its adapter by {length:.3g} on average, which is more than {reason} "
+                f"(method.robust.update_factor): its update is refused."
+            )
+        return refused
+
+    def _moves(self, site: str, excess: float, limit: float) -> None:
+        if limit:
+            self.excess[site] = max(self.excess.get(site, 0.0) + excess / limit, 0.0)
+
+    def _learning(self, samples: Mapping[str, int], round: int) -> dict[str, float]:
+        """By site, the sum of the learning rates of its steps in a round.
+
+        Of three sites and more, none counts with more than `update_factor` times the samples of the median one, so that
+        nobody raises its limit by announcing many.
+        """
+        most = self._factor * statistics.median_high(samples.values()) if len(samples) > 2 else math.inf
         return {
-            site: f"site {site} moved its adapter by {length:.3g} on average, which is more than {self._factor:g} "
-            f"times the {usual:.3g} of the median site{when} (method.robust.update_factor): its update is refused."
-            for site, length in lengths.items()
-            if length > self._factor * usual
+            site: self._rate
+            * learning_in_round(
+                self._training, samples=min(count, most), round=round, first=self._schedule.first_round(site)
+            )
+            for site, count in samples.items()
         }
 
     def accept(self, states: Mapping[str, State]) -> None:
         """Note the adapters that were not refused, where their sites may keep a part of them."""
         if self._factor and self._kept:
             self.own |= states
+
+
+def _size_of(start: State, sent: State) -> float:
+    """Root mean square of the tensors of a start that a site sent."""
+    tensors = [start[key].double() for key in sent if key in start]
+    count = sum(tensor.numel() for tensor in tensors)
+    return math.sqrt(sum(float(tensor.square().sum()) for tensor in tensors) / count) if count else 0.0
 
 
 def update_length(
