@@ -26,7 +26,8 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.run_names import GLOBAL_ADAPTER
 from fedpeft.state_schema import first_misfit
 from fedpeft.states import State, of_keys
-from fedpeft.status.runs import PLACES, SIMULATED
+from fedpeft.status.progress import SIMULATED
+from fedpeft.status.runs import PLACES
 
 GLOBAL, CONFIG = "global", "adapter_config.json"
 

@@ -24,6 +24,7 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
+from fedpeft.state_lock import FILE as LOCK
 from fedpeft.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class RunRecorder:
     def _write_manifest(self, status: str, **more: str) -> None:
         if self.tracking:
             self.tracking.close(completed=status == "completed")  # it may write into the folder
-        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, LOCK))
         self._manifest |= {
             "status": status,
             **more,
