@@ -12,12 +12,12 @@ import json
 import os
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-MOST_BYTES = 64 * 2**20  # of JSON; a history of 200 rounds and 20 sites has about 20 MB
+MOST_BYTES = 128 * 2**20  # of JSON; a history of 200 rounds and 20 sites has about 20 MB
 MOST_HASHED = 64 * 2**30  # of a file of tensors
 MOST_DEPTH = 32
 MOST_DIGITS = 19  # of a whole number: what fits into 64 bits
@@ -47,8 +47,12 @@ def check_regular(file: Path, *, most: int = MOST_HASHED) -> Path:
     return file
 
 
-def check_folder(folder: Path) -> None:
+def check_folder(folder: Path, *, deep: bool = True) -> None:
     """Refuse a folder that holds anything but regular files and folders, or very many of them.
+
+    Args:
+        folder: whose entries others read by their names.
+        deep: also what lies in its folders.
 
     Raises:
         OSError: names the entry.
@@ -59,7 +63,10 @@ def check_folder(folder: Path) -> None:
         if count > MOST_ENTRIES:
             raise OSError(errno.EFBIG, f"it has more than {MOST_ENTRIES:,} entries", str(folder))
         for name in names:
-            check_regular(Path(parent, name))
+            with suppress(FileNotFoundError):  # a link that leads nowhere is not there
+                check_regular(Path(parent, name))
+        if not deep:
+            return
 
 
 def read_text(file: Path, *, most: int = MOST_BYTES) -> str:

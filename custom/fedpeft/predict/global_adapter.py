@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.alignment.low_rank import fitted
+from fedpeft.bounded_files import check_regular
 from fedpeft.client.federated_head import only_head, without_head
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_state import SiteState
@@ -119,7 +120,7 @@ def _read(model: SiteModel, adapter: Path) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
         try:
-            return load_file(adapter)
+            return load_file(check_regular(adapter))
         except (SafetensorError, OSError) as error:
             raise FedpeftError(f"{adapter} cannot be read ({error}): download the server's result again.") from error
     from fedpeft.methods.adapter_folder import read_config, read_state
