@@ -16,6 +16,7 @@ from fedpeft.export import command as export
 from fedpeft.inspect import command as inspect
 from fedpeft.job_argument import JOB_HELP
 from fedpeft.predict import command as predict
+from fedpeft.printable import cleaned_output
 from fedpeft.serve import command as serve
 from fedpeft.settings import suggestion
 
@@ -30,6 +31,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; wrong input gives one sentence on stderr and exit code 1."""
     parser = _parser()
     arguments = parser.parse_args(argv)
+    with cleaned_output():
+        return _carry_out(arguments)
+
+
+def _carry_out(arguments: argparse.Namespace) -> int:
     try:
         arguments.command(arguments)
     except FedpeftError as error:
@@ -182,8 +188,7 @@ def _jobs(arguments: argparse.Namespace) -> None:
 
 
 def _tasks(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from fedpeft.console import Console
     from fedpeft.jobs import usual_configs
     from fedpeft.paper_tasks import paper_tasks
     from fedpeft.report.catalogs import task_tables
@@ -228,8 +233,7 @@ def _print_found(found: FolderSites) -> None:
 
 
 def _print_data(sites: Sequence[SiteData]) -> None:
-    from rich.console import Console
-
+    from fedpeft.console import Console
     from fedpeft.data.duplicates import duplicates, fingerprints, summary
     from fedpeft.report.data_summary import data_summary, remarks
 
@@ -310,19 +314,21 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from fedpeft.report import render, show
-    from fedpeft.status import run_folder
+    from fedpeft.status import read_progress, run_folder, unfinished
 
     run = arguments.run.parent if arguments.run.is_file() else run_folder(arguments.run)
     out = arguments.out or run / "report"
-    render(run, out)
+    state = unfinished(read_progress(run))
+    render(run, out, state=state)
     show(run, metrics=("overall", "open", "closed"))
+    if state:
+        print(f"state    {state}")
     print(f"report   {out}")
 
 
 def _methods(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
     from fedpeft.backbones import names
+    from fedpeft.console import Console
     from fedpeft.report.catalogs import method_list
 
     if arguments.backbone not in names():
@@ -334,8 +340,7 @@ def _methods(arguments: argparse.Namespace) -> None:
 
 
 def _backbones(arguments: argparse.Namespace) -> None:
-    from rich.console import Console
-
+    from fedpeft.console import Console
     from fedpeft.report.catalogs import backbone_table, source_tables
 
     tables = source_tables(arguments.source, arguments.name) if arguments.source else [backbone_table()]

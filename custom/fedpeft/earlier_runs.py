@@ -3,17 +3,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 from fedpeft.run_names import HISTORY, MANIFEST
-from fedpeft.status.progress import FAILED
-from fedpeft.status.runs import SIMULATED
+from fedpeft.status.progress import CUT_OFF, FAILED, SIMULATED
 from fedpeft.workspace_lock import runs_folder
 
 STAYS = ("local", "startup")  # what FLARE does not delete
@@ -55,7 +54,7 @@ def _cut_off(history: Path) -> dict[str, Any]:
     return {
         "job": record.get("job", ""),
         "status": FAILED,
-        "reason": "the run was cut off: its processes were ended from outside.",
+        "reason": CUT_OFF,
         "rounds": len(rounds) if isinstance(rounds, list) else 0,
         "files": {},
     }
@@ -68,8 +67,8 @@ def _job(file: Path) -> str:
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        return dict(json.loads(file.read_text()))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return dict(read_json(file))
+    except (OSError, ValueError, TypeError):
         return {}
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_text
 from fedpeft.errors import FedpeftError
 from fedpeft.settings import MAX_SECONDS, between, build, suggestion
 from fedpeft.tasks import TASKS
@@ -324,7 +325,7 @@ def read_yaml(file: Path) -> dict[str, Any]:
         FedpeftError: it is missing, cannot be read, or holds something else.
     """
     try:
-        content = parse(file.read_text())
+        content = parse(read_text(file))
     except FileNotFoundError as error:
         raise FedpeftError(
             f"there is no {file}: run in a clone of the repository, or name its app_configs folder."

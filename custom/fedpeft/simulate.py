@@ -7,7 +7,6 @@ writes last.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.admission.job import admit_folder
+from fedpeft.bounded_files import read_json
 from fedpeft.earlier_runs import set_aside
 from fedpeft.errors import FedpeftError
 from fedpeft.family import family
@@ -88,7 +88,7 @@ def _that_fit(job: Path, workspace: Path, threads: int) -> int:
 
 def _sites(job: Path) -> list[str]:
     try:
-        deployed = json.loads((job / "meta.json").read_text())["deploy_map"]
+        deployed = read_json(job / "meta.json")["deploy_map"]
         return [site for sites in deployed.values() for site in sites if site != "server"]
     except (ValueError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{job / 'meta.json'} has no usable deploy_map ({error}): run `fedpeft jobs`.") from error
@@ -115,9 +115,9 @@ def _check_resume(job: Path, lineages: Path) -> None:
 
 def _controller_arguments(file: Path) -> Mapping[str, Any]:
     try:
-        workflows = json.loads(file.read_text())["workflows"]
+        workflows = read_json(file)["workflows"]
         return next(one["args"] for one in workflows if "federation" in one["args"])
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, StopIteration) as error:
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
         raise FedpeftError(
             f"{file} is not a configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
         ) from error
@@ -156,9 +156,10 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
     if manifest.get("status") == "completed":
         return results
     problems = [_read(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
-    site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if p]
+    site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if {"site", "problem"} <= p.keys()]
     reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
-    rounds = manifest.get("rounds", len(_read(results / HISTORY).get("rounds", [])))
+    done = _read(results / HISTORY).get("rounds")
+    rounds = manifest.get("rounds", len(done) if isinstance(done, list) else 0)
     lines = [reason, *site_problems, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
     if not manifest and shutil.disk_usage(workspace).free < ROOM:
         lines.append(f"The disk of {workspace} is full: make room.")
@@ -168,4 +169,9 @@ def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) ->
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text()) if file.is_file() else {}
+    """Return a JSON object that a process of the run wrote; empty where there is none."""
+    try:
+        content = read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

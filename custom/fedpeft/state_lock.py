@@ -10,6 +10,8 @@ import contextlib
 import fcntl
 import json
 import os
+import socket
+import stat
 import time
 from pathlib import Path
 
@@ -47,7 +49,9 @@ class StateLock:
             try:
                 _wait(descriptor, folder, patience)
                 os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "job": job}).encode(), 0)
+                os.pwrite(
+                    descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "job": job}).encode(), 0
+                )
             except BaseException:
                 os.close(descriptor)
                 raise
@@ -80,6 +84,37 @@ def is_in_use(folder: Path) -> bool:
         return True
     finally:
         os.close(descriptor)
+
+
+def is_held(file: Path) -> bool | None:
+    """Whether a process holds a lock file; None: there is none, or this machine cannot say.
+
+    Args:
+        file: of this lock or of a workspace's, which names the machine of whoever took it last.
+    """
+    try:
+        descriptor = os.open(file, os.O_RDONLY | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return None
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return None if _host(descriptor) not in ("", socket.gethostname()) else False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _host(descriptor: int) -> str:
+    """Return the machine of whoever took the lock last; empty: its owner ended in order, or the lock is older."""
+    try:
+        return str(json.loads(os.pread(descriptor, 1000, 0)).get("host", ""))
+    except (ValueError, AttributeError, RecursionError):
+        return ""
 
 
 def _wait(descriptor: int, folder: Path, patience: float) -> None:

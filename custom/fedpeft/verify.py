@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
+from fedpeft.bounded_files import digest, read_json
 from fedpeft.errors import FedpeftError
+from fedpeft.report.json_fields import as_count, as_mapping, as_name, as_sentence, need
 from fedpeft.run_names import MANIFEST
 
 
@@ -22,12 +22,22 @@ def verify(run: Path) -> dict[str, Any]:
         raise FedpeftError(f"{run} holds no {MANIFEST}: the job did not finish, the server's log says why.")
     manifest = read_manifest(run / MANIFEST)
     if manifest["status"] != "completed":
-        raise FedpeftError(f"{manifest.get('reason', 'no reason given')}\nFinished rounds: {manifest['rounds']}.")
-    for name, digest in manifest["files"].items():
-        file = run / name
-        if not file.is_file() or hashlib.sha256(file.read_bytes()).hexdigest() != digest:
-            raise FedpeftError(f"{file} is missing or not what the server wrote: download the result again.")
+        raise FedpeftError(f"{manifest['reason']}\nFinished rounds: {manifest['rounds']}.")
+    for name, written in manifest["files"].items():
+        if not _is_same(run, name, written):
+            raise FedpeftError(f"{run / name} is missing or not what the server wrote: download the result again.")
     return manifest
+
+
+def _is_same(run: Path, name: str, written: str) -> bool:
+    """Return whether a file of a run, not one outside it, has the digest that the manifest says."""
+    inside = PurePosixPath(name)
+    if inside.is_absolute() or ".." in inside.parts or "\0" in name:
+        return False
+    try:
+        return digest(run / inside) == written
+    except OSError:
+        return False
 
 
 def read_manifest(file: Path) -> dict[str, Any]:
@@ -37,9 +47,21 @@ def read_manifest(file: Path) -> dict[str, Any]:
         FedpeftError: it is none.
     """
     try:
-        manifest = json.loads(file.read_text())
-        if isinstance(manifest["status"], str) and isinstance(manifest["files"], dict) and "rounds" in manifest:
-            return manifest
-        raise TypeError("fields of another type")
-    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        raise FedpeftError(f"{file} is not a manifest ({error!r:.80}): download the result again.") from error
+        manifest = as_mapping(read_json(file), "it", "the whole file")
+        files = as_mapping(need(manifest, "files", "it"), "it", "'files'")
+        early = as_mapping(manifest.get("ended_early", {}), "it", "'ended_early'")
+        if early:
+            need(early, "best_round", "it")
+        sites = as_mapping(manifest.get("sites", {}), "it", "'sites'")
+        return {
+            **manifest,
+            "status": as_sentence(need(manifest, "status", "it"), "it", "'status'"),
+            "rounds": as_count(need(manifest, "rounds", "it"), "it", "'rounds'"),
+            "reason": as_sentence(manifest.get("reason", "no reason given"), "it", "'reason'"),
+            "lineage": as_sentence(manifest.get("lineage", ""), "it", "'lineage'"),
+            "files": {name: as_sentence(written, "it", "a digest") for name, written in files.items()},
+            "sites": {as_name(name, "it", "a site"): about for name, about in sites.items()},
+            "ended_early": {name: as_count(value, "it", repr(name)) for name, value in early.items()},
+        }
+    except (OSError, ValueError) as error:
+        raise FedpeftError(f"{file} is not a manifest ({error!s:.200}): download the result again.") from error

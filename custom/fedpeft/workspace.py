@@ -7,11 +7,11 @@ FLARE loads only listed classes for a job that brings no code of its own.
 from __future__ import annotations
 
 import copy
-import json
 import shlex
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.files import write_json
 
@@ -50,7 +50,7 @@ def resources() -> dict[str, Any]:
 def listed_classes(workspace: Path) -> tuple[str, ...]:
     """Return the allow-list of a simulator workspace; empty if the file is missing or damaged."""
     try:
-        listed = json.loads((workspace / "local" / RESOURCES).read_text())[KEY]
+        listed = read_json(workspace / "local" / RESOURCES)[KEY]
         return tuple(name for name in listed if isinstance(name, str))
     except (OSError, ValueError, KeyError, TypeError):
         return ()
@@ -144,8 +144,8 @@ def _with_components(file: Path) -> dict[str, Any]:
     if not file.exists():
         return required
     try:
-        present = json.loads(file.read_text())
-        listed = present.get(KEY, required[KEY])
-    except (ValueError, AttributeError) as error:
+        present = read_json(file)
+        listed = list(present.get(KEY, required[KEY]))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
         raise FedpeftError(f"{file} is not a JSON object ({error}): correct or remove it.") from error
     return {**required, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}

@@ -42,6 +42,11 @@ def kept_folders(run: Path) -> list[Path]:
     return [kept_folder(workspace) for workspace in (*earlier, run)]
 
 
+def lock_file(workspace: Path) -> Path:
+    """Return the file that a run in a workspace locks."""
+    return runs_folder(workspace) / ".lock"
+
+
 @contextlib.contextmanager
 def held(workspace: Path) -> Iterator[int]:
     """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
@@ -63,7 +68,7 @@ def take(workspace: Path) -> int:
     Raises:
         FedpeftError: another run uses it, or the file cannot be made.
     """
-    file = runs_folder(workspace) / ".lock"
+    file = lock_file(workspace)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
@@ -92,7 +97,7 @@ def is_held_by_a_parent(workspace: Path) -> bool:
     import psutil
 
     try:
-        descriptor = os.open(runs_folder(workspace) / ".lock", os.O_RDONLY)
+        descriptor = os.open(lock_file(workspace), os.O_RDONLY)
     except OSError:
         return False
     try:

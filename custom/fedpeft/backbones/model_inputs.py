@@ -9,7 +9,6 @@ Image processors are transformers' PIL ones: torchvision is not needed.
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from fedpeft.backbones.config_file import check_config, check_kind, check_kinds
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor
 from fedpeft.backbones.tokenizer_limits import check_growth
+from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def image_processor(source: str, image_size: int | None = None) -> Any:
 
 def _content(file: Path) -> Any:
     """Return the content of a JSON file; {} where there is none."""
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return read_json(file) if file.exists() else {}
 
 
 def _resized(size: Any, pixels: int) -> dict[str, int]:

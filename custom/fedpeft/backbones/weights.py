@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
+
+from fedpeft import bounded_files
 
 if TYPE_CHECKING:
     from torch import nn
@@ -33,6 +34,10 @@ def check_folder(folder: Path, config: Mapping[str, Any], *, pickle: str = "") -
     Raises:
         ValueError: names the file and the remedy.
     """
+    try:
+        bounded_files.check_folder(folder, deep=False)
+    except OSError as error:
+        raise ValueError(f"its {Path(error.filename).name} cannot be read: {error.strerror}") from error
     if (folder / ADAPTER).exists():
         raise ValueError(
             f"it has an {ADAPTER}, whose adapter transformers would load as well; give the folder of the model alone"
@@ -112,6 +117,6 @@ def check_size(model: nn.Module, shapes: Mapping[str, tuple[int, ...]]) -> None:
 
 def _parts(index: Path) -> set[Any]:
     try:
-        return set(json.loads(index.read_text())["weight_map"].values())
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        return set(bounded_files.read_json(index)["weight_map"].values())
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"its {INDEX} cannot be read ({type(error).__name__}); copy it again") from error

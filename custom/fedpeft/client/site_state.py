@@ -14,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedpeft.bounded_files import check_regular, read_json
 from fedpeft.client.model_record import ModelRecord, as_json
 from fedpeft.errors import LocalError
 from fedpeft.files import drop, replacing, set_aside
@@ -114,12 +115,14 @@ def load(path: Path) -> SiteState:
         LocalError: it cannot be read.
     """
     try:
-        values = json.loads((path / "state.json").read_text())
+        values = read_json(path / "state.json")
         files = {part: path / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
-        parts = {part: load_file(file) for part, file in files.items() if part in _PARTS or file.exists()}
+        parts = {
+            part: load_file(check_regular(file)) for part, file in files.items() if part in _PARTS or file.exists()
+        }
         record = read_record(path / RECORD) if (path / RECORD).exists() else None
-        round, facts, agreement = values["round"], values["facts"], values["agreement"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        round, facts, agreement = int(values["round"]), dict(values["facts"]), values["agreement"]
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise LocalError(
             f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
@@ -134,7 +137,7 @@ def read_record(file: Path) -> ModelRecord:
         ValueError: it is not JSON.
         FedpeftError: it lacks a field, or has one of another type.
     """
-    return build(ModelRecord, json.loads(file.read_text()), section=file.name)
+    return build(ModelRecord, read_json(file), section=file.name)
 
 
 def _rounds(folder: Path) -> list[Path]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +49,8 @@ def compare(chosen: argparse.Namespace) -> None:
     Raises:
         FedpeftError: wrong input, or a run failed; what is finished is kept.
     """
-    from rich.console import Console
-
     from fedpeft.compare.table import compared
+    from fedpeft.console import Console
     from fedpeft.jobs import name_of
 
     for name in ("seeds", "last", "processes"):
@@ -59,9 +59,11 @@ def compare(chosen: argparse.Namespace) -> None:
     experiment = bool(chosen.methods or chosen.variant)
     out = chosen.out or (Path(OUT) / name_of(Path(chosen.what[0])) if experiment else Path(OUT))
     outcomes, failed = _experiment(chosen, out) if experiment else (_finished(chosen), [])
+    short = [] if experiment else _short(chosen)
     if not outcomes:
         raise FedpeftError(f"no run ended: {failed[0]}")
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
+    table = replace(table, notes=(*table.notes, *short))
     console = Console()
     console.print(table.grid(console.width))
     for note in table.notes:
@@ -84,12 +86,20 @@ def _finished(chosen: argparse.Namespace) -> list[Outcome]:
     return outcomes(folders)
 
 
+def _short(chosen: argparse.Namespace) -> list[str]:
+    """Return a note for each run that has not completed."""
+    from fedpeft.status import read_progress, run_folder, unfinished
+
+    states = {name: unfinished(read_progress(run_folder(Path(name)))) for name in chosen.what}
+    return [f"{name}: {state}" for name, state in states.items() if state]
+
+
 def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], list[str]]:
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from fedpeft.compare.experiment import earlier, plan, run_missing
     from fedpeft.compare.variants import variants
+    from fedpeft.console import Console
     from fedpeft.jobs import name_of, usual_configs
 
     if len(chosen.what) > 1:

@@ -20,6 +20,7 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import parse_json, read_text
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
@@ -104,9 +105,9 @@ def earlier(folder: Path, runs: Sequence[Run]) -> list[Outcome]:
         return []
     wanted = {run.key for run in runs}
     found = {}
-    for number, line in enumerate(file.read_text().splitlines(), 1):
+    for number, line in enumerate(read_text(file).splitlines(), 1):
         try:
-            values = json.loads(line)
+            values = parse_json(line)
         except ValueError as error:
             raise FedpeftError(f"{file}, line {number} is not JSON ({error}): remove the line.") from error
         outcome = from_json(values, origin=f"{file}, line {number}")

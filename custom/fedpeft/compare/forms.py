@@ -12,6 +12,8 @@ from rich import box
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedpeft.console import cell
+
 GAP, EDGES = 2, 2  # letters between columns and beside the table of the terminal
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -56,14 +58,14 @@ class Comparison:
         )
         for column in shown:
             grid.add_column(
-                Text(self.columns[column]),
+                cell(self.columns[column]),
                 justify="right" if column else "left",
                 vertical="bottom",
                 overflow="fold",
                 width=min(self._width(column) - GAP, width // 2) if fits or not column else None,
             )
         for r, row in enumerate(self.rows):
-            grid.add_row(*(Text(row[c], style="bold" if (r, c) in self.best else "") for c in shown))
+            grid.add_row(*(cell(row[c], style="bold" if (r, c) in self.best else "") for c in shown))
         return grid
 
     def _width(self, column: int) -> int:

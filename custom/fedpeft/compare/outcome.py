@@ -10,6 +10,7 @@ from typing import Any
 
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import TITLES
+from fedpeft.printable import one_line
 from fedpeft.report.history import History
 from fedpeft.report.wording import caution
 
@@ -92,6 +93,9 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
         outcome = Outcome(**{**values, "figures": tuple(values["figures"]), "sent": tuple(values["sent"])})
         fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
         fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
+        fine = fine and 0 <= outcome.seconds < math.inf and outcome.seed == int(outcome.seed)
+        fine = fine and all(0 <= value < math.inf for sites in outcome.sent for value in sites.values())
+        fine = fine and all(map(one_line, (outcome.task, outcome.method)))
         known = all(TITLES[outcome.metrics[site]] for sites in outcome.figures for site in sites)
     except (TypeError, KeyError, AttributeError) as error:
         raise FedpeftError(f"{origin} is not a run of a comparison ({error!r:.80}): remove the line.") from error
@@ -120,7 +124,7 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
     return Outcome(
         task=history.job,
         method=method,
-        seed=int(history.settings.get("training.seed", 0)),
+        seed=_seed(history),
         figures=figures,
         sent=tuple({s: float(r.sent or 0) for s, r in one.sites.items()} for one in rounds) if counted else (),
         metrics={site: metric for metric, sites in history.by_metric.items() for site in sites},
@@ -129,3 +133,10 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
         tiny=history.tiny,
         recipe=recipe,
     )
+
+
+def _seed(history: History) -> int:
+    text = history.settings.get("training.seed", "0")
+    if not text.isdecimal():
+        raise FedpeftError(f"the run of {history.job} has training.seed = {text!r:.80}: it must be a whole number.")
+    return int(text)

@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
 from fedpeft.backbones.config_file import check_config
+from fedpeft.bounded_files import read_json
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import PASS, Finding, failed, passed, warned
 from fedpeft.errors import LocalError
@@ -92,9 +92,9 @@ def folder(path: Path, needed: Sequence[tuple[str, ...]] = FILES, *, pickle: str
     """
     present = [file.name for file in path.iterdir()]
     try:
-        config = json.loads((path / CONFIG).read_text()) if CONFIG in present else {"model_type": None}
+        config = read_json(path / CONFIG) if CONFIG in present else {"model_type": None}
         kind = config.get("model_type") or config.get("architecture") or config["model_type"]  # timm's have the second
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         return failed(f"{path / CONFIG} names no model_type ({error!r}): copy the file again.")
     try:
         check_config(config)

@@ -6,14 +6,15 @@ from __future__ import annotations
 from collections import Counter
 from contextlib import AbstractContextManager
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fedpeft.console import Console, cell
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import FAIL, PASS, WARN, Finding
 from fedpeft.doctor.registry import examine
 from fedpeft.errors import FedpeftError
+from fedpeft.printable import one_line
 
 STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
 WIDTH = 10
@@ -46,12 +47,11 @@ def _busy(console: Console, name: str) -> AbstractContextManager:
 def _print(console: Console, group: str, finding: Finding) -> None:
     verdict = Text(finding.verdict, style=STYLES[finding.verdict])
     if not console.is_terminal:
-        console.print(Text(f"{finding.verdict}  {group:{WIDTH}}  {finding.sentence}"), soft_wrap=True)
+        console.print(Text(f"{finding.verdict}  {group:{WIDTH}}  {one_line(finding.sentence)}"), soft_wrap=True)
         return
     grid = Table.grid(padding=(0, 2))
     grid.add_column(width=4)
     grid.add_column(width=WIDTH)
     grid.add_column(overflow="fold")
-    # sentences hold names from outside: as Text they are printed, never read as rich markup
-    grid.add_row(verdict, Text(group), Text(finding.sentence))
+    grid.add_row(verdict, Text(group), cell(finding.sentence))
     console.print(grid)

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 
 SERVER, SITE, ADMIN = "server", "site", "admin"
@@ -113,7 +113,7 @@ def read_object(file: Path) -> dict[str, Any]:
         FedpeftError: the file is missing, unreadable or not a JSON object.
     """
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = read_json(file)
     except FileNotFoundError as error:
         raise FedpeftError(f"{file} is missing: restore it.") from error
     except (OSError, ValueError) as error:

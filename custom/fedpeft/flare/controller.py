@@ -135,6 +135,8 @@ class FederationController(ModelController):
         """Run the whole job; an error is recorded in the manifest and reported to FLARE as a panic."""
         recorder = RunRecorder(run_folder(self.fl_ctx), job=self._job)
         try:
+            if not is_simulated(self.fl_ctx):  # where the lock of the workspace says whether the run lives
+                self._lock.take(recorder.folder, self.fl_ctx.get_job_id())
             _no_site_ends_the_job(self.fl_ctx)
             job = ServerJob.from_sections(self._sections)
             self._federation, self._method = job.federation, job.method

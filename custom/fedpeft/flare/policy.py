@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.settings import build
@@ -66,10 +67,10 @@ def with_site_filters(job: Path, privacy: Path, folder: Path) -> Path:
     if not privacy.exists():
         return job
     try:
-        policy = json.loads(privacy.read_text())
+        policy = read_json(privacy)
         scope = next(scope for scope in policy["scopes"] if scope["name"] == policy["default_scope"])
         chains = {chain: scope.get(chain, []) for chain in ("task_data_filters", "task_result_filters")}
-    except (ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, StopIteration) as error:
         raise FedpeftError(
             f"{privacy} has no default scope ({type(error).__name__}: {error}): write it with fedpeft.flare.policy."
         ) from error

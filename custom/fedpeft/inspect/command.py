@@ -27,8 +27,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     _check(arguments)
-    from rich.console import Console
-
+    from fedpeft.console import Console
     from fedpeft.inspect.feature_map import has_projection
     from fedpeft.inspect.page import write_page
     from fedpeft.inspect.subject import subject_of

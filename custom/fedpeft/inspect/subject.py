@@ -18,7 +18,7 @@ from fedpeft.predict.model import Prediction, Predictor
 from fedpeft.seeds import derive
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from fedpeft.console import Console
 
 MOST_POINTS = 1000
 

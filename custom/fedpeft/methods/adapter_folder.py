@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from peft import PeftConfig, PeftModel
+from peft import PeftConfig, PeftModel, PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from fedpeft.bounded_files import check_regular, read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import load_adapter_state
@@ -94,14 +95,19 @@ def read_config(folder: str | Path) -> PeftConfig:
     """
     file = Path(folder) / CONFIG_FILE
     try:
-        kind = json.loads(file.read_text()).get("peft_type")
+        kind = read_json(file).get("peft_type")
     except FileNotFoundError as error:
         raise FedpeftError(_NO_FILE.format(file)) from error
     except (OSError, ValueError, AttributeError) as error:
         raise FedpeftError(f"{file} cannot be read ({error}): write the adapter again.") from error
-    if kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
-        raise FedpeftError(f"{file} names peft_type {kind!r}, which this PEFT does not know: update fedpeft or peft.")
-    return PEFT_TYPE_TO_CONFIG_MAPPING[kind].from_pretrained(str(folder))
+    if not isinstance(kind, str) or kind not in PEFT_TYPE_TO_CONFIG_MAPPING:
+        raise FedpeftError(
+            f"{file} names peft_type {kind!r:.80}, which this PEFT does not know: update fedpeft or peft."
+        )
+    try:
+        return PEFT_TYPE_TO_CONFIG_MAPPING[PeftType(kind)].from_pretrained(str(folder))
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise FedpeftError(f"{file} cannot be read ({error!s:.200}): write the adapter again.") from error
 
 
 def read_state(folder: str | Path, config: PeftConfig, family: str | None = None) -> dict[str, torch.Tensor]:
@@ -114,7 +120,7 @@ def read_state(folder: str | Path, config: PeftConfig, family: str | None = None
     if not file.is_file():
         raise FedpeftError(_NO_FILE.format(file))
     try:
-        tensors = load_file(file)
+        tensors = load_file(check_regular(file))
     except (SafetensorError, OSError) as error:
         raise FedpeftError(f"{file} is not a readable safetensors file ({error}): write the adapter again.") from error
     tuning = tuning_of(config)

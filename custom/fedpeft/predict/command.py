@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from fedpeft.client.metrics import Measured
     from fedpeft.client.model_record import ModelRecord
+    from fedpeft.console import Console
     from fedpeft.predict.examples import Wanted
     from fedpeft.predict.model import Prediction, Predictor
 
@@ -48,8 +47,7 @@ def add(commands: Any) -> None:
 
 def _run(arguments: argparse.Namespace) -> None:
     _check(arguments)
-    from rich.console import Console
-
+    from fedpeft.console import Console
     from fedpeft.predict.examples import of_images, of_split, of_table, window_at
     from fedpeft.predict.global_adapter import find_adapter
     from fedpeft.predict.kept_model import find

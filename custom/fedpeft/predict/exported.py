@@ -14,7 +14,6 @@ the machine.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.backbones import BackboneSettings, usual_source
+from fedpeft.bounded_files import check_folder, read_json
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.client.site_state import RECORD, SiteState
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_backbone
+from fedpeft.report.json_fields import as_count, as_mapping, as_sentence, need
 from fedpeft.settings import build
 
 HEAD, ANSWERS, BESIDE, WEIGHTS, CARD = "head.safetensors", "answers.json", "beside", "model", "README.md"
@@ -57,11 +58,14 @@ def read(folder: Path, *, backbone: str | None = None) -> SiteState:
         FedpeftError: a file is missing or damaged, or the model needs a backbone that the user has to choose.
     """
     try:
-        values = json.loads((folder / RECORD).read_text())
-        round, family, record = values["round"], values["family"], values["record"]
-        record = build(ModelRecord, {**record, "answers": json.loads((folder / ANSWERS).read_text())}, section=RECORD)
+        check_folder(folder)
+        values = as_mapping(read_json(folder / RECORD), RECORD, "the whole file")
+        round = as_count(need(values, "round", RECORD), RECORD, "'round'")
+        family = as_sentence(need(values, "family", RECORD), RECORD, "'family'")
+        about = as_mapping(need(values, "record", RECORD), RECORD, "'record'")
+        record = build(ModelRecord, {**about, "answers": read_json(folder / ANSWERS)}, section=RECORD)
         head = load_file(folder / HEAD)
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise FedpeftError(f"the exported folder {folder} cannot be read ({error}): export it again.") from error
     own = site_backbone(record.sections.get("backbone"), record.site)
     if not (folder / ADAPTER).is_file():

@@ -15,6 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from fedpeft.alignment.low_rank import fitted
+from fedpeft.bounded_files import check_regular
 from fedpeft.client.federated_head import only_head, without_head
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_state import SiteState
@@ -26,7 +27,8 @@ from fedpeft.methods.settings import MethodSettings
 from fedpeft.run_names import GLOBAL_ADAPTER
 from fedpeft.state_schema import first_misfit
 from fedpeft.states import State, of_keys
-from fedpeft.status.runs import PLACES, SIMULATED
+from fedpeft.status.progress import SIMULATED
+from fedpeft.status.runs import PLACES
 
 GLOBAL, CONFIG = "global", "adapter_config.json"
 
@@ -118,7 +120,7 @@ def _read(model: SiteModel, adapter: Path) -> State:
     """Return the tensors under their keys in messages."""
     if adapter.is_file():
         try:
-            return load_file(adapter)
+            return load_file(check_regular(adapter))
         except (SafetensorError, OSError) as error:
             raise FedpeftError(f"{adapter} cannot be read ({error}): download the server's result again.") from error
     from fedpeft.methods.adapter_folder import read_config, read_state

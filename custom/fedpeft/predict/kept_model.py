@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedpeft.bounded_files import MOST_DIGITS
 from fedpeft.client import site_state
 from fedpeft.client.model_record import ModelRecord, best_round
 from fedpeft.client.site_state import SiteState
@@ -20,7 +21,7 @@ from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.predict import exported
 from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
 from fedpeft.run_names import MANIFEST, STATE_VARIABLE
-from fedpeft.status.runs import SIMULATED
+from fedpeft.status.progress import FAILED, SIMULATED, read_progress
 from fedpeft.training_settings import BEST, LAST
 from fedpeft.verify import read_manifest
 from fedpeft.workspace_lock import kept_folders
@@ -106,6 +107,11 @@ def _lineage(named: Path, site: str | None) -> Path:
 def _of_simulator(workspace: Path, site: str | None) -> Path:
     file = workspace / SIMULATED / MANIFEST
     if not file.is_file():
+        if read_progress(workspace / SIMULATED).state == FAILED:
+            raise FedpeftError(
+                f"the run in {workspace} was cut off and left no manifest: go on where it stopped with fedpeft "
+                f"simulate and --set resume_from=latest."
+            )
         raise FedpeftError(f"{workspace} holds a run that has not ended: wait for its end (fedpeft status --follow).")
     manifest = read_manifest(file)
     sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
@@ -138,14 +144,14 @@ def _only_one(named: Path, places: list[Path]) -> Path:
 
 
 def _holds_rounds(folder: Path) -> bool:
-    return any(folder.glob("round-*/state.json"))  # a server's checkpoints have none
+    return any(_rounds(folder))  # a server's checkpoints have none
 
 
 def _round_folder(lineage: Path, round: str) -> Path:
     kept = dict(_rounds(lineage))
     if round == LAST:
         return kept[max(kept)]
-    number: int | None = int(round) if round.isdecimal() else 0
+    number: int | None = int(round) if round.isdecimal() and len(round) <= MOST_DIGITS else 0
     if round == BEST:
         record = _loaded(kept[max(kept)]).record
         number = best_round(record.rounds if record else ())
@@ -166,7 +172,8 @@ def _round_folder(lineage: Path, round: str) -> Path:
 
 def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
     for file in lineage.glob("round-*/state.json"):
-        yield int(file.parent.name.removeprefix("round-")), file.parent
+        if (number := file.parent.name.removeprefix("round-")).isdecimal() and len(number) <= MOST_DIGITS:
+            yield int(number), file.parent
 
 
 def _loaded(folder: Path) -> SiteState:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedpeft.errors import FedpeftError
 from fedpeft.run_names import HISTORY, MANIFEST
-from fedpeft.status.runs import SIMULATED
+from fedpeft.status.progress import SIMULATED
 from fedpeft.workspace_lock import SERVER
 
 SERVERS_KIT = Path("startup") / "fed_server.json"

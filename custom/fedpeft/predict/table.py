@@ -9,9 +9,9 @@ from pathlib import Path
 
 from rich import box
 from rich.table import Table
-from rich.text import Text
 
 from fedpeft.client.answering.answering import Scored
+from fedpeft.console import cell
 from fedpeft.csv_cells import csv_cell
 from fedpeft.files import replacing
 from fedpeft.predict.model import Prediction
@@ -64,7 +64,7 @@ def answer_table(prediction: Prediction, thresholds: Mapping[str, float], most: 
             if rank >= most and not applies:
                 continue
             cells += [f"{thresholds[scored.text]:.3f}", "yes" if applies else "no"]
-        table.add_row(*map(Text, cells))
+        table.add_row(*map(cell, cells))
     return table
 
 
@@ -86,7 +86,7 @@ def overview(predictions: Sequence[Prediction]) -> Table:
         shown = "|".join(f"{scored.probability:.3f}" for scored in chosen)
         cells = [row["image"], row["question"], row["predicted"], shown]
         cells += [row["answer"], row["right"]] * known
-        table.add_row(*(Text(str(cell)) for cell in cells))
+        table.add_row(*(cell(value) for value in cells))
     return table
 
 

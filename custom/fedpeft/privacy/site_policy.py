@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.backbones import BACKBONES
+from fedpeft.bounded_files import read_json
 from fedpeft.client.answering import ANSWERING
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers
@@ -228,12 +229,12 @@ def read_policy(file: Path) -> SitePolicy:
         LocalError: the file is missing, cannot be read, or has an invalid value.
     """
     try:
-        values = json.loads(file.read_text(encoding="utf-8"))
+        values = read_json(file)
     except FileNotFoundError as error:
         raise LocalError(
             f"there is no {file}, without which this site takes part in no job: {WRITE}", code="site-file-missing"
         ) from error
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise LocalError(
             f"{file} cannot be read as JSON ({error}): repair it, or write a new one with {WRITE}",
             code="site-file-unusable",

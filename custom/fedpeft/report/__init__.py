@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from fedpeft.console import Console
 
 
-def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
+def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[str, Path]:
     """Write a run's tables, pictures and page into a folder, which is created if needed.
 
     Args:
         source: the run's folder, or its history.json itself.
         out_dir: where the files go; files of the same names are replaced.
+        state: of a run that has not completed, in words; it stands above the page.
 
     Returns:
         ``markdown`` (tables.md), ``csv`` (accuracy.csv), ``picture`` (convergence.png), ``page`` (report.html),
@@ -30,7 +31,7 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
     from fedpeft.errors import FedpeftError
     from fedpeft.report.history_reader import read
     from fedpeft.report.markdown import markdown
-    from fedpeft.report.page import page
+    from fedpeft.report.page import page, state_line
     from fedpeft.report.pictures import draw_pictures
     from fedpeft.report.tidy_csv import tidy_csv
 
@@ -40,7 +41,7 @@ def render(source: str | Path, out_dir: str | Path) -> dict[str, Path]:
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
         "picture": ("convergence.png", drawn.curves.light),
-        "page": ("report.html", page(history, **vars(drawn)).encode()),
+        "page": ("report.html", page(history, **vars(drawn), top=state_line(state)).encode()),
     }
     if drawn.sent:
         contents["sent"] = ("sent.png", drawn.sent.light)

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from fedpeft import backbones
 from fedpeft.backbones.structure import family_of, layer_stacks, model_roles, stream_width
+from fedpeft.console import cell
 from fedpeft.methods.aggregations import usual
 from fedpeft.methods.catalog import entries
 from fedpeft.metrics import title_of
@@ -76,14 +77,14 @@ def source_tables(source: str, backbone: str) -> list[RenderableType]:
     for head in ("layers", "width"):
         stacks.add_column(head, justify="right")
     for path, layers in layers_of.items():
-        stacks.add_row(path, str(len(layers)), str(stream_width(layers)))
+        stacks.add_row(cell(path), str(len(layers)), str(stream_width(layers)))
     found = model_roles(model)
     roles = Table(title="roles", title_justify="left", box=None)
     roles.add_column("role", no_wrap=True)
     longest = max(map(len, found.values()), default=0)
     roles.add_column("module", no_wrap=True, min_width=longest)  # a path is copied as a whole
     for role, path in found.items():
-        roles.add_row(role, path)
+        roles.add_row(role, cell(path))
     return [Text(title), stacks, roles, method_list(backbone, read)]
 
 

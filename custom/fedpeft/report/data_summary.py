@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from rich.markup import escape
 from rich.table import Table
 
 from fedpeft.data import SiteData
@@ -12,6 +13,7 @@ from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.baseline import baseline
 from fedpeft.data.remarks import without_variety
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
+from fedpeft.printable import one_line
 from fedpeft.report.wording import percent
 
 CONSTANT = {
@@ -53,7 +55,7 @@ def data_summary(sites: Sequence[SiteData]) -> Table:
         closed = sum(example.closed for example in data.test)
         counts = [*map(len, splits.values()), len(images), len(answers), closed, data.unseen(answers)]
         cells = [*map(str, counts), percent(baseline(data)), gone]
-        table.add_row(data.site, *cells[: len(heads)])
+        table.add_row(escape(one_line(data.site)), *cells[: len(heads)])
     return table
 
 

@@ -4,16 +4,30 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from fedpeft.bounded_files import read_json
 from fedpeft.metrics import TITLES
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
-from fedpeft.report.json_fields import HistoryError, as_count, as_mapping, as_name, as_number, as_sentence, fail, need
+from fedpeft.report.json_fields import (
+    MOST,
+    MOST_SECONDS,
+    HistoryError,
+    as_count,
+    as_mapping,
+    as_name,
+    as_number,
+    as_sentence,
+    fail,
+    need,
+)
 from fedpeft.run_names import HISTORY
+
+MOST_ROUNDS = 10_000
+MOST_SITES = 1_000
 
 
 def read(path: str | Path) -> History:
@@ -29,21 +43,19 @@ def read(path: str | Path) -> History:
     if file.is_dir():
         file = file / HISTORY
     try:
-        text = file.read_text(encoding="utf-8")
+        record = read_json(file)
     except FileNotFoundError as error:
         raise HistoryError(
             f"{file} does not exist; name a run's folder or its {HISTORY}, which a run writes after its first round."
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise HistoryError(f"{file} cannot be read ({error.strerror}); copy it from the run again.") from error
+    except UnicodeDecodeError as error:
         raise HistoryError(f"{file} cannot be read as UTF-8 text ({error}); copy it from the run again.") from error
-    try:
-        record = json.loads(text)
     except ValueError as error:
         raise HistoryError(
             f"{file} is not valid JSON ({error}): it was cut off or edited; take it from the run again."
         ) from error
-    except RecursionError as error:
-        raise HistoryError(f"{file} is nested too deeply to be a history; copy it from the run again.") from error
     return parse(record, origin=str(file))
 
 
@@ -61,6 +73,8 @@ def parse(record: Any, *, origin: str) -> History:
     rounds = need(top, "rounds", origin)
     if not isinstance(rounds, list):
         fail(origin, "'rounds'", rounds, "a list of rounds")
+    if len(rounds) > MOST_ROUNDS:
+        raise HistoryError(f"{origin} has {len(rounds):,} rounds, at most {MOST_ROUNDS:,} are read.")
     if not rounds:
         raise HistoryError(f"{origin} holds no finished round: nothing to report; let the run end a round first.")
     procedural = need(top, "procedural", origin)
@@ -83,7 +97,7 @@ def parse(record: Any, *, origin: str) -> History:
             f"{origin}: the schedule of round {first} scores {len(one)} layers, that of round {second} {len(other)} or "
             "others; a run schedules the same layers in every round, so copy the file from the run again."
         )
-    return History(
+    history = History(
         job=as_name(need(top, "job", origin), origin, "'job'"),
         method=as_name(need(top, "method", origin), origin, "'method'"),
         procedural=procedural,
@@ -94,6 +108,9 @@ def parse(record: Any, *, origin: str) -> History:
         tested=_tested(top.get("tested", {}), origin),
         settings=flat_settings(as_mapping(top.get("settings", {}), origin, "'settings'"), origin),
     )
+    if len(history.sites) > MOST_SITES:
+        raise HistoryError(f"{origin} has {len(history.sites):,} sites, at most {MOST_SITES:,} are read.")
+    return history
 
 
 def _metrics(entry: Any, origin: str) -> dict[str, str]:
@@ -164,14 +181,14 @@ def _round(entry: Any, where: str) -> Round:
             as_name(name, where, "a site's name"): as_sentence(value, f"{where}, 'rejected'", repr(name))
             for name, value in rejected.items()
         },
-        seconds=as_number(entry.get("seconds"), where, "'seconds'"),
+        seconds=as_number(entry.get("seconds"), where, "'seconds'", high=MOST_SECONDS),
         schedule=_schedule(entry.get("schedule", {}), f"{where}, 'schedule'"),
     )
 
 
 def _aligned(entry: Any, where: str) -> Aligned:
     entry = as_mapping(entry, where, "the entry")
-    high = {"before": math.inf, "after": math.inf, "moved": 1}
+    high = {"before": MOST, "after": MOST, "moved": 1}
     return Aligned(**{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()})
 
 
@@ -202,7 +219,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         numbers=numbers,
         layers={site: _assigned(layers[site], f"{where}, site {site!r}", numbers) for site in table or layers},
         scores=table,
-        importance=as_number(entry.get("importance"), where, "'importance'", low=-math.inf),
+        importance=as_number(entry.get("importance"), where, "'importance'", low=-MOST),
         variance=as_number(entry.get("variance"), where, "'variance'"),
     )
 
@@ -210,7 +227,7 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
 def _scores(values: Any, where: str) -> tuple[float, ...]:
     if not isinstance(values, list) or not values or None in values:
         fail(where, "'scores'", values, "a list with one number for each layer")
-    return tuple(as_number(value, where, f"the score of layer {n}", low=-math.inf) for n, value in enumerate(values))
+    return tuple(as_number(value, where, f"the score of layer {n}", low=-MOST) for n, value in enumerate(values))
 
 
 def _layers(values: Any, where: str, what: str) -> tuple[int, ...]:
@@ -232,7 +249,7 @@ def _site(entry: Any, where: str) -> SiteResult:
     samples, sent = entry.get("samples"), entry.get("sent")
     return SiteResult(
         **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
-        loss=as_number(entry.get("loss"), where, "'loss'", low=-math.inf),
+        loss=as_number(entry.get("loss"), where, "'loss'", low=-MOST),
         validation=as_number(entry.get("validation"), where, "'validation'", high=1),
         samples=None if samples is None else as_count(samples, where, "'samples'"),
         sent=None if sent is None else as_count(sent, where, "'sent'"),

@@ -58,6 +58,11 @@ def page(
     )
 
 
+def state_line(text: str) -> str:
+    """Return a line above the page with the state of a run that has not completed; empty for no text."""
+    return f'<p class="live">{escape(text)}</p>\n' if text else ""
+
+
 def _figures(history: History) -> str:
     """Return the means after the last round, in large type."""
     last = dict(_last_means(history))

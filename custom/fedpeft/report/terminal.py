@@ -9,10 +9,10 @@ from typing import Any
 
 from rich import box
 from rich.cells import cell_len
-from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from fedpeft.console import Console, cell
 from fedpeft.report.history import History
 from fedpeft.report.table import MEAN, Table
 from fedpeft.report.tables import by_round, last_and_best, trained_layers
@@ -93,9 +93,8 @@ def _grid(table: Table, block: list[int]) -> Grid:
     grid = Grid(box=box.SIMPLE_HEAD)
     for index in block:
         look: dict[str, Any] = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
-        # names come from outside: as Text they are printed, never read as rich markup
-        grid.add_column(Text(table.columns[index]), **look)
+        grid.add_column(cell(table.columns[index]), **look)
     for row in table.rows:
         style = "bold" if row[0] == MEAN and row in table.rows[-table.averages :] else None
-        grid.add_row(*(Text(row[index]) for index in block), style=style)
+        grid.add_row(*(cell(row[index]) for index in block), style=style)
     return grid

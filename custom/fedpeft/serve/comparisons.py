@@ -73,7 +73,7 @@ class Comparisons:
                 outcomes = of_histories(histories)
                 table = compared(outcomes, baseline=outcomes[0].method)
                 self._drawn = group.stamps, table, picture(outcomes), outcomes, others
-        except (FedpeftError, ArithmeticError, ValueError) as error:  # the last two: numbers that cannot be drawn
+        except FedpeftError as error:
             log.warning("%s", error)
             return message(ALIKE if str(error) == ALIKE else CANNOT)
         _, table, drawn, outcomes, others = self._drawn

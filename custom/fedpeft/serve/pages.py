@@ -18,8 +18,8 @@ progress { width: 8rem; max-width: 100%; vertical-align: middle; accent-color: #
 DAMAGED = "cannot be read: `fedpeft report` on its folder says why"
 BACK = '<p class="live"><a href="/">All runs</a></p>\n'
 STATES = (
-    "Running: the run has not said that it ended, and this list looks again every few seconds. Completed: it ended and "
-    "its result is written. Failed: it ended before that, and its page says why."
+    "Running: the run has not ended, and this list looks again every few seconds. Completed: it ended and its result "
+    "is written. Failed: it ended before that, or was cut off, and its page says why."
 )
 HEADS = ("run", "job", "state", "rounds", "figure", "last written")
 

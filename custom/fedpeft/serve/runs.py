@@ -11,10 +11,9 @@ from pathlib import Path
 
 from fedpeft.errors import FedpeftError
 from fedpeft.run_names import HISTORY, MANIFEST
-from fedpeft.status.runs import PLACES, SIMULATED
+from fedpeft.status.progress import SIMULATED
+from fedpeft.status.runs import PLACES
 from fedpeft.workspace_lock import runs_folder
-
-LARGEST = 64 * 2**20  # bytes of a history; one of 200 rounds and 20 sites has about 20 MB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,8 +91,3 @@ def _run(root: Path, name: str, folder: Path) -> Run | None:
         return None
     key = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()[:16]
     return Run(key=key, name=name, folder=folder, stamp=tuple(stamp), written=written)
-
-
-def too_large(run: Run) -> bool:
-    """Return whether a file of the run is larger than a history can be."""
-    return any(size > LARGEST for _, size in run.stamp)

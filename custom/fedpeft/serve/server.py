@@ -7,13 +7,18 @@ checks below would be ours with any of them.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import io
 import ipaddress
 import logging
 import socket
 import socketserver
+import threading
+import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 from urllib.parse import urlsplit
 
 from fedpeft.errors import FedpeftError
@@ -21,6 +26,9 @@ from fedpeft.serve.pages import message
 from fedpeft.serve.workspace_pages import WorkspacePages
 
 SECONDS = 5  # between two looks of a browser at what changes
+DEADLINE = 10.0  # seconds in which a whole request must have arrived, and its answer been taken
+CONNECTIONS = 32  # at the same time; a browser opens six
+BUSY = b"HTTP/1.0 503 Service Unavailable\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 HEADERS = {
     "Content-Type": "text/html; charset=utf-8",
     "Content-Security-Policy": "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; "
@@ -41,6 +49,8 @@ class Server(ThreadingHTTPServer):
         pages: what is shown.
         host: name or address of this machine.
         port: 0 for any that is free.
+        deadline: seconds in which a whole request must arrive, and its answer be taken.
+        connections: that are served at the same time; others are refused.
 
     Raises:
         FedpeftError: it cannot listen there.
@@ -48,8 +58,17 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, pages: WorkspacePages, *, host: str, port: int) -> None:
-        self.pages, self.host = pages, host
+    def __init__(
+        self,
+        pages: WorkspacePages,
+        *,
+        host: str,
+        port: int,
+        deadline: float = DEADLINE,
+        connections: int = CONNECTIONS,
+    ) -> None:
+        self.pages, self.host, self.deadline = pages, host, deadline
+        self._free = threading.BoundedSemaphore(connections)
         try:
             family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
             self.address_family = family
@@ -62,6 +81,23 @@ class Server(ThreadingHTTPServer):
         """Bind without HTTPServer's look-up of this machine's name, which would go to a name server."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.host, self.server_address[1]
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a connection in a thread of its own, or refuse it where there are too many."""
+        if not self._free.acquire(blocking=False):
+            request.setblocking(False)
+            with contextlib.suppress(OSError):
+                request.send(BUSY)
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a connection."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
 
     @property
     def url(self) -> str:
@@ -93,7 +129,12 @@ class Handler(BaseHTTPRequestHandler):
     """Answers one request."""
 
     server: Server
-    timeout = 10  # seconds that a request may take to arrive
+
+    def setup(self) -> None:
+        """Read the request against one deadline, however slowly its bytes come."""
+        super().setup()
+        self.rfile.close()
+        self.rfile = io.BufferedReader(_UntilDeadline(self.connection, self.server.deadline))
 
     def do_GET(self) -> None:
         """Send a page."""
@@ -122,6 +163,7 @@ class Handler(BaseHTTPRequestHandler):
         for name, value in {**HEADERS, **more, "Content-Length": str(len(body))}.items():
             self.send_header(name, value)
         self.end_headers()
+        self.connection.settimeout(self.server.deadline)  # of all that is written, however slowly it is taken
         self.wfile.write(body)
 
     def version_string(self) -> str:
@@ -130,6 +172,28 @@ class Handler(BaseHTTPRequestHandler):
 
     def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""
+
+
+class _UntilDeadline(io.RawIOBase):
+    """Reads a socket until a number of seconds has passed since it was made."""
+
+    def __init__(self, connection: socket.socket, seconds: float) -> None:
+        self._connection, self._until = connection, time.monotonic() + seconds
+
+    def readable(self) -> bool:
+        """It is."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Read what has arrived.
+
+        Raises:
+            TimeoutError: the deadline has passed.
+        """
+        if (left := self._until - time.monotonic()) <= 0:
+            raise TimeoutError("the request did not arrive in time")
+        self._connection.settimeout(left)
+        return self._connection.recv_into(buffer)
 
 
 def _why(error: OSError, host: str, port: int) -> str:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import re
 import threading
 import time
@@ -19,8 +18,8 @@ from fedpeft.report.page import page
 from fedpeft.report.pictures import Pictures, draw_pictures
 from fedpeft.serve.comparisons import Comparisons, groups
 from fedpeft.serve.pages import index, top, waiting
-from fedpeft.serve.runs import Run, find_runs, too_large
-from fedpeft.status.progress import Progress, read_progress
+from fedpeft.serve.runs import Run, find_runs
+from fedpeft.status.progress import Progress, judged, written_progress
 
 PATH = re.compile(r"/(run|compare)/([0-9a-f]{16})")
 KEPT = 8  # drawn pages
@@ -78,7 +77,7 @@ class WorkspacePages:
                 self._drawn[run.key] = run.stamp, history, pictures
                 for key in list(self._drawn)[:-KEPT]:
                     del self._drawn[key]
-        except (FedpeftError, ArithmeticError, ValueError) as error:  # the last two: numbers that cannot be drawn
+        except FedpeftError as error:
             log.warning("%s", error)
             return waiting(run, None), changes
         above = top(run, progress)
@@ -90,22 +89,15 @@ class WorkspacePages:
         if stamp != run.stamp:
             progress = _read(run)
             self._progress[run.key] = run.stamp, progress
-        return progress and replace(progress, ago=None if progress.ago is None else time.time() - run.written)
+        if progress is None:
+            return None
+        ago = None if progress.ago is None else max(0.0, time.time() - run.written)
+        return judged(replace(progress, ago=ago), run.folder)
 
 
 def _read(run: Run) -> Progress | None:
-    if too_large(run):
-        log.warning("a file of %s is larger than any history: it is not read.", run.folder)
-        return None
     try:
-        progress = read_progress(run.folder)
-        texts = (progress.job, progress.state, progress.reason)
-        counted = (progress.round, 0 if progress.rounds is None else progress.rounds)
-        numbers = (progress.mean, progress.seconds, progress.pace)
-        fine = all(isinstance(text, str) for text in texts) and all(type(count) is int for count in counted)
-        if fine and all(math.isfinite(number) for number in numbers if number is not None):
-            return progress
-        log.warning("%s holds values of the wrong kind: copy it from the run again.", run.folder)
-    except (FedpeftError, TypeError, RecursionError) as error:
+        return written_progress(run.folder)
+    except FedpeftError as error:
         log.warning("%s", error)
-    return None
+        return None

@@ -24,6 +24,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
+from fedpeft.bounded_files import check_regular, read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import LATEST, checkpoint_of
 from fedpeft.files import drop, replacing, set_aside
@@ -32,6 +33,7 @@ from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.training_settings import TrainingSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
+MOST_FACTS = 2**30  # bytes, with the history
 BETWEEN = "/"  # a site's name and a key, which has none
 
 
@@ -165,7 +167,7 @@ def find(lineages: Path, name: str, *, job: str, submitter: str) -> Checkpoint:
     if facts["job"] != job:
         raise FedpeftError(f"the checkpoint {rounds[-1]} is one of the job {facts['job']}, not of {job}.")
     try:
-        return Checkpoint(state=load_file(rounds[-1] / ADAPTER), own=_own(rounds[-1] / OWN), **facts)
+        return Checkpoint(state=load_file(check_regular(rounds[-1] / ADAPTER)), own=_own(rounds[-1] / OWN), **facts)
     except (OSError, SafetensorError, TypeError) as error:
         raise FedpeftError(_unreadable(rounds[-1], error)) from error
 
@@ -183,7 +185,7 @@ def check_same(checkpoint: Checkpoint, settings: Mapping[str, Any]) -> None:
 
 def _facts(folder: Path) -> dict[str, Any]:
     try:
-        facts = {"submitter": "", "median": 0.0, "excess": {}} | json.loads((folder / FACTS).read_text())
+        facts = {"submitter": "", "median": 0.0, "excess": {}} | read_json(folder / FACTS, most=MOST_FACTS)
         names = ("job", "submitter", "lineage", "round", "scores", "settings", "history", "median", "excess")
         return {name: facts[name] for name in names}
     except (OSError, ValueError, KeyError, TypeError) as error:

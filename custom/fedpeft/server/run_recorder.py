@@ -25,6 +25,7 @@ from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
 from fedpeft.server.first_adapter import Sender
+from fedpeft.state_lock import FILE as LOCK
 from fedpeft.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
@@ -227,7 +228,7 @@ class RunRecorder:
     def _write_manifest(self, status: str, **more: str) -> None:
         if self.tracking:
             self.tracking.close(completed=status == "completed")  # it may write into the folder
-        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name != MANIFEST)
+        files = sorted(p for p in self.folder.rglob("*") if p.is_file() and p.name not in (MANIFEST, LOCK))
         self._manifest |= {
             "status": status,
             **more,

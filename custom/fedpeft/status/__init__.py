@@ -2,8 +2,8 @@
 """Show a run's progress, read from its folder or requested from the consortium's server."""
 
 from fedpeft.status.follow import follow
-from fedpeft.status.progress import Progress, read_progress
+from fedpeft.status.progress import Progress, read_progress, unfinished
 from fedpeft.status.runs import run_folder, wait_for_run
 from fedpeft.status.show import show
 
-__all__ = ["Progress", "follow", "read_progress", "run_folder", "show", "wait_for_run"]
+__all__ = ["Progress", "follow", "read_progress", "run_folder", "show", "unfinished", "wait_for_run"]

@@ -6,9 +6,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from rich.console import Console
 from rich.live import Live
 
+from fedpeft.console import Console
 from fedpeft.errors import FedpeftError
 from fedpeft.status.progress import FAILED, Progress
 from fedpeft.status.show import show

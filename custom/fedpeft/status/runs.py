@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from rich.console import Console
-
+from fedpeft.console import Console
 from fedpeft.errors import FedpeftError
-from fedpeft.run_names import HISTORY, MANIFEST, OF_SIMULATOR
+from fedpeft.run_names import HISTORY, MANIFEST
+from fedpeft.status.progress import SIMULATED
 
-SIMULATED = "server" / OF_SIMULATOR
 PLACES = (Path(), Path("fedpeft"), SIMULATED, Path("workspace/fedpeft"))
 
 

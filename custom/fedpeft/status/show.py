@@ -8,8 +8,8 @@ import time
 from rich.console import Group, RenderableType
 from rich.progress_bar import ProgressBar
 from rich.table import Table
-from rich.text import Text
 
+from fedpeft.console import cell
 from fedpeft.status.progress import COMPLETED, FAILED, Progress
 
 BAR = 40
@@ -25,15 +25,14 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
     """
     head = Table.grid(padding=(0, 2))
     head.add_row(
-        Text(progress.job or "a job", style="bold"),
+        cell(progress.job or "a job", style="bold"),
         ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR),
-        Text(_rounds(progress)),
-        Text(progress.state, style=STYLES.get(progress.state, "")),
+        cell(_rounds(progress)),
+        cell(progress.state, style=STYLES.get(progress.state, "")),
     )
     note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
-    lines = [Text(text) for text in (figures(progress, now=now), note) if text]
-    # names and reasons come from outside: as Text they are printed, never read as rich markup
-    return Group(head, *lines, *(Text(f"rejected: {reason}", style="yellow") for reason in progress.rejected))
+    lines = [cell(text) for text in (figures(progress, now=now), note) if text]
+    return Group(head, *lines, *(cell(f"rejected: {reason}", style="yellow") for reason in progress.rejected))
 
 
 def figures(progress: Progress, *, now: float | None = None) -> str:

@@ -24,6 +24,7 @@ from fedpeft.data.baseline import baseline
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.errors import FedpeftError
+from fedpeft.printable import CleanedStream, one_line
 from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import FILE, SitePolicy
 from fedpeft.registry import only_plugins
@@ -140,9 +141,9 @@ def _print_remarks(learner: Learner) -> None:
     """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
     constant, questions = baseline(learner.data), len(learner.data.test)
     reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
-    encoding = sys.stdout.encoding or "utf-8"  # a file may be called what no terminal can print
     for text in filter(None, [*remarks(learner.data), *unread_questions(learner.data, learner.backbone_name), reached]):
-        print(text.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+        CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # a file may be called what no terminal can print
+    sys.stdout.flush()
 
 
 def _dtype(tensors: State) -> str:
