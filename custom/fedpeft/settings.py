@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
+BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -120,6 +121,16 @@ def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False
         raise FedpeftError(
             f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
         )
+
+
+def by_site(settings: DataclassInstance) -> Iterator[str]:
+    """Yield the names of the settings of a section that name single sites and are set, those of nested sections too."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.metadata.get("by_site") and value:
+            yield field.name
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from (f"{field.name}.{name}" for name in by_site(value))
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:

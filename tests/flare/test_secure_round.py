@@ -30,7 +30,7 @@ class Consortium:
 
     def introduce(self, site):
         start = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if site == SITES[0] else {}
-        key = self.members[site].offer(self.folder / site, job=JOB, round=1)
+        key = self.members[site].offer(self.folder / site, job=JOB, round=1, facts={})
         return introduction(site, sum_key=key, state=start)
 
     def train(self, site, order):
@@ -39,7 +39,7 @@ class Consortium:
         order = dataclasses.replace(order, lineage=JOB)
         sent = member.upload(plain(site, round), folder, order, samples=5, received=order.state)
         self.sent[site, round] = sent
-        return reply(site, order, state=sent, sum_key=member.offer(folder, job=JOB, round=round + 1))
+        return reply(site, order, state=sent, sum_key=member.offer(folder, job=JOB, round=round + 1, facts={}))
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of
     simulated = SumMember.of("chest", method, None, {}, job=JOB, startup=tmp_path)
     assert (simulated.kit, simulated.members) == (None, None)
     without = SumMember.of("chest", MethodSettings(aggregation="fedavg"), SitePolicy(), {}, job=JOB, startup=tmp_path)
-    assert without.offer(tmp_path, job=JOB, round=1) == {}
+    assert without.offer(tmp_path, job=JOB, round=1, facts={}) == {}
 
 
 def test_sites_that_were_sent_different_jobs_do_not_mask_alike(tmp_path):

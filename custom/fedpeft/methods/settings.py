@@ -14,7 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.several_backbones import check_depths
 from fedpeft.methods.site_settings import check_site_settings, replaced
-from fedpeft.settings import about, at_least, nested, one_of, suggestion
+from fedpeft.settings import BY_SITE, about, at_least, nested, one_of, suggestion
 
 PRIVATE, FEDERATED = "private", "federated"
 
@@ -53,7 +53,7 @@ class MethodSettings:
 
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    site_settings: Mapping[str, Any] = field(default_factory=dict)
+    site_settings: Mapping[str, Any] = field(default_factory=dict, metadata=BY_SITE)
     aggregation: str | tuple[str, ...] = USUAL
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)

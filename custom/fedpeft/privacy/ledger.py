@@ -17,6 +17,8 @@ from pathlib import Path
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.privacy import epsilon
 
+BOOK = "book.jsonl"  # in the folder of all lineages
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:
