@@ -77,14 +77,14 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
     yield from _of_training(policy, job)
-    if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
-        named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
-        yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
     if policy.sum_with:
         for setting in job.single_sites:
             yield setting, "is set: what differs between single sites shows one site's part of a sum, or of two"
         if job.method.aligns and job.method.pia.follows_agreement:
             yield "method.pia", "has share='agreement', for which the server sends a number to each site by itself"
+    if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
+        named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
+        yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
     if (job.method.secure_sum or policy.sum_with) and job.schedule.active:
         yield "schedule.solver", f"is {job.schedule.solver!r}, and with secure sums no layer scores leave"
     if job.method.federates_head and not policy.head:
