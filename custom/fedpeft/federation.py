@@ -122,7 +122,8 @@ def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any
 
 def sections_by_site(sections: Mapping[str, Any]) -> list[str]:
     """Return the settings of a job that replace a whole section's values at single sites, e.g. `data.sites`."""
-    return [f"{name}.sites" for name, own in sections.items() if isinstance(own, Mapping) and own.get("sites")]
+    given = {name: own.get("sites") for name, own in sections.items() if isinstance(own, Mapping)}
+    return [f"{name}.sites" for name, sites in given.items() if sites and isinstance(sites, Mapping)]
 
 
 def several_backbones(section: Mapping[str, Any]) -> bool:
