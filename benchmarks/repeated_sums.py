@@ -93,6 +93,7 @@ class Pair:
         folder = Path(tempfile.mkdtemp(dir=self._scratch.name))
         for site, learner in job.items():
             learner.folder = folder / site
+            learner.trainable.load(learner.values.first)  # which all sites start from
         salts = (lambda *_: os.urandom(32).hex()) if secret else None
         (result,) = federate(job, salts)
         start = job[VICTIM].values.first

@@ -12,10 +12,9 @@ import fedpeft
 from fedpeft.errors import SecureSumError
 from fedpeft.messages.types import TrainOrder
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.privacy import PrivacySettings, epsilon, release_adapter, secret_seed, secure_sum
-from fedpeft.privacy.ledger import BOOK, enter
+from fedpeft.privacy import secret_seed, secure_sum
 from fedpeft.privacy.secure_round import weight_of
-from fedpeft.privacy.settings import RECEIVED
+from fedpeft.privacy.settings import RECEIVED, PrivacySettings
 from fedpeft.privacy.signed_keys import Kit, SignedKey
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.site_job import digest_of
@@ -74,6 +73,8 @@ class SumMember:
             return cls(site=site, method=method, settings=settings)
         noised = policy.noise_of_sums
         if noised and noised.noise:
+            from fedpeft.privacy import epsilon
+
             epsilon([noised.noise], noised.delta)  # report a missing accountant before training
         return cls(
             site=site,
@@ -158,6 +159,9 @@ class SumMember:
         """
         if self.noised is None:
             return trained
+        from fedpeft.privacy import release_adapter
+        from fedpeft.privacy.ledger import BOOK, enter
+
         settings = self.noised
         noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)
         if settings.noise:
