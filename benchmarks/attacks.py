@@ -25,6 +25,7 @@ from typing import Any
 import hostile_handshakes
 import hostile_servers
 import poisoning
+import repeated_sums
 import torch
 from hostile_jobs import CLIENT, VARIABLE, Target, app_archive, attacks, job_archive, listener
 from hostile_replies import REPLIES, SCORES
@@ -114,6 +115,12 @@ def job_rows() -> Iterator[Row]:
         yield attack.name, what, f"a value reached the {', '.join(leaked)}" if leaked else "nothing"
 
 
+def sum_rows() -> Iterator[Row]:
+    """Jobs that differ at one site, where only sums leave."""
+    yield from hostile_servers.sum_rows()
+    yield from repeated_sums.rows()
+
+
 GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "replies": ("What a site sends in place of its adapter (simulator)", reply_rows),
     "scores": ("What a site sends in place of its layer scores (simulator)", score_rows),
@@ -125,6 +132,7 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "handshakes": ("What a site claims in the handshake (in this process)", hostile_handshakes.rows),
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
     "settings": ("Jobs that set what only the site decides (in this process)", hostile_servers.settings_rows),
+    "sums": ("Two secure sums that differ at one site (in this process)", sum_rows),
     "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
 }
 

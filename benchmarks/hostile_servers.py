@@ -73,6 +73,15 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "an unknown setting of the adapter": {"method": {"settings": {SECRET: 1}}},
     "no section training at all": {"training": None},
 }
+SINGLE: dict[str, dict[str, Any]] = {
+    "backbone.sites, short questions at one site": {"backbone": {"sites": {"south": {"text_length": 3}}}},
+    "data.sites, known data at the others": {"data": {"sites": {"south": {"dataset": "phantom"}}}},
+    "method.site_settings, another rank at one site": {
+        "method": {"name": "lora", "aggregation": "svd", "secure_sum": False, "site_settings": {"south": {"r": 2}}}
+    },
+    "schedule.joins, one site later": {"schedule": {"joins": {"south": 2}}},
+    "schedule.site_budgets, one site by itself": {"schedule": {"site_budgets": {"south": 1}}},
+}
 ORDERS: dict[str, tuple[list[Any], str, Any]] = {  # what the site has done before, then task and order
     "the state of another job in the handshake": ([], HELLO, replace(GREETING, lineage=VICTIM)),
     "the state of another job in a round": ([GREETING], TRAIN, replace(TRAINING, lineage=VICTIM)),
@@ -104,16 +113,31 @@ def settings_rows() -> Iterator[Row]:
         yield name, *_ask(HELLO, GREETING, sections=sections)
 
 
+def sum_rows() -> Iterator[Row]:
+    """A job that treats single sites differently, at a site whose own file lets nothing but a sum leave."""
+    for name, sections in SINGLE.items():
+        method = {"aggregation": "fedavg", "secure_sum": True, **sections.get("method", {})}
+        own = {"sum_with": ["north", "south", "west"]}
+        yield name, *_ask(HELLO, GREETING, sections={**sections, "method": method}, own=own)
+
+
 def order_rows() -> Iterator[Row]:
     """A server that asks for what its job does not provide for."""
     for name, (before, task, order) in ORDERS.items():
         yield name, *_ask(task, order, before=before)
 
 
-def _ask(task: str, order: Any, *, before: list[Any] = (), sections: dict[str, Any] | None = None) -> tuple[str, str]:
+def _ask(
+    task: str,
+    order: Any,
+    *,
+    before: list[Any] = (),
+    sections: dict[str, Any] | None = None,
+    own: dict[str, Any] | None = None,
+) -> tuple[str, str]:
     """What a site answers, as the server prints it, and what it lost by the question."""
     changed = {name: values and SECTIONS[name] | values for name, values in (sections or {}).items()}
-    with _site() as (root, context):
+    with _site(own or {}) as (root, context):
         for earlier in before:
             note_order(earlier, root / "run" / "fedpeft")
             accept(Introduction(version="1", schema=SCHEMA), root / "run" / "fedpeft")
@@ -144,13 +168,13 @@ def _printed(reply: Shareable) -> str:
 
 
 @contextmanager
-def _site() -> Iterator[tuple[Path, FLContext]]:
-    """A site's folder, with the state of another job in it, and what FLARE says there."""
+def _site(own: dict[str, Any]) -> Iterator[tuple[Path, FLContext]]:
+    """A site's folder with its own file and the state of another job, and what FLARE says there."""
     root = Path(tempfile.mkdtemp())
     for folder in ("startup", "local", "run/fedpeft", f"fedpeft/{VICTIM}/round-00003"):
         (root / folder).mkdir(parents=True)
     (root / "startup" / "fed_client.json").write_text("{}")
-    (root / "local" / "fedpeft.json").write_text("{}")
+    (root / "local" / "fedpeft.json").write_text(json.dumps(own))
     (root / "fedpeft" / VICTIM / "job.json").write_text('{"settings": {"training": {"rounds": 30}}, "jobs": ["b"]}')
     (root / "fedpeft" / VICTIM / "round-00003" / "adapter.safetensors").write_bytes(b"adapter")
     workspace = SimpleNamespace(

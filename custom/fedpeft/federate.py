@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from fedpeft.server.early_stop import Sites, best_before_end
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.update_check import UpdateCheck
 from fedpeft.states import of_keys
+
+Salts = Callable[[str, int, State], str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +34,13 @@ class RoundResult:
     refused: dict[str, str] = field(default_factory=dict)
 
 
-def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
+def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Iterator[RoundResult]:
     """Run all rounds of a job, one site after the other.
 
     Args:
         learners: by site; all with the same method, training and schedule settings.
+        salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
+            secure sums of a consortium (`fedpeft.privacy.secret_seed`); None: nothing but the job's seed.
     """
     first = next(iter(learners.values()))
     settings, seed = first.schedule, first.training.seed
@@ -57,6 +61,8 @@ def federate(learners: Mapping[str, Learner]) -> Iterator[RoundResult]:
         for site in sites:
             received = {} if planner.begins(number, site) else of_keys(state, keys[site]) if parted else state
             layers = assignment and assignment.layers[site]
+            if salts:
+                learners[site].salt = salts(site, number, received)
             updates[site] = learners[site].train_round(number, received, layers, part=parts.get(site, 0.0))
             if settings.scored and settings.scoring == "with_reply":
                 planner.scores[site] = learners[site].score_trained(number)

@@ -131,6 +131,12 @@ def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any
     return _at_site("backbone", section, site)
 
 
+def sections_by_site(sections: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a job that replace a whole section's values at single sites, e.g. `data.sites`."""
+    given = {name: own.get("sites") for name, own in sections.items() if isinstance(own, Mapping)}
+    return [f"{name}.sites" for name, sites in given.items() if sites and isinstance(sites, Mapping)]
+
+
 def several_backbones(section: Mapping[str, Any]) -> bool:
     """Return whether some site has other pre-trained weights than the rest.
 

@@ -24,6 +24,7 @@ T = TypeVar("T", bound="DataclassInstance")
 JOB = "the job's configuration"
 MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 99_999  # names of checkpoints have five digits
+BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -132,6 +133,16 @@ def between(name: str, value: float, minimum: float, maximum: float, *, exclusiv
     at_least(name, value, minimum, exclusive=exclusive)
     if value > maximum:
         raise FedpeftError(f"{name} is {value!r:.80}, it must be at most {maximum:,}.", setting=name)
+
+
+def by_site(settings: DataclassInstance) -> Iterator[str]:
+    """Yield the names of the settings of a section that name single sites and are set, those of nested sections too."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.metadata.get("by_site") and value:
+            yield field.name
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from (f"{field.name}.{name}" for name in by_site(value))
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:

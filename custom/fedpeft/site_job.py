@@ -6,21 +6,21 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fedpeft.backbones import BackboneSettings
 from fedpeft.client import answering
 from fedpeft.data import DataSettings
 from fedpeft.data.answer_space import shared_answers
-from fedpeft.federation import several_backbones, site_backbone, site_data
+from fedpeft.federation import sections_by_site, several_backbones, site_backbone, site_data
 from fedpeft.job_settings import CommonSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.several_backbones import check_backbones
 from fedpeft.privacy.plugin_names import check_plugins
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.settings import build
+from fedpeft.settings import build, by_site
 from fedpeft.training_settings import TrainingSettings
 
 SECTIONS = ("backbone", "method", "training", "data", "schedule")
@@ -60,7 +60,7 @@ class SiteJob:
         site: the site's name in the consortium.
         backbone, method, training, data, schedule: see their classes.
         pooled: the section `data` of each site whose data this one holds (`data.pool`).
-        data_of_sites: `data.sites` of the job, by site.
+        single_sites: names of the settings of the job that name single sites, as far as they are set.
         answers: what the head of every site tells apart, where it is federated; None: each site has its own.
     """
 
@@ -71,7 +71,7 @@ class SiteJob:
     data: DataSettings
     schedule: ScheduleSettings
     pooled: tuple[DataSettings, ...] = ()
-    data_of_sites: Mapping[str, Any] = field(default_factory=dict)
+    single_sites: tuple[str, ...] = ()
     answers: tuple[str, ...] | None = None
 
     @classmethod
@@ -94,7 +94,14 @@ class SiteJob:
         if several_backbones(sections["backbone"]):
             check_backbones(method)
         own = build(DataSettings, site_data(sections.get("data"), site), section="data")
-        of_sites = sections["data"].get("sites", {})
+        parts: dict[str, Any] = {
+            "backbone": backbone,
+            "method": method,
+            "training": training,
+            "data": own,
+            "schedule": schedule,
+        }
+        single = (f"{section}.{name}" for section, settings in parts.items() for name in by_site(settings))
         return cls(
             site=site,
             backbone=backbone,
@@ -103,6 +110,6 @@ class SiteJob:
             data=own,
             pooled=pooled_data(sections["data"], own),
             schedule=schedule,
-            data_of_sites=of_sites,
-            answers=shared_answers(own, of_sites, federated=method.federates_head),
+            single_sites=(*sections_by_site(sections), *single),
+            answers=shared_answers(own, sections["data"].get("sites", {}), federated=method.federates_head),
         )

@@ -61,6 +61,23 @@ def test_a_site_refuses_and_keeps_what_it_has(benchmark, monkeypatch):
         assert lost == "no value left the site, the state of other jobs is as it was"
 
 
+def test_two_sums_are_read_only_with_the_seeds(benchmark, monkeypatch):
+    sums = benchmark("repeated_sums")
+    monkeypatch.setattr(sums, "SMALL", (*sums.SMALL, "data.train_size=16", "training.local_epochs=1"))
+    assert sums.Pair().error(1, secret=False) < 1e-6
+    pair = sums.Pair()
+    once, again = (pair.error(repeats, secret=True) for repeats in (1, 3))
+    assert once > 0.3 and once > again  # noqa: PT018
+
+
+def test_a_job_that_names_single_sites_is_refused_where_only_sums_leave(benchmark):
+    servers = benchmark("hostile_servers")
+    for (name, what, lost), setting in zip(servers.sum_rows(), servers.SINGLE, strict=True):
+        assert name == setting
+        assert f"does not allow what the job sets in {setting.partition(',')[0]}:" in what
+        assert lost == "no value left the site, the state of other jobs is as it was"
+
+
 def sent(benchmark):
     order = TrainOrder(
         lineage="a-1", round=2, base=0, version=0, layers=None, scored=False, state={KEY: torch.zeros(2)}

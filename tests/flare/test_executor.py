@@ -31,7 +31,8 @@ def order(**changes):
 
 ORDER = order()
 SCORING = ScoreOrder(lineage="first", round=2, base=0, version=0, state={})
-VALUES = {"samples": 5, "metrics": dict.fromkeys(METRICS, 0.5) | {"undeclared": 1.0}, "scores": [0.5, 0.5]}
+FIGURES = dict.fromkeys(METRICS, 0.5) | {"undeclared": 1.0}
+VALUES = {"samples": 5, "metrics": FIGURES, "scores": [0.5, 0.5], "facts": {"train": 5}}
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {}, "schedule": {}}
 
 
@@ -100,7 +101,8 @@ def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
     assert set(got.metrics) == set(METRICS)
     request, state = process.sent[-1]
     folder = str(tmp_path / "first")
-    assert request == {"do": "train", "round": 2, "layers": [1], "scored": True, "part": 0.0, "folder": folder}
+    asked = {"do": "train", "round": 2, "layers": [1], "scored": True, "part": 0.0, "salt": "", "folder": folder}
+    assert request == asked
     assert torch.equal(state["layer.1.a"], torch.ones(2))
 
 

@@ -2,6 +2,7 @@
 """A job with method.secure_sum: the server gets the mean of all sites, or the round is lost and says by whom."""
 
 import dataclasses
+import json
 
 import pytest
 import torch
@@ -11,7 +12,10 @@ from fedpeft.client.sum_member import SumMember
 from fedpeft.errors import FedpeftError
 from fedpeft.messages.types import TrainOrder
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.privacy import secure_sum
+from fedpeft.privacy.ledger import BOOK
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.settings import build
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
 JOB = "small-1"
@@ -30,7 +34,7 @@ class Consortium:
 
     def introduce(self, site):
         start = {key: torch.zeros(shape) for key, shape in SCHEMA.items()} if site == SITES[0] else {}
-        key = self.members[site].offer(self.folder / site, job=JOB, round=1)
+        key = self.members[site].offer(self.folder / site, job=JOB, round=1, facts={})
         return introduction(site, sum_key=key, state=start)
 
     def train(self, site, order):
@@ -39,7 +43,7 @@ class Consortium:
         order = dataclasses.replace(order, lineage=JOB)
         sent = member.upload(plain(site, round), folder, order, samples=5, received=order.state)
         self.sent[site, round] = sent
-        return reply(site, order, state=sent, sum_key=member.offer(folder, job=JOB, round=round + 1))
+        return reply(site, order, state=sent, sum_key=member.offer(folder, job=JOB, round=round + 1, facts={}))
 
 
 @pytest.fixture
@@ -169,7 +173,30 @@ def test_a_site_of_a_consortium_needs_its_certificate_and_sums_with_the_sites_of
     simulated = SumMember.of("chest", method, None, {}, job=JOB, startup=tmp_path)
     assert (simulated.kit, simulated.members) == (None, None)
     without = SumMember.of("chest", MethodSettings(aggregation="fedavg"), SitePolicy(), {}, job=JOB, startup=tmp_path)
-    assert without.offer(tmp_path, job=JOB, round=1) == {}
+    assert without.offer(tmp_path, job=JOB, round=1, facts={}) == {}
+
+
+def test_a_site_clips_and_noises_what_it_masks_where_its_file_says_so(tmp_path):
+    """The sum of three: one update of norm 1 for each, noise of all, and a line in each site's ledger."""
+    settings = build(SitePolicy, {"sum_with": SITES, "sum_noise": {"clip": 1, "noise": 0.01}}, section="site")
+    members = {
+        site: SumMember(site=site, method=MethodSettings(**METHOD), settings="same", noised=settings.noise_of_sums)
+        for site in SITES
+    }
+    folders = {site: tmp_path / site / JOB for site in SITES}
+    keys = {site: member.offer(folders[site], job=JOB, round=1, facts={}) for site, member in members.items()}
+    received = {key: torch.zeros(shape) for key, shape in SCHEMA.items()}
+    sent = [
+        member.upload(plain(site, 9), folders[site], order(sum_keys=keys), samples=1, received=received)
+        for site, member in members.items()
+    ]
+    mean = secure_sum.mean(sent, [1] * len(SITES), dict.fromkeys(SCHEMA, torch.float32))
+    numbers = torch.cat([tensor.flatten() for tensor in mean.values()])
+    assert len(numbers.unique()) == len(numbers), "noise on each"
+    assert abs(float(numbers.norm()) - 1) < 0.2
+    for site in SITES:
+        (line,) = (tmp_path / site / BOOK).read_text().splitlines()
+        assert {"job": JOB, "round": 1, "noise": 0.01, "bound": 1.0}.items() <= json.loads(line).items()
 
 
 def test_sites_that_were_sent_different_jobs_do_not_mask_alike(tmp_path):

@@ -2,6 +2,7 @@
 """A secure sum between real sites with certificates as FLARE issues them, and a server that tries everything."""
 
 import math
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -227,6 +228,21 @@ def test_the_servers_version_of_a_sites_own_key_is_refused(tmp_path, kits):
     chosen.offered["paris"] = before
     with pytest.raises(FedpeftError, match="passes on another key of site paris than it offered"):
         chosen.send("paris", adapter(0))
+
+
+def test_what_training_starts_from_is_signed_with_the_key(tmp_path, kits):
+    """A server that passed on an older digest would have the other members repeat what they have sent before."""
+    chosen = Round(tmp_path, kits)
+    chosen.offered = {site: chosen.offer(site, start=bytes([number]) * 32) for number, site in enumerate(SITES)}
+    verify = partial(secure_sum.verified_offers, kit=kits.berlin, job=JOB, round=1, site="berlin", members=SITES)
+    assert {site: offer.start[0] for site, offer in verify(chosen.offered).items()} == {
+        site: number for number, site in enumerate(SITES)
+    }
+    for start in (["07" * 32], []):
+        with pytest.raises(FedpeftError, match="key of site paris is not signed by it for round 1 of this job"):
+            verify({**chosen.offered, "paris": {**chosen.offered["paris"], "start": start}})
+    with pytest.raises(FedpeftError, match="key of site paris is malformed"):
+        verify({**chosen.offered, "paris": {**chosen.offered["paris"], "start": ["07" * 31]}})
 
 
 @pytest.mark.parametrize("left", [SITES[:3], SITES[1:], SITES[:1]])

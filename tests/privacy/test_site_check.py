@@ -2,19 +2,25 @@
 """What a job may ask of a site, and whose values hold: the site's, whatever the job says."""
 
 import json
+from collections.abc import Mapping
+from dataclasses import fields as fields_of
 from dataclasses import replace
-from typing import get_args, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import pytest
 from PIL import Image
 
+from fedpeft.alignment.robust_settings import RobustSettings
+from fedpeft.alignment.settings import PIASettings
 from fedpeft.backbones import BackboneSettings, usual_source
 from fedpeft.client.learner import Learner
 from fedpeft.data import DataError, DataSettings
 from fedpeft.data.answer_space import UNLISTED
 from fedpeft.errors import FedpeftError
+from fedpeft.methods.settings import MethodSettings
 from fedpeft.privacy.site_check import LEAST, MOST, admitted, load_data, refusals
 from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.site_job import SiteJob
 from fedpeft.training_settings import TrainingSettings
 from fedpeft.worker.failure import Failure
@@ -28,6 +34,9 @@ SECTIONS = {
 }
 MEMBERS = ("north", "south", "west")
 SUMMED = {"aggregation": "fedavg", "secure_sum": True}
+AGREED = {"aligned_at": "site", "share": "agreement", "integration": "merge"}
+SUMS = {"sum_with": MEMBERS}
+PRODUCTS = {"aggregation": "svd", "secure_sum": False}  # sites of several ranks
 HEAD = {"name": "classifier", "head": "federated"}
 SCHEDULED = {"solver": "exact", "budget": 1}
 
@@ -133,6 +142,18 @@ REFUSED = [
         {"method": {"aggregation": "none"}, "schedule": SCHEDULED},
         {"sum_with": MEMBERS},
         "schedule.solver",
+    ),
+    *(
+        (f"{setting} in a sum", {**values, "method": {**SUMMED, **values.get("method", {})}}, SUMS, setting)
+        for setting, values in {
+            "backbone.sites": {"backbone": {"sites": {"south": {"text_length": 3}}}},
+            "data.sites": {"data": {"sites": {"south": {"dataset": "phantom"}}}},
+            "data.pool": {"data": {"pool": ["south"]}},
+            "method.site_settings": {"method": {"name": "lora", "site_settings": {"south": {"r": 2}}, **PRODUCTS}},
+            "schedule.joins": {"schedule": {"joins": {"south": 2}}},
+            "schedule.site_budgets": {"schedule": {"site_budgets": {"south": 2}}},
+            "method.pia": {"method": {"aggregation": "pia", "pia": AGREED}},
+        }.items()
     ),
     ("many probes", {"method": {"probe_samples": 10**6}}, {}, "method.probe_samples"),
     ("many drawn samples", {"data": {"dataset": "phantom", "train_size": 10**9}}, {}, "data.train_size"),
@@ -310,6 +331,57 @@ def test_every_number_of_a_job_has_a_limit_or_needs_none():
         if {int, float} & {kind, *get_args(kind)}
     }
     assert numbers == set(HARMLESS) | {name for name in MOST | LEAST if name.split(".")[0] in sections}
+
+
+NO_SITES = {  # objects and lists of a job that name no site
+    "method.settings": "by method",
+    "method.aggregation": "ways to average",
+    "method.pia": "a section of its own",
+    "method.pia.share": "by round",
+    "method.robust": "a section of its own",
+    "schedule.solver_settings": "of a solver, which runs at the server",
+    "schedule.score_settings": "of a score",
+    "schedule.budget_range": "two numbers",
+    "data.columns": "by column",
+    "data.window": "gray values",
+    "data.exclude": "images",
+    "data.answers": "answers",
+}
+
+
+def test_every_setting_that_names_single_sites_says_so():
+    """With `sum_with` a site refuses each: what differs between sites shows one site's part of two sums."""
+    sections = {
+        "method": MethodSettings,
+        "method.pia": PIASettings,
+        "method.robust": RobustSettings,
+        "training": TrainingSettings,
+        "backbone": BackboneSettings,
+        "data": DataSettings,
+        "schedule": ScheduleSettings,
+    }
+    several, single = set(), set()
+    for section, settings in sections.items():
+        for field, hint in ((field, get_type_hints(settings)[field.name]) for field in fields_of(settings)):
+            if {Mapping, tuple} & {get_origin(part) for part in (hint, *get_args(hint))}:
+                several.add(f"{section}.{field.name}")
+            if field.metadata.get("by_site"):
+                single.add(f"{section}.{field.name}")
+    assert not single & set(NO_SITES)
+    assert several == single | set(NO_SITES)
+
+
+def test_a_refusal_of_few_steps_tells_no_more_than_the_announced_number(scans):
+    """Otherwise a lead that tries sizes of a batch would find the exact number of samples."""
+    policy = SitePolicy(roots={"manifest": str(scans)}, **SMALL, **SUMS)
+    for size, allowed in ((4, True), (5, True), (6, False)):  # 18 samples are announced as 20
+        chosen = admitted(policy, job(method=SUMMED, training={"batch_size": size}))
+        if allowed:
+            assert len(load_data(policy, chosen).train) == 18
+            continue
+        with pytest.raises(FedpeftError, match="lower it to 5") as refused:
+            load_data(policy, chosen)
+        assert (refused.value.code, refused.value.setting) == ("setting-not-allowed", "training.batch_size")
 
 
 def test_the_sites_values_hold_where_a_job_says_nothing():

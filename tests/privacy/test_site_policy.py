@@ -70,6 +70,8 @@ WRONG = [
     ({"sum_with": "north"}, "sum_with"),
     ({"sum_with": ["north", "south"]}, "sum_with is ['north', 'south'], it must name all sites"),
     ({"sum_with": ["north", "south", "north"]}, "it must name all sites of the sum, at least 3"),
+    ({"sum_noise": {"clip": 1, "noise": 1}}, "sum_noise is set without sum_with"),
+    ({"sum_with": ["a", "b", "c"], "sum_noise": {"noise": 1}}, "sum_noise lacks clip"),
     ({"splits": ["own"]}, "splits is 'own', allowed are"),
     ({"methods": [3]}, "methods is"),
     ({"datasets": [7]}, "datasets is"),

@@ -18,6 +18,7 @@ from fedpeft.backbones import BackboneSettings
 from fedpeft.client import client_round, computing, site_state
 from fedpeft.client.agreement import next_agreement, share_of
 from fedpeft.client.batches import Batch
+from fedpeft.client.data_facts import Facts
 from fedpeft.client.evaluation import Evaluation
 from fedpeft.client.federated_head import head_state, without_head
 from fedpeft.client.loop import mean_loss, train_epochs
@@ -36,6 +37,7 @@ from fedpeft.errors import LocalError
 from fedpeft.keys import belongs, layers_of
 from fedpeft.layer_matching import LayerNumbers
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.privacy.released_metrics import rounded_count
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -71,6 +73,10 @@ class Learner:
         sections: of the job that these settings are from, kept with the site's state; None: there is no job.
         window: through which the site's images are shown, kept there too (`fedpeft.data.window`).
 
+    Attributes:
+        salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
+            it is secret (`fedpeft.privacy.secret_seed`).
+
     Raises:
         FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
     """
@@ -92,6 +98,7 @@ class Learner:
         window: Mapping[str, Any] | None = None,
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
+        self.salt, self._policy = "", policy
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
@@ -197,13 +204,14 @@ class Learner:
         """
         settings, received = self.training, self._numbers.received(received)
         own = site_state.load_before(self.folder, round)
-        if own is not None and own.facts != self._record.facts():
+        if own is not None and own.facts != self.facts:
             raise LocalError(
                 f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
                 f"seed: remove that folder."
             )
-        torch.manual_seed(derive(settings.seed, "train", self.site, round))
-        self.values.restore(own, received)
+        torch.manual_seed(self._seed("train", round))
+        first_head = self.model.drawn_head(self._seed("head", round)) if self.salt and own is None else None
+        self.values.restore(own, received, first_head=first_head)
         received = without_head(received)
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
@@ -232,7 +240,7 @@ class Learner:
                 head=head,
                 optimizer=moments(optimizer),
                 agreement=agreed,
-                facts=self._record.facts(),
+                facts=self.facts,
                 record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
                 received=(received or self.values.first_in_common) if compares else {},
                 started=started,
@@ -242,7 +250,7 @@ class Learner:
         sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
         sent = self._numbers.to_send(sent)
         sent |= head_state(self.head.state_dict()) if self.method.federates_head else {}
-        return Update(state=sent, samples=len(self.data.train), metrics=metrics)
+        return Update(state=sent, samples=self.announced["train"], metrics=metrics)
 
     def score_layers(self, round: int, received: State) -> list[float]:
         """Score each transformer layer of the global adapter on random training samples.
@@ -288,6 +296,25 @@ class Learner:
         return site_state.newest(self.folder, most=most)
 
     @property
+    def facts(self) -> Facts:
+        """What a state of this site belongs to, a digest of its examples among it; it never leaves the site."""
+        return self._record.facts()
+
+    @property
+    def announced(self) -> dict[str, int]:
+        """The number of samples in each split as the server gets to know it, rounded where only a sum may leave."""
+        counts = {split: len(examples) for split, examples in self.data.splits().items()}
+        if self._policy and self._policy.sum_with:
+            return {split: rounded_count(count) for split, count in counts.items()}
+        return counts
+
+    @property
+    def announced_classes(self) -> int:
+        """The size of the label space as the server gets to know it: rounded as `announced`, but for a shared one."""
+        rounded = self._policy and self._policy.sum_with and not self.method.federates_head
+        return rounded_count(len(self.vocabulary)) if rounded else len(self.vocabulary)
+
+    @property
     def unanswerable(self) -> int:
         """Number of test questions that the site cannot answer, whatever it learns; they always count as wrong."""
         return self.answering.unanswerable(self.data.test)
@@ -330,7 +357,7 @@ class Learner:
 
     def probe(self, round: int) -> list[Batch]:
         """The m random training samples whose activations align the global adapter."""
-        return self.batches.sample(self.method.probe_samples, derive(self.training.seed, "probe", self.site, round))
+        return self.batches.sample(self.method.probe_samples, self._seed("probe", round))
 
     def loss(self, batches: Sequence[Batch], state: State) -> float:
         """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
@@ -352,7 +379,7 @@ class Learner:
 
     def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
         """Train the epochs of a round; return the mean losses."""
-        settings, rows = self.training, self.batches.of_training(round)
+        settings, rows = self.training, self.batches.of_training(self._seed("order", round))
         first = self.schedule.first_round(self.site)
         total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
         with computing.as_trained(self.backbone, settings, self.model.features):
@@ -367,6 +394,10 @@ class Learner:
                 train_step=self.trainable.step,
                 micro_batch=settings.micro_batch,
             )
+
+    def _seed(self, purpose: str, round: int) -> int:
+        """The seed of one purpose in a round's training."""
+        return derive(self.training.seed, purpose, self.site, round, *filter(None, [self.salt]))
 
     def _share(self, round: int, agreement: float | None) -> float | None:
         """The share of the global adapter in this round; None where the validation split decides."""

@@ -39,17 +39,19 @@ class RoundValues:
         """The first adapter where all sites have the same one; empty: this site has one of its own."""
         return {} if self._model.init_site else self.first
 
-    def restore(self, own: SiteState | None, received: State) -> None:
+    def restore(self, own: SiteState | None, received: State, *, first_head: State | None = None) -> None:
         """Load the head, the global one where it is federated, and what else of the model never leaves the site.
 
         Args:
             own: the site's state after its last round.
             received: the global adapter, with the head if that is federated.
+            first_head: other first values of the head than those it was built with.
 
         Raises:
             LocalError: the state is of another method.
         """
-        self._model.answering.head.load_state_dict(only_head(received) or (own.head if own else self.first_head))
+        first = first_head or self.first_head
+        self._model.answering.head.load_state_dict(only_head(received) or (own.head if own else first))
         try:
             self._model.trainable.load_private(own.private if own else self._first_private)
         except FedpeftError as error:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""The batches that a site draws from its own splits; whatever is random follows from the job's seed, site and round."""
+"""The batches that a site draws from its own splits; whatever is random follows from a seed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from fedpeft.client.batches import Batch, Batches
 from fedpeft.client.kept_images import KeptImages
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import FedpeftError
-from fedpeft.seeds import derive
 from fedpeft.training_settings import TrainingSettings
 
 
@@ -61,9 +60,9 @@ class SiteBatches:
             open_image=self._images.open,
         )
 
-    def of_training(self, round: int) -> Batches:
-        """The training split in the random order of a round."""
-        generator = torch.Generator().manual_seed(derive(self._training.seed, "order", self._site, round))
+    def of_training(self, seed: int) -> Batches:
+        """The training split in a random order."""
+        generator = torch.Generator().manual_seed(seed)
         return self.of(self._data.train, self._training.batch_size, generator, smallest=self._smallest)
 
     def sample(self, count: int, seed: int) -> list[Batch]:

@@ -15,6 +15,7 @@ from fedpeft import backbones
 from fedpeft.backbones.matrices import matrices, seen_in_float32
 from fedpeft.client import answering as ways
 from fedpeft.client import computing
+from fedpeft.client.answering.answering import Answering
 from fedpeft.client.metrics import check_metric
 from fedpeft.client.site_state import SiteState
 from fedpeft.data.answers import AnswerVocabulary
@@ -86,9 +87,9 @@ class SiteModel:
             # PEFT's use of transformers
             with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(weights):
                 self.trainable = tuning.prepare(self.backbone, own, seed=seed)
-        generator = torch.Generator().manual_seed(derive(training.seed, "head", "" if method.federates_head else site))
+        self._labelled, self._own_head = labelled, not method.federates_head
         with about("training"):
-            self.answering = ways.build(self.backbone, vocabulary, training, generator, labelled=labelled)
+            self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
             computing.keep_frozen(self.backbone, training, weights, self.device, method)
             self.answering.to(self.device)
             if metric:
@@ -114,6 +115,15 @@ class SiteModel:
             )
         if not self.trainable.parameters():
             raise FedpeftError(without_head(method.name, name), setting="method.name")
+
+    def _answering(self, seed: int) -> Answering:
+        generator = torch.Generator().manual_seed(seed)
+        return ways.build(self.backbone, self.vocabulary, self.training, generator, labelled=self._labelled)
+
+    def drawn_head(self, seed: int) -> State:
+        """Return first values of the site's head from another seed; empty where the head is federated."""
+        head = self._answering(seed).head.state_dict() if self._own_head else {}
+        return {key: value.detach().cpu() for key, value in head.items()}
 
     def beside(self, received: State) -> Beside:
         """Return what is frozen in this round and belongs to the model that is measured.

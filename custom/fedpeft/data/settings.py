@@ -13,7 +13,7 @@ from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.data.window import window_of
-from fedpeft.settings import one_of
+from fedpeft.settings import BY_SITE, one_of
 
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7
@@ -96,7 +96,7 @@ class DataSettings:
     uncertain: str = IGNORED
     exclude: tuple[str, ...] = ()
     unreadable: float = 0.0
-    pool: tuple[str, ...] = ()
+    pool: tuple[str, ...] = field(default=(), metadata=BY_SITE)
     answers: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -204,7 +204,12 @@ def _member_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, secti
 
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
     return SumMember.of(
-        fl_ctx.get_identity_name(), job.method, policy, sections, job=fl_ctx.get_job_id(), startup=startup
+        fl_ctx.get_identity_name(),
+        job.method,
+        policy,
+        sections,
+        job=fl_ctx.get_job_id(),
+        startup=startup,
     )
 
 

@@ -37,11 +37,11 @@ from fedpeft.messages.types import TASKS, TOO_LARGE, Hello, Introduction, Order,
 from fedpeft.privacy import PrivacySettings, epsilon
 from fedpeft.privacy.announced import FOLDER, AnnouncementStore
 from fedpeft.privacy.dp_release import release_reply
+from fedpeft.privacy.ledger import BOOK
 from fedpeft.privacy.reply_policy import BLOCKED, allowed, check_known, has_head, only, permitted
 from fedpeft.settings import build
 
 OFF = "off"
-BOOK = "book.jsonl"
 ORDER = "fedpeft.order"
 HEADERS = {ReservedHeaderKey.CONTENT_TYPE, AppConstants.START_ROUND, AppConstants.CURRENT_ROUND}
 

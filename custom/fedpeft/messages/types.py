@@ -58,8 +58,10 @@ class Introduction(_Message):
     Args:
         version: the site's fedpeft version.
         schema: shape of every tensor the site will send, by wire key.
-        classes: size of the site's label space; the labels themselves stay at the site.
-        samples: number of samples in each split (`train`, `validation`, `test`).
+        classes: size of the site's label space; the labels themselves stay at the site. With `sum_with` of its own file
+            it is rounded as `samples`, unless the head is federated.
+        samples: number of samples in each split (`train`, `validation`, `test`); with `sum_with` of the site's own file
+            rounded to two digits, and to tens at least.
         dataset: registered name of the data set.
         procedural: whether that data set is computed and not measured on people.
         metric: by which the site's model is measured: `accuracy`, `balanced_accuracy` or `macro_f1`.
@@ -179,7 +181,7 @@ class TrainReply(_Message):
 
     Args:
         round: the round it belongs to.
-        samples: size n_k of the training split, the site's weight.
+        samples: size n_k of the training split as it was announced, the site's weight.
         metrics: six figures, None where one was not measured or is withheld: `overall` (of the test split), `open` and
             `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split), `loss_first`
             and `loss` (mean training loss of the first and the last local epoch).

@@ -14,7 +14,7 @@ from fedpeft.errors import FedpeftError
 from fedpeft.methods.aggregations import AGGREGATIONS, USUAL, Aggregation, admitted, chosen
 from fedpeft.methods.several_backbones import check_depths
 from fedpeft.methods.site_settings import check_site_settings, replaced
-from fedpeft.settings import about, between, nested, one_of, suggestion
+from fedpeft.settings import BY_SITE, about, between, nested, one_of, suggestion
 
 PRIVATE, FEDERATED = "private", "federated"
 MAX_PROBE_SAMPLES = 1_000_000
@@ -54,7 +54,7 @@ class MethodSettings:
 
     name: str = "houlsby"
     settings: Mapping[str, Any] = field(default_factory=dict)
-    site_settings: Mapping[str, Any] = field(default_factory=dict)
+    site_settings: Mapping[str, Any] = field(default_factory=dict, metadata=BY_SITE)
     aggregation: str | tuple[str, ...] = USUAL
     pia: PIASettings | Mapping[str, Any] = field(default_factory=dict)
     robust: RobustSettings | Mapping[str, Any] = field(default_factory=dict)

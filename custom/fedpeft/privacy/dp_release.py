@@ -62,8 +62,8 @@ def release_reply(
     trained = isinstance(reply, TrainReply)
     if isinstance(reply, TrainReply) and reply.sum_key:
         raise FedpeftError(
-            "an adapter under the masks of a secure sum cannot be clipped or noised: switch off method.secure_sum, or "
-            "privacy in the site's privacy.json."
+            "an adapter under the masks of a secure sum cannot be clipped or noised: switch off privacy in the site's "
+            "privacy.json, and set sum_noise in its fedpeft.json."
         )
     kind = "train" if trained else "score"
     digest = _digest(kind, order, reference, settings)

@@ -19,6 +19,8 @@ from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.files import DISK_FULL, is_full
 from fedpeft.privacy import epsilon
 
+BOOK = "book.jsonl"  # in the folder of all lineages
+
 
 @dataclass(frozen=True, slots=True)
 class Spent:

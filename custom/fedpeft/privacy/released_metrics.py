@@ -3,7 +3,7 @@
 
 The server chooses the model that they are measured on. Exact numbers of two models, or of a group of one question,
 would reveal how single samples are answered. A group with few questions is withheld. Rounding only delays that;
-`metrics: false` prevents it, and `scores: false` for the scores.
+`metrics: false` prevents it, and `scores: false` for the scores. Numbers of samples are rounded for secure sums.
 """
 
 from __future__ import annotations
@@ -22,7 +22,14 @@ LOSS_DIGITS = 3
 OVERALL = "overall"
 FILE, SCORES_FILE = "released-metrics.json", "released-scores-{task}.json"
 SCORE_DIGITS = 3
+COUNT_STEP = 10
 Metrics = dict[str, float | None]
+
+
+def rounded_count(count: int) -> int:
+    """Round a number of samples to two digits, and to tens at least, so that one sample rarely shows; 0 stays 0."""
+    step = max(COUNT_STEP, 10 ** (len(str(count)) - 2))
+    return max(step, (count + step // 2) // step * step) if count else 0
 
 
 def released_metrics(

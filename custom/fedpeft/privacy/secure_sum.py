@@ -23,14 +23,15 @@ from fedpeft.errors import SecureSumError
 from fedpeft.files import replacing
 from fedpeft.privacy import fixed_point
 from fedpeft.privacy.pairwise_masks import context_of, masked, new_secret, public_key
-from fedpeft.privacy.signed_keys import Kit, SignedKey, signed, verified
+from fedpeft.privacy.secret_seed import private
+from fedpeft.privacy.signed_keys import Kit, Offer, SignedKey, signed, verified
 from fedpeft.privacy.site_policy import LEAST_MEMBERS
 from fedpeft.states import State
 
 FILE = "secure_sum.json"
 
 
-def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
+def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
     """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
 
     Args:
@@ -39,11 +40,33 @@ def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str) -> 
         job: the job's lineage.
         round: the round that the key is for.
         site: name of the site.
+        start: what its training starts from, see `fedpeft.privacy.secret_seed`.
     """
     secret = new_secret()
-    with replacing(folder / FILE) as draft, open(draft, "w", opener=_private) as file:
+    with replacing(folder / FILE) as draft, open(draft, "w", opener=private) as file:
         json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
-    return signed(public_key(secret), kit, job=job, round=round, site=site)
+    return signed(Offer(public_key(secret), start), kit, job=job, round=round, site=site)
+
+
+def verified_offers(
+    offered: Mapping[str, SignedKey],
+    kit: Kit | None,
+    *,
+    job: str,
+    round: int,
+    site: str,
+    members: Sequence[str] | None,
+) -> dict[str, Offer]:
+    """Verify the key of every member of a sum, and that these are its members.
+
+    Args:
+        offered, kit, job, round, site, members: as in `upload`.
+
+    Raises:
+        SecureSumError: members or keys are wrong.
+    """
+    _check_members(offered, site=site, members=members)
+    return {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
 
 
 def upload(
@@ -74,8 +97,8 @@ def upload(
     Raises:
         SecureSumError: members, keys or numbers are wrong; nothing may leave then.
     """
-    _check_members(offered, site=site, members=members)
-    keys = {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
+    offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
+    keys = {name: offer.public for name, offer in offers.items()}
     secret = _take(folder / FILE, job=job, round=round)
     if keys[site] != public_key(secret):
         raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
@@ -139,7 +162,3 @@ def _take(file: Path, *, job: str, round: int) -> bytes:
             f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
         )
     return bytes.fromhex(kept["secret"])
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)

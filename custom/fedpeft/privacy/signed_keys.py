@@ -22,9 +22,10 @@ from cryptography.x509.oid import NameOID
 
 from fedpeft.errors import SecureSumError
 
-LABEL = "fedpeft secure sum key 1"
+LABEL = "fedpeft secure sum key 2"
 PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
-FIELDS = ("public", "certificate", "signature")
+FIELDS = ("public", "start", "certificate", "signature")
+START_BYTES = (0, 32)  # in the simulator there is none
 LINE, MOST_LINES = 128, 64  # a certificate of FLARE's has about 1,700 hexadecimal digits
 SignedKey = dict[str, list[str]]
 
@@ -59,18 +60,26 @@ class Kit:
         return cls(key, certificate, root)
 
 
-def signed(public: bytes, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
-    """Sign a public key and encode it in lines of hexadecimal digits; without a kit (simulator) it is unsigned."""
-    values = {"public": public, "certificate": b"", "signature": b""}
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A public key, and the digest of what its site's training starts from (`fedpeft.privacy.secret_seed`)."""
+
+    public: bytes
+    start: bytes = b""
+
+
+def signed(offer: Offer, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
+    """Sign an offer and encode it in lines of hexadecimal digits; without a kit (simulator) it is unsigned."""
+    values = {"public": offer.public, "start": offer.start, "certificate": b"", "signature": b""}
     if kit is not None:
         values["certificate"] = kit.certificate.public_bytes(Encoding.DER)
-        values["signature"] = kit.key.sign(_statement(public, job, round, site), PADDING, SHA256())
+        values["signature"] = kit.key.sign(_statement(offer, job, round, site), PADDING, SHA256())
     digits = {name: value.hex() for name, value in values.items()}
     return {name: [text[at : at + LINE] for at in range(0, len(text), LINE)] for name, text in digits.items()}
 
 
-def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> bytes:
-    """Verify that a site offered a public key for this round of this job, and return the key.
+def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> Offer:
+    """Verify that a site offered a public key for this round of this job, and return its offer.
 
     Args:
         offered: what the server passed on.
@@ -80,21 +89,22 @@ def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, rou
     Raises:
         SecureSumError: naming the site and what is wrong with its key.
     """
-    public, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
+    public, start, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
+    offer = Offer(public, start)
     if kit is None:
-        return public
+        return offer
     key = _key_of(certificate, kit.root, site)
     try:
-        key.verify(signature, _statement(public, job, round, site), PADDING, SHA256())
+        key.verify(signature, _statement(offer, job, round, site), PADDING, SHA256())
     except InvalidSignature as error:
         raise SecureSumError(
             f"the key of site {site} is not signed by it for round {round} of this job: do not trust this server."
         ) from error
-    return public
+    return offer
 
 
 def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
-    """Decode the three fields of a key on the wire, each of bounded length, the public key of 32 bytes.
+    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes.
 
     Raises:
         SecureSumError: the key is malformed.
@@ -103,6 +113,8 @@ def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
         if set(offered) != set(FIELDS) or any(len(lines) > MOST_LINES for lines in offered.values()):
             raise ValueError
         values = {name: bytes.fromhex("".join(lines)) for name, lines in offered.items()}
+        if len(values["start"]) not in START_BYTES:
+            raise ValueError
         if len(values["public"]) != 32 or any(len(line) > LINE for lines in offered.values() for line in lines):
             raise ValueError
     except (ValueError, TypeError, AttributeError) as error:
@@ -133,5 +145,5 @@ def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicK
     return key
 
 
-def _statement(public: bytes, job: str, round: int, site: str) -> bytes:
-    return json.dumps([LABEL, job, round, site, public.hex()]).encode()
+def _statement(offer: Offer, job: str, round: int, site: str) -> bytes:
+    return json.dumps([LABEL, job, round, site, offer.public.hex(), offer.start.hex()]).encode()

@@ -20,6 +20,7 @@ from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.methods.setting_limits import refused_settings
+from fedpeft.privacy.released_metrics import rounded_count
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.scheduling.settings import ALL
 from fedpeft.scheduling.settings import OWN as OWN_LAYERS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedpeft.site_job import SiteJob
 
 NOT_ALLOWED, TOO_FEW = "setting-not-allowed", "data-too-few"
+LEAST_STEPS = 4  # of an epoch where only a sum may leave: in fewer, the secret order of the samples changes little
 MOST = {
     "training.rounds": "most_rounds",
     "training.local_epochs": "most_local_epochs",
@@ -75,6 +77,11 @@ def refusals(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
         if value < least:
             yield setting, f"is {value!r}, {limit} is {least!r}"
     yield from _of_training(policy, job)
+    if policy.sum_with:
+        for setting in job.single_sites:
+            yield setting, "is set: what differs between single sites shows one site's part of a sum, or of two"
+        if job.method.aligns and job.method.pia.follows_agreement:
+            yield "method.pia", "has share='agreement', for which the server sends a number to each site by itself"
     if job.method.exchanges and job.method.secure_sum != bool(policy.sum_with):
         named = f"sum_with has {', '.join(policy.sum_with) or 'no sites'}"
         yield "method.secure_sum", f"is {job.method.secure_sum}, {named}"
@@ -124,8 +131,6 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
     chosen = job.data
     if chosen.dataset not in policy.datasets:
         yield "data.dataset", f"is {chosen.dataset!r}, datasets has {', '.join(policy.datasets) or 'none'}"
-    if policy.sum_with and job.data_of_sites:
-        yield "data.sites", "is set: whoever knows the data of the other sites can compute this site's part of a sum"
     if chosen.root is not None:
         yield "data.root", "is set: a job names a data set, and this site's roots or FEDPEFT_DATA say where it is"
     if chosen.pool:
@@ -238,10 +243,23 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
                 f"{name} is {getattr(policy, name)}, these data have {count}: this site takes no part in this job.",
                 code=TOO_FEW,
             )
+    if policy.sum_with and job.method.exchanges:
+        _check_steps(job, len(loaded.train))
     if job.schedule.scored:
         answers = len(job.answers or loaded.labels) or counts["least_answers"]
         _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=answers)
     return loaded
+
+
+def _check_steps(job: SiteJob, samples: int) -> None:
+    announced, size = rounded_count(samples), job.training.batch_size  # the refusal must tell nothing else
+    if announced < LEAST_STEPS * size:
+        raise FedpeftError(
+            f"training.batch_size is {size}, and with sum_with at least {LEAST_STEPS} batches must be in about "
+            f"{announced} training samples: lower it to {announced // LEAST_STEPS}.",
+            setting="training.batch_size",
+            code=NOT_ALLOWED,
+        )
 
 
 def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, answers: int) -> None:

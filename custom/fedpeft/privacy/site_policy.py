@@ -24,6 +24,7 @@ from fedpeft.data.window import window_of
 from fedpeft.errors import FedpeftError, LocalError
 from fedpeft.importance.registry import SCORES
 from fedpeft.methods import METHODS
+from fedpeft.privacy.settings import PrivacySettings
 from fedpeft.scheduling.solvers import SOLVERS
 from fedpeft.settings import at_least, build, one_of
 
@@ -127,9 +128,11 @@ class SitePolicy:
         head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
             how often each answer occurs.
         sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
-            without `method.secure_sum`, with other sites, or with `data.sites`, is refused. Empty: adapters leave as
-            they are, and a job with `method.secure_sum` is refused, because its members would be for the server to
-            choose.
+            without `method.secure_sum`, with other sites, or with a setting for single sites, is refused. Empty:
+            adapters leave as they are, and a job with `method.secure_sum` is refused, because its members would be for
+            the server to choose.
+        sum_noise: with `sum_with`: `clip`, `noise` and the others of `privacy` in `local/privacy.json`, with which an
+            adapter is clipped and noised before it is masked. Empty: it is not.
         kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
             for so long, whatever the server says.
         kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
@@ -186,6 +189,7 @@ class SitePolicy:
     metrics: bool = True
     head: bool = False
     sum_with: tuple[str, ...] = ()
+    sum_noise: Mapping[str, Any] = field(default_factory=dict)
     kept_days: float = 7.0
     kept_gib: float = 100.0
 
@@ -206,6 +210,8 @@ class SitePolicy:
                 f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
                 f"{LEAST_MEMBERS}, because each of two learns the other's adapter."
             )
+        if self.noise_of_sums and not self.sum_with:
+            raise FedpeftError("sum_noise is set without sum_with: name the sites of the sum, or leave it out.")
         for split in self.splits:
             one_of("splits", split, SPLITS)
         for item in dataclasses.fields(self):
@@ -220,6 +226,11 @@ class SitePolicy:
             raise FedpeftError("validation_fraction must be at least 0, and test_fraction above 0.")
         if self.validation_fraction + self.test_fraction >= 1:
             raise FedpeftError("validation_fraction and test_fraction leave nothing to train on: lower them.")
+
+    @property
+    def noise_of_sums(self) -> PrivacySettings | None:
+        """The settings of `sum_noise`; None where it is empty."""
+        return build(PrivacySettings, self.sum_noise, section="sum_noise", source=FILE) if self.sum_noise else None
 
 
 def read_policy(file: Path) -> SitePolicy:

@@ -12,7 +12,7 @@ import numpy as np
 from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
 from fedpeft.seeds import derive
-from fedpeft.settings import MAX_ROUNDS, at_least, between, build, no_settings, one_of
+from fedpeft.settings import BY_SITE, MAX_ROUNDS, at_least, between, build, no_settings, one_of
 
 if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
@@ -93,11 +93,11 @@ class ScheduleSettings:
     score_samples: int = 16
     budget: int = 0
     budget_range: tuple[int, ...] = ()
-    site_budgets: Mapping[str, int] = field(default_factory=dict)
+    site_budgets: Mapping[str, int] = field(default_factory=dict, metadata=BY_SITE)
     weight_importance: float = 1.0
     weight_diversity: float = 1.0
     clients_per_round: int = 0
-    joins: Mapping[str, int] = field(default_factory=dict)
+    joins: Mapping[str, int] = field(default_factory=dict, metadata=BY_SITE)
 
     def __post_init__(self) -> None:
         one_of("solver", self.solver, (ALL, OWN, *scheduling.names()))

@@ -60,9 +60,10 @@ def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
-    unanswerable, questions = values.pop("unanswerable"), values["samples"]["test"]
+    unanswerable, questions, facts = (values.pop(name) for name in ("unanswerable", "questions", "facts"))
     line = f"{unanswerable} of {questions} test answers are not in the training data; these questions count as wrong"
-    key = member.offer(folder, job=hello.lineage, round=hello.finished + 1)
+    facts = {"own": values["finished"], "data": facts}
+    key = member.offer(folder, job=hello.lineage, round=hello.finished + 1, facts=facts)
     introduction = Introduction(version=fedpeft.__version__, **values, sum_key=key, state=answer.state)
     accept(introduction, site.run)
     return introduction, line * bool(unanswerable)
@@ -84,7 +85,9 @@ def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
     stacked, folder = member.method.rule.stacks, site.folder_of(order)
     state = apply_delta(folder, order.state, base=order.base, version=order.version, stacked=stacked)
     request = {"do": training_process.TRAIN, "round": order.round, "layers": order.layers, "scored": order.scored}
-    answer = site.request({**request, "part": order.part, "folder": str(folder)}, state)
+    salt = member.salt(folder, order, received=state)
+    answer = site.request({**request, "part": order.part, "salt": salt, "folder": str(folder)}, state)
+    facts = {"own": order.round, "data": answer.values["facts"]}
     measured, samples = answer.values["metrics"], answer.values["samples"]
     metrics: dict[str, float | None] = {name: measured.get(name) for name in METRICS}
     scores = answer.values["scores"]
@@ -106,7 +109,7 @@ def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
         seconds=answer.seconds,
         problem="",
         attempts=answer.attempts,
-        sum_key=member.offer(folder, job=order.lineage, round=order.round + 1),
+        sum_key=member.offer(folder, job=order.lineage, round=order.round + 1, facts=facts),
         state=sent,
     )
     return reply, f"round {order.round}: training loss {measured['loss']:.3f}"

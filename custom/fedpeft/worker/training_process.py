@@ -117,8 +117,8 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
     sent = learner.first_state()
     values = {
         "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
-        "classes": len(learner.vocabulary),
-        "samples": {split: len(examples) for split, examples in learner.data.splits().items()},
+        "classes": learner.announced_classes,
+        "samples": learner.announced,
         "dataset": learner.dataset,
         "procedural": is_procedural(learner.dataset),
         "metric": learner.data.metric,
@@ -133,6 +133,8 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "baseline": baseline(learner.data),
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
+        "questions": len(learner.data.test),
+        "facts": learner.facts,
     }
     return values, sent if initial else {}
 
@@ -159,12 +161,20 @@ def _score(learner: Learner, state: State, *, round: int) -> Answer:
 
 
 def _train(
-    learner: Learner, state: State, *, round: int, layers: list[int] | None, scored: bool, part: float = 0.0
+    learner: Learner,
+    state: State,
+    *,
+    round: int,
+    layers: list[int] | None,
+    scored: bool,
+    part: float = 0.0,
+    salt: str = "",
 ) -> Answer:
+    learner.salt = salt
     update = learner.train_round(round, state, layers, part=part)
     scores = learner.score_trained(round) if scored else []
     values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
-    values["validation"] = len(learner.data.validation)
+    values |= {"validation": len(learner.data.validation), "facts": learner.facts}
     return values, update.state
 
 
