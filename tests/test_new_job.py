@@ -196,12 +196,14 @@ def test_a_folder_is_shown_without_a_job(clinics, capsys):
     assert list(Path().iterdir()) == []
 
 
-def test_a_job_goes_before_a_folder_with_its_name(clinics, capsys, monkeypatch):
+def test_a_name_of_a_job_and_of_a_folder_is_refused(clinics, capsys, monkeypatch):
     monkeypatch.chdir(clinics.parent)
     clinics.rename("vqa_rad")
     assert cli.main(["data", "./vqa_rad"]) == 0
     assert "class folders" in capsys.readouterr().out
-    assert cli.main(["data", "vqa_rad"]) == 1  # the job, whose data are not there
+    assert cli.main(["data", "vqa_rad"]) == 1
+    assert "'vqa_rad' is a job and a folder here: write jobs/vqa_rad or ./vqa_rad." in capsys.readouterr().err
+    assert cli.main(["data", "jobs/vqa_rad"]) == 1  # the job, whose data are not there
     assert "No data folder for 'vqa_rad'" in capsys.readouterr().err
 
 

@@ -17,11 +17,11 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     """Return the `app_configs` folder and the job that are meant by a job's name or folder; "" for a folder of data.
 
     Args:
-        what: as it was typed. A job goes before a folder of data with its name; `./NAME` is the folder.
+        what: as it was typed; `./NAME` is the folder, also where a job has that name, and `jobs/NAME` the job.
         configs: the folder that was typed; None: the usual one.
 
     Raises:
-        FedpeftError: it is neither.
+        FedpeftError: it is neither, or both.
     """
     folder = Path(what)
     if configs is None and (folder / "meta.json").is_file():
@@ -29,6 +29,8 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     configs = configs or usual_configs()
     name, known = name_of(what), known_jobs(configs)
     if name in known and not what.startswith(("./", "../", "/")):
+        if name == what and folder.is_dir():
+            raise FedpeftError(f"{what!r} is a job and a folder here: write jobs/{what} or ./{what}.")
         return configs, name
     if folder.is_dir():
         return configs, ""

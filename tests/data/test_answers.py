@@ -25,6 +25,9 @@ def _example(answer: str, *alternatives: str) -> Example:
         ("Heart \tlungs", "heart lungs"),
         ("T1-Weighted, L2/3", "t1-weighted, l2/3"),
         ("CTA -  CT Angiography", "cta - ct angiography"),
+        ("O\u0308de\u0300me", "\u00f6d\u00e8me"),  # as macOS decomposes letters
+        ("\ufeffyes\u200b \u00ad", "yes"),
+        ("\u0130", "i\u0307"),
     ],
 )
 def test_an_answer_has_one_normal_form(answer, normal):
@@ -32,7 +35,7 @@ def test_an_answer_has_one_normal_form(answer, normal):
     assert normalize(normal) == normal
 
 
-@pytest.mark.parametrize("answer", ["", " \t", None, True, 2.5, ["yes"]])
+@pytest.mark.parametrize("answer", ["", " \t", "\u200b", None, True, 2.5, ["yes"]])
 def test_what_is_no_answer_is_refused(answer):
     with pytest.raises(DataError, match="an answer is"):
         normalize(answer)

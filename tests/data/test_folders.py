@@ -3,11 +3,18 @@
 
 from __future__ import annotations
 
+import itertools
+import shutil
+import unicodedata
+from pathlib import Path
+
 import layouts
 import pytest
+from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.folders import find, images_below
+from fedpeft.data.folders import IMAGE_SUFFIXES, files_below, find, images_below, is_image
+from fedpeft.data.images import FORMATS
 
 
 @pytest.mark.parametrize(
@@ -68,3 +75,72 @@ def test_images_are_known_by_name_without_extension(tmp_path):
     layouts.picture(tmp_path / "synpic1.png")
     with pytest.raises(DataError, match=r"Both .* are there; keep one"):
         images_below(tmp_path)
+
+
+def test_linked_folders_are_entered_but_none_that_holds_the_link(tmp_path):
+    archive = tmp_path / "archive"
+    for name in ("a/1.png", "b/2.png", ".hidden/3.png", "__MACOSX/4.png"):
+        layouts.picture(archive / name)
+    root = tmp_path / "root"
+    layouts.picture(root / "0.png")
+    (root / "linked").symlink_to(archive)
+    (archive / "b" / "again").symlink_to(root)
+    (archive / "b" / "up").symlink_to(archive)
+    (root / "gone").symlink_to(tmp_path / "nowhere")
+    names = [file.relative_to(root).as_posix() for file in files_below(root)]
+    assert names == ["0.png", "linked/a/1.png", "linked/b/2.png"]
+
+
+def test_links_that_lead_into_each_other_do_not_go_on_for_ever(tmp_path, monkeypatch):
+    folders = [tmp_path / str(number) for number in range(8)]
+    for folder in folders:
+        folder.mkdir()
+    for folder, other in itertools.permutations(folders, 2):
+        (folder / other.name).symlink_to(other)
+    monkeypatch.setattr("fedpeft.data.folders.MAX_FOLDERS", 1000)
+    with pytest.raises(DataError, match="more than 1,000 folders below it: remove links to folders"):
+        files_below(tmp_path)
+
+
+@pytest.mark.parametrize("form", ["NFC", "NFD"])
+@pytest.mark.parametrize("dataset", ["class_folders", "ham10000"])
+def test_images_in_linked_folders_are_loaded(tmp_path, dataset, form):
+    names = unicodedata.normalize(form, "na\u0308vus"), "melanoma"
+    ids = {name: [f"{name}-{number}" for number in range(12)] for name in names}
+    for name in names:
+        layouts.pictures(tmp_path / "archive" / name, ids[name])
+        for number, image in enumerate(ids[name]):
+            layouts.picture(tmp_path / "root" / name / f"p{number}" / f"{image}.png")
+        (tmp_path / "root" / name / "linked").symlink_to(tmp_path / "archive" / name)
+    if dataset == "ham10000":
+        shutil.rmtree(tmp_path / "root")
+        (tmp_path / "root").mkdir()
+        for name in names:
+            (tmp_path / "root" / name).symlink_to(tmp_path / "archive" / name)
+        rows = [
+            f"l{image},{image},{kind}" for name, kind in zip(names, ("nv", "mel"), strict=True) for image in ids[name]
+        ]
+        layouts.lines(tmp_path / "root" / "HAM10000_metadata.csv", ["lesion_id,image_id,dx", *rows])
+    data = load(DataSettings(dataset=dataset, root=tmp_path / "root"))
+    assert sum(map(len, data.splits().values())) == (48 if dataset == "class_folders" else 24)
+    assert data.left_out == ()
+    classes = {"n\u00e4vus", "melanoma"} if dataset == "class_folders" else {"melanocytic nevus", "melanoma"}
+    assert {example.answer for example in data.train} == classes
+
+
+@pytest.mark.parametrize(("written", "stored"), [("NFC", "NFD"), ("NFD", "NFC"), ("NFD", "NFD")])
+def test_a_table_names_a_file_in_any_unicode_form(tmp_path, written, stored):
+    names = [f"\u00e9cho/\u00e9chographie-{number}.png" for number in range(20)]
+    for name in names:
+        layouts.picture(tmp_path / unicodedata.normalize(stored, name))
+    rows = [f"{unicodedata.normalize(written, name)},Lesion?,{number % 2}" for number, name in enumerate(names)]
+    layouts.lines(tmp_path / "manifest.csv", ["image,question,answer", *rows])
+    data = load(DataSettings(dataset="manifest", root=tmp_path))
+    assert {e.image_id for part in data.splits().values() for e in part} == set(names)
+
+
+def test_every_format_that_is_read_counts_as_an_image_in_a_folder():
+    known = {suffix for suffix, kind in Image.registered_extensions().items() if kind in FORMATS}
+    assert known - IMAGE_SUFFIXES == {".apng", ".pfm"}  # of several frames; of more than 8 bits
+    assert known >= IMAGE_SUFFIXES
+    assert all(is_image(Path(f"1{suffix.upper()}")) for suffix in IMAGE_SUFFIXES)

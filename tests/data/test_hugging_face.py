@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import pickle
@@ -169,15 +170,67 @@ def test_what_is_incomplete_is_counted(tmp_path):
     rows[0]["answer"], rows[1]["question"], rows[2]["image"], rows[3]["answer"] = None, " ", None, ""
     _parquet(tmp_path / "data" / "train-00000-of-00002.parquet", rows[:12])
     _parquet(tmp_path / "data" / "train-00001-of-00002.parquet", rows[12:])
-    _parquet(tmp_path / "data" / "unlabelled-00000-of-00001.parquet", _rows(50, 2))
     data = _load(tmp_path)
-    assert dict(data.left_out) == {
-        "no image or several, no question or no answer": 4,
-        "its split is none of train, validation and test": 4,
-    }
-    assert len(_all(data)) + 8 == 24
+    assert dict(data.left_out) == {"no image or several, no question or no answer": 4}
     assert data.notes == ("The folder has no train or no test split; all of it is split by image.",)
     assert not {e.image_id for e in data.train} & {e.image_id for e in data.test}
+    _parquet(tmp_path / "data" / "unlabelled-00000-of-00001.parquet", _rows(50, 2))
+    with pytest.raises(DataError, match=r"no test split, and rows of splits with other names \(unlabelled\): call"):
+        _load(tmp_path)
+    _parquet(tmp_path / "data" / "test-00000-of-00001.parquet", _rows(60, 2))
+    data = _load(tmp_path)
+    assert dict(data.left_out)["its split is none of train, validation and test"] == 4
+    assert len(data.test) == 4
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("data/train-00000-of-00001-0123456789abcdef", "data/test-00000-of-00001-fedcba9876543210"),
+        ("vqa_train", "vqa_test"),
+        ("data/my-training-file", "data/my.testing.file"),
+        ("train/part-0", "test/part-0"),
+        ("default/train/0000", "default/partial-test/0000"),
+    ],
+)
+def test_a_published_split_stays_whatever_wrote_its_name(tmp_path, names):
+    for number, name in enumerate(names):
+        _parquet(tmp_path / f"{name}.parquet", _rows(20 * number, 8))
+    data = _load(tmp_path)
+    published = [hashlib.sha256(_png(20 + number // 2)).hexdigest() for number in range(16)]
+    assert [example.image_id for example in data.test] == published
+    assert len(data.train) + len(data.validation) == 16
+    assert data.notes == ()
+
+
+@pytest.mark.parametrize(
+    ("names", "sentence"),
+    [
+        (("train-00000-of-00001", "more"), "more.parquet names no split, and other files do: name it like one"),
+        (("train-or-test", "test"), "train-or-test.parquet is named like test and train; name it like one split"),
+    ],
+)
+def test_a_name_that_is_not_understood_is_refused(tmp_path, names, sentence):
+    for name in names:
+        _parquet(tmp_path / f"{name}.parquet", _rows(0, 8))
+    with pytest.raises(DataError, match=sentence):
+        _load(tmp_path)
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_class_without_a_known_number_is_missing(tmp_path, listed):
+    feature = {"names": ["no", "yes"], "_type": "ClassLabel"}
+    features = {"answer": [feature] if listed else feature}
+    for split, count in (("train", 12), ("test", 6)):
+        rows = [{**row, "answer": [n % 2] if listed else n % 2} for n, row in enumerate(_rows(20 * len(split), count))]
+        if split == "test":
+            rows[0]["answer"] = [-1] if listed else -1
+        metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+        table = pa.Table.from_pylist(rows).replace_schema_metadata(metadata)
+        pq.write_table(table, tmp_path / f"{split}.parquet")
+    data = _load(tmp_path)
+    assert {example.answer for example in data.test} == {"no", "yes"}
+    assert dict(data.left_out) == {"no image or several, no question or no answer": 1}
 
 
 def test_missing_values_are_left_out_and_what_is_published_twice_or_differently_is_noted(tmp_path):

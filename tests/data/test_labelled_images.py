@@ -78,6 +78,12 @@ def test_nih_with_the_owners_lists_has_their_split(nih):
     assert counted(site) == (38, {"its image is not there": 1, "it is in neither list": 2})
 
 
+def test_nih_with_one_of_the_owners_lists_is_not_split_again(nih):
+    (nih / "test_list.txt").write_text("00000001_000.png\n")
+    with pytest.raises(DataError, match=r"holds 'test_list.txt' alone, of .*; put both there, or neither"):
+        load("nih_cxr14", nih)
+
+
 def test_nih_lists_that_overlap_and_a_table_that_repeats_are_refused(nih):
     (nih / "train_val_list.txt").write_bytes(b"\xef\xbb\xbf00000000_000.png\n00000001_000.png\n")
     (nih / "test_list.txt").write_text("00000001_000.png\n")
@@ -176,8 +182,16 @@ def test_ham10000_is_split_by_lesion(ham):
     lesions = [{e.group for e in split} for split in site.splits().values()]
     assert sum(map(len, lesions)) == 14
     assert site.metric == BALANCED_ACCURACY
-    (ham / "HAM10000_metadata").rename(ham / "HAM10000_metadata.csv")
+    table = (ham / "HAM10000_metadata").rename(ham / "HAM10000_metadata.csv")
     assert load("ham10000", ham) == site
+    cells = [line.split(",") for line in table.read_text().splitlines()]
+    table.unlink()
+    quoted = "\n".join("\t".join(f'"{cell}"' for cell in row) for row in cells)
+    for name in ("HAM10000_metadata.tab", "HAM10000_metadata"):  # as Dataverse serves it
+        table = ham / name
+        table.write_text(quoted)
+        assert load("ham10000", ham) == site
+        table.unlink()
 
 
 def test_ham10000_names_a_missing_image_and_an_unknown_class(ham):

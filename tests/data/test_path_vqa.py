@@ -45,7 +45,7 @@ def test_the_published_splits(tmp_path):
     _tree(tmp_path)
     data = _load(tmp_path)
     assert [len(part) for part in data.splits().values()] == [20, 6, 8]
-    assert (data.site, data.left_out) == ("path-vqa", (("no image, question or answer", 1),))
+    assert (data.site, data.left_out) == ("path-vqa", (("it lacks an image, a question or an answer", 1),))
     first, second = data.train[:2]
     assert (first.answer, first.closed, first.image_id) == ("fat necrosis", False, "train_0000")
     assert (second.answer, second.closed) == ("yes", True)

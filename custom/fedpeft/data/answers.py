@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Answers as classes: their normal form, whether a question is open or closed, and one vocabulary per site.
 
-Normal form: text (a whole number becomes its digits), lower case, every run of white space one blank, none at the ends.
-Punctuation stays: `t1-weighted` and `l2/3` mean something. "Yes", "yes " and "YES" are one class, "4" and 4 are one.
+Normal form: text (a whole number becomes its digits) in Unicode's composed form without characters that have no width,
+lower case, every run of white space one blank, none at the ends. Punctuation stays: `t1-weighted` and `l2/3` mean
+something. "Yes", "yes " and "YES" are one class, "4" and 4 are one.
 
 A vocabulary is made from the site's own training answers and stays on the site, like the head whose classes it names:
 its order, size and words differ from site to site, and no message carries it.
@@ -10,9 +11,10 @@ its order, size and words differ from site to site, and no message carries it.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.errors import DataError
 
@@ -21,6 +23,27 @@ if TYPE_CHECKING:
 
 YES_NO = frozenset({"yes", "no"})
 MISSING = frozenset({"", "nan", "na", "n/a", "#n/a", "<na>", "nat", "null"})  # as programs write a cell without value
+
+# joiners, marks of direction, soft hyphens, byte order marks: nobody sees them, and two texts differ by them
+_NO_WIDTH = dict.fromkeys(
+    (0x00AD, 0x2060, 0xFEFF, *range(0x200B, 0x2010), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+)
+
+
+def clean_text(text: str) -> str:
+    """Return a text in Unicode's composed form (NFC), without characters that have no width."""
+    return text if text.isascii() else unicodedata.normalize("NFC", text.translate(_NO_WIDTH))
+
+
+def clean_values(value: Any) -> Any:
+    """Return a parsed value with every text in it cleaned, see `clean_text`."""
+    if isinstance(value, str):
+        return clean_text(value)
+    if isinstance(value, list):
+        return [clean_values(one) for one in value]
+    if isinstance(value, dict):
+        return {clean_values(key): clean_values(one) for key, one in value.items()}
+    return value
 
 
 def normalize(answer: str | int) -> str:
@@ -31,7 +54,7 @@ def normalize(answer: str | int) -> str:
     """
     if isinstance(answer, bool) or not isinstance(answer, str | int):
         raise DataError(f"an answer is {type(answer).__name__}, not text or a whole number")
-    normal = " ".join(str(answer).lower().split())
+    normal = clean_text(" ".join(clean_text(str(answer)).lower().split()))  # lower case of İ is decomposed
     if not normal:
         raise DataError("an answer is empty")
     return normal
@@ -47,7 +70,7 @@ def is_missing(cell: object, *, or_none: bool = False) -> bool:
     """
     if cell is None or isinstance(cell, list):
         return cell is None
-    text = " ".join(str(cell).lower().split())
+    text = " ".join(clean_text(str(cell)).lower().split())
     return text in MISSING or (or_none and text == "none")
 
 

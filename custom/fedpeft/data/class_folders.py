@@ -17,7 +17,9 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from fedpeft.data.folders import dataset_folder
+from fedpeft.data.answers import clean_text
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import dataset_folder, files_below
 from fedpeft.data.glance import Glance, Recognized, tree
 from fedpeft.data.labelled_images import TAKES, class_example, class_folders, site_of
 from fedpeft.data.partition import SPELLINGS
@@ -39,7 +41,15 @@ def load(settings: DataSettings) -> SiteData:
     """
     root = dataset_folder(settings, (settings.site or "class_folders",))
     parts: dict[str, list[Example]] = {TRAIN: [], VALIDATION: [], TEST: []}
-    if _are_splits(names := class_folders(root)):
+    names = class_folders(root)
+    splits = {SPELLINGS[name.lower()] for name in names if name.lower() in SPELLINGS}
+    if {TRAIN, TEST} <= splits and not _are_splits(names):
+        beside = ", ".join(sorted(name for name in names if name.lower() not in SPELLINGS))
+        raise DataError(
+            f"{root} has folders of splits and others beside them ({beside:.200}): move those elsewhere, or name each "
+            f"like its split."
+        )
+    if _are_splits(names):
         for name in names:
             parts[SPELLINGS[name.lower()]] += _examples(root / name, root)
     else:
@@ -47,7 +57,7 @@ def load(settings: DataSettings) -> SiteData:
     train, validation, test = parts.values()
     split = bool(train and test)
     found = sum(map(len, parts.values()))
-    others = sum(1 for file in root.rglob("*") if file.is_file() and not _hidden(file.relative_to(root))) - found
+    others = len(files_below(root)) - found
     site = settings.site or root.resolve().name
     loaded = site_of(
         settings,
@@ -88,10 +98,9 @@ def _examples(folder: Path, root: Path) -> list[Example]:
     examples = []
     for name, files in class_folders(folder).items():
         for file in files:
-            place = file.relative_to(root)
-            if not _hidden(place):
-                group = file.parent.relative_to(folder / name).as_posix().removeprefix(".")
-                examples.append(class_example(file, name.replace("_", " "), image_id=place.as_posix(), group=group))
+            place = clean_text(file.relative_to(root).as_posix())
+            group = clean_text(file.parent.relative_to(folder / name).as_posix().removeprefix("."))
+            examples.append(class_example(file, name.replace("_", " "), image_id=place, group=group))
     return examples
 
 
@@ -123,10 +132,6 @@ def _others() -> list[Recognized]:
 
 def _are_splits(names: Iterable[str]) -> bool:
     return all(name.lower() in SPELLINGS for name in names)
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "__MACOSX")) for part in path.parts)
 
 
 DATASET = DataSet(

@@ -4,13 +4,23 @@
 from __future__ import annotations
 
 import os
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from fedpeft.data.answers import clean_text
 from fedpeft.data.errors import DataError
 from fedpeft.data.settings import DataSettings
 from fedpeft.run_names import DATA_VARIABLE
 
-IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".png", ".bmp", ".gif", ".tif", ".tiff", ".webp"})
+# of all formats that `fedpeft.data.images` reads
+IMAGE_SUFFIXES = frozenset(
+    {
+        *(".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"),
+        *(".j2c", ".j2k", ".jp2", ".jpc", ".jpf", ".jpx"),
+        *(".pbm", ".pgm", ".pnm", ".ppm"),
+    }
+)
+MAX_FOLDERS = 1_000_000  # below one; links that lead into each other make more
 _DEPTH = 4
 
 
@@ -80,15 +90,52 @@ def images_below(folder: Path) -> dict[str, Path]:
         DataError: there is no image, or two have the same name.
     """
     images: dict[str, Path] = {}
-    for path in sorted(folder.rglob("*")):
-        if not is_image(path) or "__MACOSX" in path.parts:
-            continue
-        if path.stem in images:
-            raise DataError(f"Both {images[path.stem]} and {path} are there; keep one of them.")
-        images[path.stem] = path
+    for path in filter(is_image, files_below(folder)):
+        name = clean_text(path.stem)
+        if name in images:
+            raise DataError(f"Both {images[name]} and {path} are there; keep one of them.")
+        images[name] = path
     if not images:
         raise DataError(f"The folder {folder} holds no image; unpack the data set's images there.")
     return images
+
+
+def files_below(folder: Path) -> list[Path]:
+    """Return all files below a folder, at any depth, in the order of their paths.
+
+    Links are followed, also those to folders, but not back into a folder that they lie in. Hidden files and folders are
+    left out, and what macOS adds to archives.
+
+    Raises:
+        DataError: a folder cannot be read, or there are more than `MAX_FOLDERS`.
+    """
+    files: list[Path] = []
+    waiting: list[tuple[str, frozenset[tuple[int, int]]]] = [(str(folder), frozenset())]
+    opened = 0
+    while waiting:
+        current, around = waiting.pop()
+        try:
+            stat = os.stat(current)
+            if (place := (stat.st_dev, stat.st_ino)) in around:
+                continue
+            if (opened := opened + 1) > MAX_FOLDERS:
+                raise DataError(f"{folder} has more than {MAX_FOLDERS:,} folders below it: remove links to folders.")
+            with os.scandir(current) as entries:
+                for entry in entries:
+                    if is_hidden(entry.name):
+                        continue
+                    if entry.is_dir():
+                        waiting.append((entry.path, around | {place}))
+                    elif entry.is_file():
+                        files.append(Path(entry.path))
+        except OSError as error:
+            raise DataError(f"{current} cannot be read ({error.strerror}); check its permissions.") from error
+    return sorted(files)
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a file or folder is hidden, or is what macOS adds to archives."""
+    return name.startswith((".", "__MACOSX"))
 
 
 def inside(root: Path, name: str, *, where: str) -> str:
@@ -115,7 +162,7 @@ def image_file(folder: Path, name: str, *, where: str) -> Path:
         DataError: it does not exist; the message names the row (`where`) and the file.
     """
     path = folder / name
-    if not path.is_file():
+    if not path.is_file() and (path := _in_other_form(folder, name) or path) == folder / name:
         raise missing_image(path, where=where)
     return path
 
@@ -125,6 +172,23 @@ def missing_image(path: Path, *, where: str) -> DataError:
     return DataError(f"The image {path}, named in {where}, is missing; restore the file or remove the row.")
 
 
+def _in_other_form(folder: Path, name: str) -> Path | None:
+    """Return the file whose name is the same text in another Unicode form: macOS decomposes names, tables compose."""
+    path = folder
+    for part in PurePosixPath(name).parts:
+        try:
+            changed = path.stat().st_mtime_ns
+            path = path / _by_text(path, changed)[clean_text(part)]
+        except (OSError, KeyError):
+            return None
+    return path if path.is_file() else None
+
+
+@lru_cache(maxsize=16)
+def _by_text(folder: Path, changed: int) -> dict[str, str]:
+    return {clean_text(name): name for name in os.listdir(folder)}
+
+
 def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
     level = [root]
     for _ in range(_DEPTH):
@@ -132,7 +196,7 @@ def _search(root: Path, name: str, *, folder: bool) -> list[Path]:
         matches: list[Path] = []
         for parent in level:
             for entry in sorted(os.scandir(parent), key=lambda entry: entry.name):
-                if entry.name == "__MACOSX" or entry.name.startswith("."):
+                if is_hidden(entry.name):
                     continue
                 is_folder = entry.is_dir()
                 if entry.name.lower() == name.lower() and is_folder == folder:

@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """HAM10000 (Tschandl et al., Sci Data 2018): dermatoscopy of seven kinds of lesions, 10,015 images of 7,470 lesions.
 
-    HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or HAM10000_metadata.csv)
+    HAM10000_images_part_1/, HAM10000_images_part_2/, HAM10000_metadata (or with .csv, .tab or .tsv)
 
 The owners publish no split: lesions are split here, so that no lesion is in two splits or at two sites.
 """
@@ -19,7 +19,7 @@ from fedpeft.data.settings import DataSettings
 from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("ham10000", "HAM10000")
-TABLES = ("HAM10000_metadata", "HAM10000_metadata.csv")
+TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab
 CLASSES = {
     "akiec": "actinic keratosis",
     "bcc": "basal cell carcinoma",

@@ -16,14 +16,16 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, NamedTuple
 
+from fedpeft.data.answers import clean_values
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import inside
+from fedpeft.data.folders import files_below, inside
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
 _BATCH = 64
 ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
-_SHARD = re.compile(r"(.+)-\d+-of-\d+")
+_SHARD = re.compile(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
+_WORDS = re.compile(r"[a-z]+")
 
 
 class Shard(NamedTuple):
@@ -39,7 +41,7 @@ def shards(root: Path) -> list[Shard]:
     Raises:
         DataError: there are none, of two kinds, or of several configurations.
     """
-    below = [path for path in sorted(root.rglob("*")) if not _hidden(path.relative_to(root))]
+    below = files_below(root)
     parquet = [path for path in below if path.suffix == ".parquet"]
     states = [path for path in below if path.name == "state.json"]
     if parquet and states:
@@ -55,6 +57,11 @@ def shards(root: Path) -> list[Shard]:
     homes = sorted({home for _, _, home in named})
     if len(homes) > 1:
         raise DataError(f"Both {homes[0]} and {homes[1]} hold Parquet files; let root be the folder of one of them.")
+    if any(split for _, split, _ in named) and (unnamed := [path for path, split, _ in named if not split]):
+        raise DataError(
+            f"{unnamed[0]} names no split, and other files do: name it like one, as train-00000-of-00001.parquet, or "
+            f"let root hold the files of one data set alone."
+        )
     return [Shard(path, split) for path, split, _ in named]
 
 
@@ -65,12 +72,18 @@ def columns_of(file: Path) -> tuple[tuple[str, ...], dict[str, list[str]]]:
         features = json.loads((schema.metadata or {})[b"huggingface"])["info"]["features"]
     except (KeyError, TypeError, ValueError):
         features = {}
-    classes = {
-        name: feature["names"]
-        for name, feature in features.items()
-        if isinstance(feature, dict) and isinstance(feature.get("names"), list)
-    }
-    return tuple(schema.names), classes
+    named = {name: _class_names(feature) for name, feature in features.items()} if isinstance(features, dict) else {}
+    return tuple(schema.names), {name: names for name, names in named.items() if names}
+
+
+def _class_names(feature: Any) -> list[str]:
+    """Return the names of a column's classes, also where a cell is a list of them; empty: it has no classes."""
+    if isinstance(feature, list):
+        feature = feature[0] if len(feature) == 1 else None
+    if isinstance(feature, dict) and isinstance(feature.get("feature"), dict):
+        feature = feature["feature"]
+    names = feature.get("names") if isinstance(feature, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
@@ -86,7 +99,7 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
         else:
             batches = _arrow(file).select(chosen).to_batches(max_chunksize=_BATCH)
         for batch in batches:
-            yield from zip(*(batch.column(name).to_pylist() for name in columns), strict=True)
+            yield from zip(*(map(clean_values, batch.column(name).to_pylist()) for name in columns), strict=True)
     except (OSError, ValueError) as error:
         raise _broken(file) from error
 
@@ -130,17 +143,30 @@ def _content(cell: Any) -> bytes:
     return image if isinstance(image, bytes) else b""
 
 
-def _hidden(path: Path) -> bool:
-    return any(part.startswith(".") or part == "__MACOSX" for part in path.parts)
-
-
 def _split_of(file: Path, root: Path) -> tuple[str, Path]:
-    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration."""
-    if file.stem.isdigit() and file.parent != root:
-        return file.parent.name.lower().removeprefix("partial-"), file.parent.parent
+    """Return the split that a Parquet file's name, or its folder's, has, and the folder of the configuration.
+
+    Raises:
+        DataError: the name has words of two splits.
+    """
     if shard := _SHARD.fullmatch(file.stem):
         return shard[1].lower(), file.parent
-    return (file.stem.lower() if file.stem.lower() in SPELLINGS else ""), file.parent
+    if split := _split_in(file.stem, file):
+        return split, file.parent
+    if file.parent == root:
+        return "", file.parent
+    if file.stem.isdigit():
+        return file.parent.name.lower().removeprefix("partial-"), file.parent.parent
+    split = _split_in(file.parent.name, file)
+    return split, file.parent.parent if split else file.parent
+
+
+def _split_in(name: str, file: Path) -> str:
+    """Return the split that is a word of a name, as the hub finds it; empty: there is none."""
+    splits = {SPELLINGS[word] for word in _WORDS.findall(name.lower()) if word in SPELLINGS}
+    if len(splits) > 1:
+        raise DataError(f"{file} is named like {' and '.join(sorted(splits))}; name it like one split.")
+    return splits.pop() if splits else ""
 
 
 def _saved(state: Path) -> list[Shard]:

@@ -62,6 +62,13 @@ def load(settings: DataSettings) -> SiteData:
                 left_out[_INCOMPLETE if example is None else _OTHER_SPLIT] += 1
     train, validation, test, rest = parts.values()
     divided = bool(train and test and not rest)
+    if not divided and left_out[_OTHER_SPLIT]:
+        others = sorted({shard.split for shard in files} - SPELLINGS.keys() - {""})
+        named = f" ({', '.join(others):.200})" if others else ""
+        raise DataError(
+            f"{root} has no train or no test split, and rows of splits with other names{named}: call them train, "
+            f"validation and test."
+        )
     stays = divided and settings.split == "published"
     notes = published([(split if stays else None, e) for split, examples in parts.items() for e in examples])
     if divided:
@@ -93,8 +100,10 @@ def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[s
             )
     of_file = SPELLINGS.get(shard.split, shard.split)
     for number, values in enumerate(rows(shard.file, list(columns.values()))):
-        cells = {key: _named(value, classes.get(columns[key])) for key, value in zip(columns, values, strict=True)}
-        row = Row(f"{shard.file}, row {number + 1}", cells)
+        where = f"{shard.file}, row {number + 1}"
+        named_cells = zip(columns, values, strict=True)
+        row = Row(where, {key: _named(value, classes.get(columns[key]), where) for key, value in named_cells})
+        cells = row.values
         split = of_file if "split" not in named else SPELLINGS.get(row.label("split").lower(), "other")
         image = encoded(cells["image"])
         if image is None or not all(_filled(cells[key]) for key in ("question", "answer")):
@@ -110,11 +119,15 @@ def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[s
         yield split, _example(row, images[digest], digest)
 
 
-def _named(value: Any, classes: list[str] | None) -> Any:
-    """Return the name of a class whose number a cell holds, and any other value as it is."""
-    if classes and isinstance(value, int) and 0 <= value < len(classes):
-        return classes[value]
-    return value
+def _named(value: Any, classes: list[str] | None, where: str) -> Any:
+    """Return the name of a class whose number a cell holds, None where it is not known, any other value as it is."""
+    if classes and isinstance(value, list):
+        return [_named(one, classes, where) for one in value]
+    if not classes or not isinstance(value, int):
+        return value
+    if value >= len(classes):
+        raise DataError(f"{where}: a class has the number {value}, and there are {len(classes)}; correct that row.")
+    return classes[value] if value >= 0 else None  # -1: `datasets` has no label
 
 
 def _filled(cell: Any) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import is_image
+from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
@@ -101,9 +101,9 @@ def class_folders(root: Path, *, without: Sequence[str] = ()) -> dict[str, list[
         DataError: there is no folder with an image.
     """
     found = {
-        folder.name: sorted(file for file in folder.rglob("*") if is_image(file))
+        folder.name: list(filter(is_image, files_below(folder)))
         for folder in sorted(root.iterdir())
-        if folder.is_dir() and folder.name not in without and not folder.name.startswith((".", "__MACOSX"))
+        if folder.is_dir() and folder.name not in without and not is_hidden(folder.name)
     }
     found = {name: files for name, files in found.items() if files}
     if not found:

@@ -8,18 +8,14 @@ that is none of the known ones is a column that is not read, and the notes say s
 
 from __future__ import annotations
 
-import contextlib
-import csv
-import io
 from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.records import Row, csv_rows, jsonl_rows, read_text
+from fedpeft.data.records import SEPARATORS, Row, csv_rows, header, jsonl_rows, read_text
 
 FILES = ("manifest.csv", "manifest.jsonl")
-SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 _SHOWN = 300
 
 
@@ -69,12 +65,8 @@ def table(root: Path, known: Iterable[str]) -> Table:
 
 def _separator(file: Path, known: frozenset[str]) -> str:
     """Return what is between the columns: that which gives most known names; no two may read alike."""
-    headers: dict[str, list[str]] = {separator: [] for separator in SEPARATORS}
     text = read_text(file)
-    for separator in SEPARATORS:
-        reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator)
-        with contextlib.suppress(csv.Error):  # said of the separator that is chosen, when the rows are read
-            headers[separator] = next(reader, [])
+    headers = {separator: header(text, separator) for separator in SEPARATORS}
     separator = max(headers, key=lambda one: len(known.intersection(map(_spelled, headers[one]))))
     first: dict[str, str] = {}
     for name in headers[separator]:

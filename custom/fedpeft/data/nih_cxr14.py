@@ -73,7 +73,12 @@ def load(settings: DataSettings) -> SiteData:
         ("the table does not name the image", len(files.keys() - {Path(name).stem for name in names})),
     ]
     source = "NIH ChestX-ray14 (Wang et al., CVPR 2017), real data"
-    if all((root / name).is_file() for name in LISTS):
+    lists = [name for name in LISTS if (root / name).is_file()]
+    if len(lists) == 1:
+        raise DataError(
+            f"{root} holds {lists[0]!r} alone, of {LISTS[0]!r} and {LISTS[1]!r}; put both there, or neither."
+        )
+    if lists:
         listed = [dict.fromkeys(_listed(root / file)) for file in LISTS]
         if both := listed[0].keys() & listed[1].keys():
             raise DataError(f"{LISTS[0]} and {LISTS[1]} both name {min(both)!r:.80}; put the owners' lists there.")

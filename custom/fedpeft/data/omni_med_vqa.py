@@ -33,7 +33,7 @@ from fedpeft.data.folders import dataset_folder, find, image_file, inside
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.partition import pooled
-from fedpeft.data.records import Row, json_rows, reading
+from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
@@ -124,11 +124,13 @@ def load(settings: DataSettings) -> SiteData:
     client = CLIENTS[settings.site]
     information = find(dataset_folder(settings, FOLDERS), "QA_information", folder=True)
     files = _files(information)
-    chosen, others = [], 0
+    chosen, others, incomplete = [], 0, 0
     for name in client.sets:
         rows = json_rows(_file(files, name, information), _KEYS)
-        kept = [row for row in rows if _letters(_modality(row)).startswith(client.only.get(name, ""))]
-        others += len(rows) - len(kept)
+        whole = complete(rows, ("image_path", "question", "gt_answer"))
+        incomplete += len(rows) - len(whole)
+        kept = [row for row in whole if _letters(_modality(row)).startswith(client.only.get(name, ""))]
+        others += len(whole) - len(kept)
         chosen += kept
     printed = _by_letters(settings.site)
     examples = tuple(_example(row, information.parent, printed) for row in chosen)
@@ -136,7 +138,9 @@ def load(settings: DataSettings) -> SiteData:
         settings.site,
         *pooled(examples, settings),
         f"OmniMedVQA (Hu et al., CVPR 2024), real data, {settings.site}, split by image",
-        left_out=added([("another modality of a data set of which the client has one", others)]),
+        left_out=added(
+            [("another modality of a data set of which the client has one", others), (INCOMPLETE, incomplete)]
+        ),
         notes=(*_deviations(client, examples, printed), *_absent(information)),
     )
 

@@ -19,12 +19,12 @@ import pickle
 from pathlib import Path
 from typing import Any
 
-from fedpeft.data.answers import closed_by_answer, normalize
+from fedpeft.data.answers import clean_values, closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, images_below, missing_image
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
-from fedpeft.data.records import Row, reading
+from fedpeft.data.records import INCOMPLETE, Row, complete, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
@@ -53,7 +53,7 @@ def load(settings: DataSettings) -> SiteData:
     train, validation, test = (examples for examples, _ in read.values())
     splits = arrange(settings, train=train, validation=validation, test=test)
     split = "split by image" if settings.split == "image_disjoint" else "published split"
-    left_out = added([("no image, question or answer", sum(empty for _, empty in read.values()))])
+    left_out = added([(INCOMPLETE, sum(empty for _, empty in read.values()))])
     source = f"PathVQA (He et al., 2020), real data, {split}"
     return SiteData(settings.site or "path-vqa", *splits, source, left_out=left_out)
 
@@ -61,7 +61,7 @@ def load(settings: DataSettings) -> SiteData:
 def _examples(file: Path, folder: Path) -> tuple[tuple[Example, ...], int]:
     """Return the examples of one split, and the number of rows that lack a part."""
     rows = _rows(file)
-    whole = [row for row in rows if all(row.label(key) for key in _KEYS)]
+    whole = complete(rows, _KEYS)
     known = images_below(folder)
     return tuple(_example(row, folder, known) for row in whole), len(rows) - len(whole)
 
@@ -75,7 +75,7 @@ def _rows(file: Path) -> list[Row]:
         raise DataError(f"{file} is no table of texts ({str(error)[:80]}); put the publisher's file there.") from error
     if not isinstance(records, list) or not all(isinstance(record, dict) for record in records):
         raise DataError(f"{file} is not a list of records; put the publisher's file there.")
-    return [Row(f"{file}, record {number}", record) for number, record in enumerate(records, 1)]
+    return [Row(f"{file}, record {number}", clean_values(record)) for number, record in enumerate(records, 1)]
 
 
 def _example(row: Row, folder: Path, known: dict[str, Path]) -> Example:

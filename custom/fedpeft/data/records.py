@@ -1,7 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Read rows of the publishers' files: JSON lists, JSON lines, CSV with a header, and lines with fields between bars.
 
-Every row carries its file and line number for errors. No error repeats a question or an answer.
+Texts are in one Unicode form (`clean_text`). Every row carries its file and line number for errors. No error repeats a
+question or an answer.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from fedpeft.data.answers import clean_values, is_missing
 from fedpeft.data.errors import DataError
 
+SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+INCOMPLETE = "it lacks an image, a question or an answer"
 _MOST_LEVELS = 20
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -87,9 +91,17 @@ def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     return _checked(path, rows, keys)
 
 
-def csv_rows(path: Path, keys: Iterable[str], *, separator: str = ",") -> list[Row]:
-    """Read a CSV file with a header; quoted fields may hold separators and line breaks."""
-    reader = csv.DictReader(io.StringIO(read_text(path), newline=""), delimiter=separator, strict=True)
+def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "") -> list[Row]:
+    """Read a CSV file with a header; quoted fields may hold separators and line breaks.
+
+    Args:
+        path: the file.
+        keys: columns that it must have.
+        separator: what is between the columns; empty: that of `SEPARATORS` which gives most of the keys.
+    """
+    text, keys = read_text(path), tuple(keys)
+    separator = separator or max(SEPARATORS, key=lambda each: len({*keys}.intersection(header(text, each))))
+    reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows = []
     try:
         for record in reader:
@@ -104,6 +116,20 @@ def csv_rows(path: Path, keys: Iterable[str], *, separator: str = ",") -> list[R
             f"{path}, line {reader.reader.line_num}: not valid CSV ({error}); correct that line."
         ) from error
     return _checked(path, rows, keys, columns=reader.fieldnames or ())
+
+
+def header(text: str, separator: str) -> list[str]:
+    """Return the first row of a CSV text with a separator; empty where it is none."""
+    try:
+        return next(csv.reader(io.StringIO(text, newline=""), delimiter=separator), [])
+    except csv.Error:  # said of the separator that is chosen, when the rows are read
+        return []
+
+
+def complete(rows: Sequence[Row], keys: Iterable[str]) -> list[Row]:
+    """Return the rows that have a value under all of the keys."""
+    keys = tuple(keys)
+    return [row for row in rows if not any(is_missing(row.values.get(key)) for key in keys)]
 
 
 def bar_rows(path: Path, fields: Sequence[str], *, alternatives: bool = False, separator: str = "|") -> list[Row]:
@@ -197,4 +223,4 @@ def _checked(path: Path, rows: list[Row], keys: Iterable[str], columns: Sequence
         for key in keys:
             if key not in row.values:
                 raise DataError(f"{row.where}: the key {key!r} is missing; it needs {', '.join(keys)}.")
-    return rows
+    return [Row(row.where, clean_values(row.values)) for row in rows]

@@ -17,7 +17,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
-from fedpeft.data.records import Row, json_rows, reading
+from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
@@ -40,21 +40,28 @@ def load(settings: DataSettings) -> SiteData:
     if held_out is None:
         raise DataError(f"{root} holds neither 'validate.json' nor 'validation.json'; unpack Slake1.0 there.")
     read = [_english(path) for path in (root / "train.json", held_out, root / "test.json")]
-    train, validation, test = (examples for examples, _ in read)
+    train, validation, test = (examples for examples, *_ in read)
     train, validation, test = arrange(settings, train=train, validation=validation, test=test)
     split = "split by image" if settings.split == "image_disjoint" else "published split"
     source = f"SLAKE (Liu et al., ISBI 2021), real data, English questions, {split}"
-    left_out = added([("the question is not in English", sum(others for _, others in read))])
+    left_out = added(
+        [
+            ("the question is not in English", sum(others for _, others, _ in read)),
+            (INCOMPLETE, sum(incomplete for *_, incomplete in read)),
+        ]
+    )
     return SiteData(settings.site or "slake", train, validation, test, source, left_out=left_out)
 
 
-def _english(path: Path) -> tuple[tuple[Example, ...], int]:
-    """Return the English examples of a file, and the number of its other rows."""
+def _english(path: Path) -> tuple[tuple[Example, ...], int, int]:
+    """Return the English examples of a file, and the numbers of its rows in other languages and of incomplete ones."""
     rows = json_rows(path, _KEYS)
     english = [row for row in rows if row.text("q_lang") == "en"]
     if not english:
         raise DataError(f"{path} holds no row with q_lang 'en'; put the publisher's file there.")
-    return tuple(_example(row, path.parent / "imgs") for row in english), len(rows) - len(english)
+    whole = complete(english, ("img_name", "question", "answer"))
+    examples = tuple(_example(row, path.parent / "imgs") for row in whole)
+    return examples, len(rows) - len(english), len(english) - len(whole)
 
 
 def _example(row: Row, folder: Path) -> Example:

@@ -13,14 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedpeft.data.answers import closed_by_answer, normalize
+from fedpeft.data.answers import closed_by_answer, is_missing, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import find, images_below, missing_image
-from fedpeft.data.records import Row, bar_rows, reading
+from fedpeft.data.records import INCOMPLETE, Row, bar_rows, complete, reading
 from fedpeft.data.schema import Example
 
+Parts = tuple[Example | None, ...]  # None: an incomplete row
 
-def pairs(root: Path, text: str, images: str) -> tuple[Example, ...]:
+
+def pairs(root: Path, text: str, images: str) -> Parts:
     """Read the examples of a file with lines `id|question|answer[|further accepted answer...]`.
 
     Args:
@@ -36,7 +38,7 @@ def pairs(root: Path, text: str, images: str) -> tuple[Example, ...]:
     )
 
 
-def questions_with_references(root: Path, questions: str, references: str, images: str) -> tuple[Example, ...]:
+def questions_with_references(root: Path, questions: str, references: str, images: str) -> Parts:
     """Read the examples of a test set whose questions (`id|question`) and answers (`id|answer|...`) are in two files.
 
     Raises:
@@ -65,13 +67,19 @@ def questions_with_references(root: Path, questions: str, references: str, image
 
 def example(
     row: Row, answers: Sequence[str], *, folder: Path, images: Mapping[str, Path], question_type: str = "abnormality"
-) -> Example:
-    """Make an example of a row with `id` and `question`; the first answer is the one to learn, all are accepted."""
+) -> Example | None:
+    """Make an example of a row with `id` and `question`; the first answer is the one to learn, all are accepted.
+
+    Returns None where the image, the question or every answer is missing.
+    """
+    given = [answer for answer in answers if not is_missing(answer)]
+    if not given or not complete([row], ("id", "question")):
+        return None
     image_id = row.text("id").removesuffix(".jpg")
     if image_id not in images:
         raise missing_image(folder / f"{image_id}.jpg", where=row.where)
     with reading(row):
-        normal = tuple(dict.fromkeys(normalize(answer) for answer in answers or ("",)))
+        normal = tuple(dict.fromkeys(normalize(answer) for answer in given))
     return Example(
         image=images[image_id],
         question=row.text("question"),
@@ -81,6 +89,12 @@ def example(
         question_type=question_type,
         alternatives=normal[1:],
     )
+
+
+def without_incomplete(*splits: Parts) -> tuple[list[tuple[Example, ...]], list[tuple[str, int]]]:
+    """Return the splits without rows of which `example` made none, and how many those are, as `added` takes it."""
+    whole = [tuple(each for each in split if each) for split in splits]
+    return whole, [(INCOMPLETE, sum(map(len, splits)) - sum(map(len, whole)))]
 
 
 def _once(rows: Sequence[Row]) -> dict[str, Row]:

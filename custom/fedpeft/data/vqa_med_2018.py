@@ -22,7 +22,7 @@ from fedpeft.data.records import bar_rows
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.vqa_med import example
+from fedpeft.data.vqa_med import example, without_incomplete
 from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2018", "VQA-Med-2018")
@@ -66,7 +66,8 @@ def _pairs(file: Path, root: Path, images: str) -> tuple[tuple[Example, ...], in
     examples = (
         example(row, row.values["alternatives"][:1], folder=folder, images=known, question_type="") for row in answered
     )
-    return tuple(examples), len(rows) - len(answered)
+    [whole], _ = without_incomplete(tuple(examples))
+    return whole, len(rows) - len(whole)
 
 
 ORIGIN = Origin(

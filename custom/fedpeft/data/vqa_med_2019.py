@@ -19,9 +19,9 @@ from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
 from fedpeft.data.records import Row, bar_rows
 from fedpeft.data.registry import DataSet, Origin
-from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.schema import SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.vqa_med import example
+from fedpeft.data.vqa_med import Parts, example, without_incomplete
 from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2019", "VQA-Med-2019")
@@ -36,7 +36,9 @@ def load(settings: DataSettings) -> SiteData:
         DataError: missing folder, file or image, a line that is not a pair, or an empty split.
     """
     root = dataset_folder(settings, FOLDERS)
-    train, validation, test = _pairs(root, "train", "Train_images"), _pairs(root, "val", "Val_images"), _test(root)
+    (train, validation, test), incomplete = without_incomplete(
+        _pairs(root, "train", "Train_images"), _pairs(root, "val", "Val_images"), _test(root)
+    )
     if settings.split == "paper":
         train, validation = (*train, *validation), None
     train, validation, test = arrange(settings, train=train, validation=validation, test=test)
@@ -46,10 +48,10 @@ def load(settings: DataSettings) -> SiteData:
         "paper": "train with validation against test",
     }[settings.split]
     source = f"VQA-Med 2019 (ImageCLEF), real data, {split}"
-    return SiteData(settings.site or "vqa-med-2019", train, validation, test, source)
+    return SiteData(settings.site or "vqa-med-2019", train, validation, test, source, left_out=added(incomplete))
 
 
-def _pairs(root: Path, split: str, images: str) -> tuple[Example, ...]:
+def _pairs(root: Path, split: str, images: str) -> Parts:
     by_category = {
         category: bar_rows(find(root, f"{stem}_{split}.txt"), _PAIR)
         for stem, category in CATEGORIES.items()
@@ -73,7 +75,7 @@ def _key(row: Row) -> tuple[str, ...]:
     return tuple(row.text(field) for field in _PAIR)
 
 
-def _test(root: Path) -> tuple[Example, ...]:
+def _test(root: Path) -> Parts:
     rows = bar_rows(find(root, "VQAMed2019_Test_Questions_w_Ref_Answers.txt"), ("id", "category", "question", "answer"))
     folder = find(root, "VQAMed2019_Test_Images", folder=True)
     known = images_below(folder)

@@ -16,9 +16,9 @@ from fedpeft.data.folders import dataset_folder
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.registry import DataSet, Origin
-from fedpeft.data.schema import SiteData
+from fedpeft.data.schema import SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.vqa_med import pairs, questions_with_references
+from fedpeft.data.vqa_med import pairs, questions_with_references, without_incomplete
 from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2020", "VQA-Med-2020")
@@ -39,13 +39,16 @@ def load(settings: DataSettings) -> SiteData:
         "Task1-2020-VQAnswering-Test-Images",
     )
     if settings.split == "paper":
+        (validation, test), incomplete = without_incomplete(validation, test)
         splits = pooled((*validation, *test), settings)
         split = "validation and test pooled and split by image, as in the papers"
     else:
         train = pairs(root, "VQAnswering_2020_Train_QA_pairs.txt", "VQAnswering_2020_Train_images")
+        (train, validation, test), incomplete = without_incomplete(train, validation, test)
         splits = arrange(settings, train=train, validation=validation, test=test)
         split = "split by image" if settings.split == "image_disjoint" else "published split"
-    return SiteData(settings.site or "vqa-med-2020", *splits, f"VQA-Med 2020 (ImageCLEF), real data, {split}")
+    source = f"VQA-Med 2020 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2020", *splits, source, left_out=added(incomplete))
 
 
 ORIGIN = Origin(

@@ -16,9 +16,9 @@ from fedpeft.data.folders import dataset_folder
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.registry import DataSet, Origin
-from fedpeft.data.schema import SiteData
+from fedpeft.data.schema import SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.vqa_med import pairs, questions_with_references
+from fedpeft.data.vqa_med import pairs, questions_with_references, without_incomplete
 from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2021", "VQA-Med-2021")
@@ -42,13 +42,15 @@ def load(settings: DataSettings) -> SiteData:
         "Task1-VQA-2021-TestSet-ReferenceAnswers.txt",
         "VQA-500-Images",
     )
+    (train, test), incomplete = without_incomplete(train, test)
     if settings.split == "paper":
         splits = pooled((*train, *test), settings)
         split = "validation and test pooled and split by image, as in the papers"
     else:
         splits = arrange(settings, train=train, test=test)
         split = "split by image" if settings.split == "image_disjoint" else "published split"
-    return SiteData(settings.site or "vqa-med-2021", *splits, f"VQA-Med 2021 (ImageCLEF), real data, {split}")
+    source = f"VQA-Med 2021 (ImageCLEF), real data, {split}"
+    return SiteData(settings.site or "vqa-med-2021", *splits, source, left_out=added(incomplete))
 
 
 ORIGIN = Origin(

@@ -27,7 +27,7 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, halves
-from fedpeft.data.records import Row, json_rows, reading
+from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
@@ -61,6 +61,8 @@ def load(settings: DataSettings) -> SiteData:
         raise DataError(f"site={site!r} is not a part of VQA-RAD; choose one of {WHOLE}, {', '.join(PARTS)}.")
     root = dataset_folder(settings, FOLDERS)
     train_rows, test_rows, templates = _published(root)
+    published = len(train_rows) + len(test_rows)
+    train_rows, test_rows = (complete(rows, ("image_name", "question", "answer")) for rows in (train_rows, test_rows))
     others = len(train_rows) + len(test_rows)
     if site != WHOLE:
         images = _part(site, [*train_rows, *test_rows])
@@ -68,6 +70,7 @@ def load(settings: DataSettings) -> SiteData:
     left_out = added(
         [
             ("a template that the owners do not publish as a pair", templates),
+            (INCOMPLETE, published - others),
             ("it belongs to another part of VQA-RAD", others - len(train_rows) - len(test_rows)),
         ]
     )

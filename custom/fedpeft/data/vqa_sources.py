@@ -23,7 +23,7 @@ from PIL import Image
 
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import is_image
+from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.images import open_image
 from fedpeft.data.medmnist import SETS, SIZES, SPLITS, stored_arrays
 from fedpeft.data.partition import SPELLINGS
@@ -99,7 +99,7 @@ def sources(path: Path, *, modality: str = "", anatomy: str = "", classes_are: s
 
 
 def _folders(path: Path) -> list[Path]:
-    return [e for e in sorted(path.iterdir()) if e.is_dir() and not e.name.startswith((".", "__MACOSX"))]
+    return [e for e in sorted(path.iterdir()) if e.is_dir() and not is_hidden(e.name)]
 
 
 def _holds_images(folder: Path) -> bool:
@@ -112,7 +112,7 @@ def _folder(root: Path, classes: list[Path], *, modality: str, anatomy: str, cla
         for file in sorted(filter(is_image, folder.iterdir())):
             name = f"images/{root.resolve().name}/{file.relative_to(root).as_posix()}"
             items.append(Item(name, (_class(folder),), partial(_copy, file)))
-    others = sum(1 for file in root.rglob("*") if file.is_file()) - len(items)
+    others = len(files_below(root)) - len(items)
     known = tuple(sorted({name for item in items for name in item.names}))
     site = re.sub(r"[^a-z0-9]+", "-", root.resolve().name.lower()).strip("-") or "site"
     subject = Subject(modality, anatomy, known, classes_are)

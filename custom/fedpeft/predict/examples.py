@@ -13,10 +13,10 @@ from pathlib import Path
 
 from fedpeft.client.data_facts import examples_digest
 from fedpeft.client.model_record import ModelRecord
-from fedpeft.data.answers import AnswerVocabulary, is_missing, normalize
+from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, normalize
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.errors import DataError
-from fedpeft.data.folders import inside, is_image
+from fedpeft.data.folders import files_below, inside, is_image
 from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import KINDS, optional
@@ -66,14 +66,14 @@ def of_images(named: Path, question: str | None, record: ModelRecord, *, window:
     Raises:
         FedpeftError: there is no image, or the model was trained on questions and none is given.
     """
-    question = (question or "").strip()
+    question = clean_text(question or "").strip()
     if record.asks and not question:
         raise FedpeftError("this model answers questions: give one with --question.")
     if question and not (record.asks or record.labelled):
         raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
     if not named.exists():
         raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
-    files = sorted(path for path in named.rglob("*") if is_image(path)) if named.is_dir() else [named]
+    files = list(filter(is_image, files_below(named))) if named.is_dir() else [named]
     if not files:
         raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
     names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
