@@ -21,6 +21,7 @@ from fedpeft.worker.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 3}, "data": {}, "schedule": {}}
+FACTS = {"train": 50}
 INTRODUCTION = {
     "schema": {KEY: [2, 3]},
     "classes": 3,
@@ -36,12 +37,15 @@ INTRODUCTION = {
     "finished": 0,
     "baseline": 0.5,
     "unanswerable": 0,
+    "tested": 20,
+    "facts": FACTS,
 }
 
 
 def measured(value, questions):
     metrics = dict.fromkeys(METRICS, value)
-    return {"samples": 50, "metrics": metrics, "questions": questions, "scores": [], "validation": 0}
+    counts = {"samples": 50, "questions": questions, "validation": 0}
+    return {**counts, "metrics": metrics, "scores": [], "facts": FACTS}
 
 
 class Consortium:

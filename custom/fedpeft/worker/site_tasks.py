@@ -60,7 +60,7 @@ def _introduce(hello: Hello, site: SiteContext) -> tuple[Introduction, str]:
     request = {"do": training_process.INTRODUCE, "initial": hello.initial, "finished": hello.finished}
     answer = site.request({**request, "folder": str(folder)})
     values = dict(answer.values)
-    unanswerable, questions, facts = (values.pop(name) for name in ("unanswerable", "questions", "facts"))
+    unanswerable, questions, facts = (values.pop(name) for name in ("unanswerable", "tested", "facts"))
     line = f"{unanswerable} of {questions} test answers are not in the training data; these questions count as wrong"
     facts = {"own": values["finished"], "data": facts}
     key = member.offer(folder, job=hello.lineage, round=hello.finished + 1, facts=facts)

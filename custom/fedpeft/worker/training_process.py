@@ -133,7 +133,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "baseline": baseline(learner.data),
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
-        "questions": len(learner.data.test),
+        "tested": len(learner.data.test),
         "facts": learner.facts,
     }
     return values, sent if initial else {}
