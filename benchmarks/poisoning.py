@@ -46,6 +46,7 @@ DEFENSES: dict[str, Sequence[str]] = {
     "FedPIA, median, no limit": (*HALF, OPEN, "method.robust.average=median"),
 }
 State = dict[str, torch.Tensor]
+Attack = Callable[[State, State, torch.Generator], State]
 
 
 def _noise(sent: State, start: State, generator: torch.Generator) -> State:
@@ -64,17 +65,17 @@ def _hardly_moves(sent: State, start: State, generator: torch.Generator) -> Stat
     return {key: start[key] + 1e-6 * (tensor - start[key]) for key, tensor in sent.items()}
 
 
-def _one_way(sent: State, start: State, generator: torch.Generator) -> State:
-    """As far as 9.5 of its own honest updates, in every round in the same direction."""
-    length = update_length(sent, start)
-    same = torch.Generator().manual_seed(0)
-    return {
-        key: start[key] + 9.5 * length * torch.randn(tensor.shape, generator=same).sign()
-        for key, tensor in sorted(sent.items())
-    }
+def _one_way(times: float) -> Attack:
+    """As far as so many of its own honest updates, in every round in the same direction."""
+
+    def attack(sent: State, start: State, generator: torch.Generator) -> State:
+        length, same = times * update_length(sent, start), torch.Generator().manual_seed(0)
+        signs = {key: torch.randn(tensor.shape, generator=same).sign() for key, tensor in sorted(sent.items())}
+        return {key: start[key] + length * signs[key] for key in sent}
+
+    return attack
 
 
-Attack = Callable[[State, State, torch.Generator], State]
 ATTACKS: dict[str, Attack] = {
     "nothing": lambda sent, start, generator: sent,
     "noise of 1": _noise,
@@ -84,10 +85,12 @@ ATTACKS: dict[str, Attack] = {
 FEW = ("data.train_size=32", "data.validation_size=4", "data.test_size=4", *FEDAVG)
 ROUNDS = 12
 SLOW = (*FEW, f"training.rounds={ROUNDS}", "training.decay=none")
-DEFENSES_OF_SLOW = {
-    "mean, no limit": (OPEN,),
-    "mean (the default)": (),
-    "median": ("method.robust.average=median",),
+MEDIAN = "method.robust.average=median"
+ONE_WAY: dict[str, tuple[float, Sequence[str]]] = {  # as many of its updates in every round; settings
+    "9 of its updates, mean, no limit": (9.0, (OPEN,)),
+    "9 of its updates, mean (the default)": (9.0, ()),
+    "3 of its updates, mean (the default)": (3.0, ()),
+    "3 of its updates, median": (3.0, (MEDIAN,)),
 }
 SITES = ("slake", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 
@@ -163,14 +166,14 @@ def rows() -> Iterator[tuple[str, str, str]]:
         yield name, f"{len(refused)} replies were refused: {', '.join(refused) or 'none'}", lost
     for count in (3, 5):
         sites = names[-count:]
-        honest = _way(_rounds(sites, 0, _one_way, SLOW))
-        for what, rule in DEFENSES_OF_SLOW.items():
-            results = _rounds(sites, 1, _one_way, (*SLOW, *rule))
+        honest = _way(_rounds(sites, 0, ATTACKS["nothing"], SLOW))
+        for name, (times, rule) in ONE_WAY.items():
+            results = _rounds(sites, 1, _one_way(times), (*SLOW, *rule))
             refused = [result.round for result in results if POISONER in result.refused]
             others = {site for result in results for site in result.refused} - {POISONER}
             happened = f"refused in {len(refused)} of {ROUNDS} rounds" + f"; also {', '.join(others)}" * bool(others)
             lost = f"the global adapter moved {_way(results) / honest:.1f} times as far as without it"
-            yield f"1 of {count} sites: 9.5 of its updates in one direction, in every round; {what}", happened, lost
+            yield f"1 of {count} sites, in one direction in every round: {name}", happened, lost
     for count in (2, 3, 5):
         sites = names[-count:]
         chosen = (*SLOW, "training.patience=3", "data.validation_size=32")
