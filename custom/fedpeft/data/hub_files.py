@@ -4,6 +4,10 @@
 Rows are read in small batches. The bytes of an image stay in the file until the image is opened: then one row group of
 a Parquet file is read (a hundred rows, as `datasets` writes them), or the image's place in an Arrow file, which is
 memory-mapped. So a site needs no memory for the images that it does not look at.
+
+A stranger's file of a few kilobytes can unpack to any size: a dictionary holds a text once for all rows, zeros and
+missing values take next to nothing. So rows, what a column of a row group unpacks to, and what a batch can hold are
+limited.
 """
 
 from __future__ import annotations
@@ -23,6 +27,9 @@ from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.records import read_text
 
 _BATCH = 64
+MOST_ROWS = 5 * 10**6
+MOST_UNPACKED = 2**29  # bytes of one column in one row group
+_MOST_IN_BATCH = 2**28  # bytes that a column of a batch may have where every row is as long as its column
 ONE_READER = Lock()  # pyarrow does not say that threads may share an open file; and they find what another has read
 _SHARD = re.compile(r"(.+)-\d+-of-\d+(?:-[0-9a-f]+)?")  # until 2023 `push_to_hub` added a digest
 _WORDS = re.compile(r"[a-z]+")
@@ -90,18 +97,22 @@ def rows(file: Path, columns: Sequence[str]) -> Iterator[tuple[Any, ...]]:
     """Yield the values of some columns, row by row.
 
     Raises:
-        DataError: the file is broken.
+        DataError: the file is broken, or unpacks to more than a data set has.
     """
     chosen = list(dict.fromkeys(columns))
+    largest = _largest_column(file, chosen) if file.suffix == ".parquet" else 0
+    size = max(1, min(_BATCH, _MOST_IN_BATCH // max(1, largest)))
     try:
         if file.suffix == ".parquet":
-            batches = _parquet(file).iter_batches(_BATCH, columns=chosen, use_threads=False)
+            batches = _parquet(file).iter_batches(size, columns=chosen, use_threads=False)
         else:
             batches = _arrow(file).select(chosen).to_batches(max_chunksize=_BATCH)
         for batch in batches:
             yield from zip(*(map(clean_values, batch.column(name).to_pylist()) for name in columns), strict=True)
     except (OSError, ValueError) as error:
         raise _broken(file) from error
+    except MemoryError as error:
+        raise _unpacks(file, "more than this process has memory for") from error
 
 
 def image_bytes(file: Path, column: str, row: int) -> bytes:
@@ -122,6 +133,8 @@ def image_bytes(file: Path, column: str, row: int) -> bytes:
             row -= count
     except (OSError, ValueError, IndexError, KeyError) as error:
         raise _broken(file) from error
+    except MemoryError as error:
+        raise _unpacks(file, "more than this process has memory for") from error
     raise _broken(file)
 
 
@@ -205,9 +218,31 @@ def _arrow(file: Path) -> Any:
 def _open_parquet(file: Path, stamp: tuple[int, int]) -> Any:
     parquet = _pyarrow("parquet")
     try:
-        return parquet.ParquetFile(file, memory_map=True, pre_buffer=False)
+        opened = parquet.ParquetFile(file, memory_map=True, pre_buffer=False)
     except (OSError, ValueError) as error:
         raise _broken(file) from error
+    _check_rows(file, opened.metadata.num_rows)
+    return opened
+
+
+def _check_rows(file: Path, count: int) -> None:
+    if count > MOST_ROWS:
+        raise _unpacks(file, f"{count:,} rows, allowed are {MOST_ROWS:,}")
+
+
+def _largest_column(file: Path, chosen: Sequence[str]) -> int:
+    """Return the bytes that the largest of some columns unpacks to in one row group.
+
+    Raises:
+        DataError: more than `MOST_UNPACKED`.
+    """
+    metadata, schema = _parquet(file).metadata, _parquet(file).schema
+    leaves = [number for number in range(metadata.num_columns) if schema.column(number).path.split(".")[0] in chosen]
+    groups = (metadata.row_group(number) for number in range(metadata.num_row_groups))
+    largest = max((group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves), default=0)
+    if largest > MOST_UNPACKED:
+        raise _unpacks(file, f"a row group of {largest >> 20:,} MiB in one column, allowed are {MOST_UNPACKED >> 20:,}")
+    return largest
 
 
 @lru_cache(maxsize=2)
@@ -224,11 +259,15 @@ def _open_arrow(file: Path, stamp: tuple[int, int]) -> Any:
     try:
         mapped = pyarrow.memory_map(str(file))
         try:
-            return ipc.open_stream(mapped).read_all()
+            table = ipc.open_stream(mapped).read_all()
         except pyarrow.ArrowInvalid:
-            return ipc.open_file(mapped).read_all()
+            table = ipc.open_file(mapped).read_all()
     except (OSError, ValueError) as error:
         raise _broken(file) from error
+    except MemoryError as error:
+        raise _unpacks(file, "more than this process has memory for") from error
+    _check_rows(file, table.num_rows)
+    return table
 
 
 def _pyarrow(module: str) -> Any:
@@ -240,6 +279,10 @@ def _pyarrow(module: str) -> Any:
         raise DataError(
             "Parquet and Arrow files need pyarrow, which is not installed: pip install 'flare-fedpeft[parquet]'."
         ) from error
+
+
+def _unpacks(file: Path, what: str) -> DataError:
+    return DataError(f"{file} unpacks to {what}: check where it comes from, or save it in smaller parts.")
 
 
 def _broken(file: Path) -> DataError:

@@ -37,6 +37,7 @@ from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 
 REQUIRED = ("image", "question", "answer")
+MOST_LETTERS = 2**16  # of a text, a short book
 _INCOMPLETE = "no image or several, no question or no answer"
 _OTHER_SPLIT = "its split is none of train, validation and test"
 
@@ -54,8 +55,9 @@ def load(settings: DataSettings) -> SiteData:
     parts: dict[str, list[Example]] = {"train": [], "validation": [], "test": [], "": []}
     left_out: Counter[str] = Counter()
     images: dict[str, Path | EncodedImage] = {}
+    texts: dict[str, str] = {}
     for shard in files:
-        for split, example in _examples(root, shard, settings.columns, images):
+        for split, example in _examples(root, shard, settings.columns, images, texts):
             if split in parts and example is not None:
                 parts[split].append(example)
             else:
@@ -88,7 +90,9 @@ def load(settings: DataSettings) -> SiteData:
     )
 
 
-def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage]) -> Any:
+def _examples(
+    root: Path, shard: Shard, named: Mapping[str, str], images: dict[str, Path | EncodedImage], texts: dict[str, str]
+) -> Any:
     """Yield the split and the example of each row of a file; None where the row is incomplete."""
     columns = {**{key: key for key in REQUIRED}, **named}
     there, classes = columns_of(shard.file)
@@ -116,7 +120,7 @@ def _examples(root: Path, shard: Shard, named: Mapping[str, str], images: dict[s
                 if isinstance(image, bytes)
                 else image_file(root, digest, where=row.where)
             )
-        yield split, _example(row, images[digest], digest)
+        yield split, _example(row, images[digest], digest, texts)
 
 
 def _named(value: Any, classes: list[str] | None, where: str) -> Any:
@@ -135,20 +139,27 @@ def _filled(cell: Any) -> bool:
     return not all(map(is_missing, entries))
 
 
-def _example(row: Row, image: Path | EncodedImage, digest: str) -> Example:
+def _example(row: Row, image: Path | EncodedImage, digest: str, texts: dict[str, str]) -> Example:
+    """Return the example of a row; equal texts are kept once, as the file's dictionaries do."""
     answers = row.values["answer"]
+
+    def once(text: str) -> str:
+        if len(text) > MOST_LETTERS:
+            raise DataError(f"{row.where}: a text of {len(text):,} letters, allowed are {MOST_LETTERS:,}; shorten it.")
+        return texts.setdefault(text, text)
+
     with reading(row):
         entries = answers if isinstance(answers, list) else [answers]
-        normal = tuple(dict.fromkeys(normalize(entry) for entry in entries if _filled(entry)))
+        normal = tuple(dict.fromkeys(once(normalize(entry)) for entry in entries if _filled(entry)))
         kind = row.label("answer_type")
         closed = closed_by_type(kind) if kind else closed_by_answer(normal[0])
     return Example(
         image=image,
-        question=row.text("question"),
+        question=once(row.text("question")),
         answer=normal[0],
         closed=closed,
-        image_id=row.label("id") or digest,
-        question_type=row.label("question_type"),
+        image_id=once(row.label("id") or digest),
+        question_type=once(row.label("question_type")),
         alternatives=normal[1:],
     )
 

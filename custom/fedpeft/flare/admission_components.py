@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
@@ -18,6 +19,7 @@ from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, 
 from fedpeft.flare.frame_limits import limit_frames
 from fedpeft.flare.job_failures import guard_job_failures
 from fedpeft.flare.job_request_guards import guard_job_requests
+from fedpeft.flare.local_connections import guard_local_connections
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.site_request_guards import check_job_id, guard_requests
 
@@ -25,11 +27,18 @@ logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
 
 
+def _keep_from_other_users() -> None:
+    """No other user of the machine reads what this process and those that it starts write, or connects to them."""
+    os.umask(0o077)
+    guard_local_connections()
+
+
 class SubmissionGuard(FLComponent):
     """At the server, in its own process and in each job's: checks submitted jobs, and what sites request and report."""
 
     def __init__(self) -> None:
         super().__init__()
+        _keep_from_other_users()
         guard_configurations()
         guard_submissions()
         guard_cell_requests()
@@ -43,6 +52,7 @@ class AdmittedAppDeployer(AppDeployer):
     """At a site, as `app_deployer`: checks a job's archive before FLARE parses it, and refuses other requests."""
 
     def __init__(self) -> None:
+        _keep_from_other_users()
         guard_configurations()
         guard_deployments()
         guard_requests()

@@ -24,6 +24,7 @@ from fedpeft.federation import LATEST
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
+from fedpeft.flare.local_connections import guard_local_connections
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import from_model, note_kind, to_model
 from fedpeft.flare.progress import report_progress
@@ -128,6 +129,7 @@ class FederationController(ModelController):
             return
         if is_simulated(fl_ctx):
             register_early()
+            guard_local_connections()
             self._fork_server = fork_server.start()
         super().control_flow(abort_signal, fl_ctx)
 

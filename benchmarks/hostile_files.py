@@ -1,0 +1,250 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Data files that a stranger made, read as a site reads them: Parquet and Arrow tables, and reports in XML.
+
+Each is written and then read in a process of its own, which may take 4 GB. The largest memory is that of the reading
+process, of which 0.3 GB are Python, PyArrow and what they import.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from PIL import Image
+
+READER = """
+import resource, sys, json
+from pathlib import Path
+resource.setrlimit(resource.RLIMIT_DATA, (4 * 10**9, 4 * 10**9))
+from fedpeft.data import DataError, DataSettings, load
+from fedpeft.data.images import open_image
+said = {}
+try:
+    site = load(DataSettings(dataset=sys.argv[1], root=sys.argv[2]))
+    examples = [*site.train, *site.validation, *site.test]
+    for example in examples:
+        open_image(example.image)
+    said["what"] = f"read: {len(examples):,} examples, {sum(n for _, n in site.left_out):,} left out"
+except DataError as error:
+    said["what"] = str(error)
+except MemoryError:
+    said["what"] = "MemoryError: more than 4 GB"
+except Exception as error:
+    said["what"] = f"{type(error).__name__}: {error}"
+status = Path("/proc/self/status").read_text()
+said["peak"] = int(status.partition("VmHWM:")[2].split()[0]) / 1e6
+print(json.dumps(said))
+"""
+SECONDS = 120  # for the slowest
+FUZZED = 300
+Row = tuple[str, str, str]
+
+
+def _png(seed: int = 0) -> bytes:
+    content = io.BytesIO()
+    Image.frombytes("RGB", (8, 8), random.Random(seed).randbytes(192)).save(content, "png")
+    return content.getvalue()
+
+
+def _sound(count: int = 12, **changes: object) -> list[dict]:
+    return [
+        {"image": {"bytes": _png(n), "path": ""}, "question": f"Question {n}?", "answer": "yes", **changes}
+        for n in range(count)
+    ]
+
+
+def _write(folder: Path, columns: dict, name: str = "data.parquet", **options: object) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    table = columns if isinstance(columns, pyarrow.Table) else pyarrow.table(columns)
+    pyarrow.parquet.write_table(table, folder / name, compression="zstd", **options)
+
+
+def _of_rows(folder: Path, rows: list[dict], **options: object) -> None:
+    import pyarrow
+
+    _write(folder, pyarrow.Table.from_pylist(rows), **options)
+
+
+def _repeated(folder: Path, megabytes: int, rows: int) -> None:
+    """One long text, written once in a dictionary and repeated by its number."""
+    import pyarrow
+
+    texts = pyarrow.DictionaryArray.from_arrays(
+        pyarrow.array([0] * rows, pyarrow.int32()), pyarrow.array(["x" * megabytes * 10**6])
+    )
+    image = pyarrow.array([_png()] * rows)
+    _write(folder, {"image": image, "question": texts, "answer": pyarrow.array(["yes"] * rows)})
+
+
+def _zeros(folder: Path, megabytes: int, rows: int) -> None:
+    """Images of nothing but zeros, which are packed to a ten-thousandth."""
+    cells = [b"\0" * megabytes * 10**6] * rows
+    _write(folder, {"image": cells, "question": ["?"] * rows, "answer": ["yes"] * rows}, use_dictionary=False)
+
+
+def _nulls(folder: Path, rows: int) -> None:
+    """Rows without a value, of which a file needs a few bytes for a million."""
+    import pyarrow
+
+    part = pyarrow.table({name: pyarrow.nulls(10**6, pyarrow.string()) for name in ("image", "question", "answer")})
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetWriter(folder / "data.parquet", part.schema, compression="zstd") as writer:
+        for _ in range(rows // 10**6):
+            writer.write_table(part)
+
+
+def _arrow_nulls(folder: Path) -> None:
+    """An Arrow file of rows of type null, which take no bytes at all."""
+    import pyarrow
+
+    names = ["image", "question", "answer"]
+    rows = pyarrow.Array.from_buffers(pyarrow.null(), 2**40, [None])
+    table = pyarrow.Table.from_batches([pyarrow.RecordBatch.from_arrays([rows] * 3, names)])
+    with pyarrow.ipc.new_stream(folder / "data.arrow", table.schema) as stream:
+        stream.write_table(table)
+    (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}], "_split": "train"}))
+
+
+def _nested(folder: Path, depth: int) -> None:
+    import pyarrow
+
+    kind = pyarrow.string()
+    for _ in range(depth):
+        kind = pyarrow.list_(kind)
+    rows = 8
+    columns = {"image": pyarrow.array([_png()] * rows), "question": pyarrow.nulls(rows, kind)}
+    _write(folder, {**columns, "answer": pyarrow.array(["yes"] * rows)})
+
+
+def _wide(folder: Path, columns: int) -> None:
+    import pyarrow
+
+    extra = {f"{'c' * 50}{n}": pyarrow.nulls(8, pyarrow.int8()) for n in range(columns)}
+    table = pyarrow.Table.from_pylist(_sound(8))
+    _write(folder, pyarrow.table({**{name: table.column(name) for name in table.column_names}, **extra}))
+
+
+def _bomb(folder: Path) -> None:
+    """A PNG of 30,000 x 30,000 pixels in 1 MB."""
+    content = io.BytesIO()
+    Image.new("1", (30_000, 30_000)).save(content, "png", optimize=True)
+    _of_rows(folder, [{**row, "image": {"bytes": content.getvalue(), "path": ""}} for row in _sound()])
+
+
+def _path(text: str) -> Callable[[Path], None]:
+    return lambda folder: _of_rows(folder, [{**row, "image": {"bytes": None, "path": text}} for row in _sound()])
+
+
+def _link(folder: Path) -> None:
+    (folder / "data.parquet").symlink_to("/dev/zero")
+
+
+PARQUET: dict[str, Callable[[Path], None]] = {
+    "nothing wrong": lambda folder: _of_rows(folder, _sound()),
+    "a text of 100 MB once in the dictionary, in 1,000 rows": lambda folder: _repeated(folder, 100, 1000),
+    "40 images of 50 MB of zeros in one row group": lambda folder: _zeros(folder, 50, 40),
+    "an image of 500 MB of zeros": lambda folder: _zeros(folder, 500, 1),
+    "a hundred million rows without a value": lambda folder: _nulls(folder, 10**8),
+    "2**40 rows of type null in an Arrow file": _arrow_nulls,
+    "questions that are lists, 200 deep": lambda folder: _nested(folder, 200),
+    "20,000 columns": lambda folder: _wide(folder, 20_000),
+    "images of 30,000 x 30,000 pixels": _bomb,
+    "/etc/passwd as an image's path": _path("/etc/passwd"),
+    "../../../../etc/passwd as an image's path": _path("../../../../etc/passwd"),
+    "a path with a zero byte": _path("a\0b.png"),
+    "a path of 1 MB": _path("a/" * 500_000),
+    "a link to /dev/zero": _link,
+}
+ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "ha"}">' for n in range(10))
+XML: dict[str, str] = {
+    "entities that expand to 10**10 letters": f"<!DOCTYPE r [{ENTITIES}]><r>&e9;</r>",
+    "an entity of the file /etc/passwd": '<!DOCTYPE r [<!ENTITY e SYSTEM "file:///etc/passwd">]><r>&e;</r>',
+    "a document type at an address": '<!DOCTYPE r SYSTEM "http://127.0.0.1:9/r.dtd"><r/>',
+    "a parameter entity": '<!DOCTYPE r [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]><r/>',
+    "elements 100,000 deep": "<a>" * 100_000 + "</a>" * 100_000,
+    "a text of 100 MB": f"<r><AbstractText Label='FINDINGS'>{'x' * 10**8}</AbstractText></r>",
+    "100,000 attributes": "<r " + " ".join(f'a{n}="1"' for n in range(60_000)) + "/>",
+    "100,000 elements": f"<r>{'<a/>' * 100_000}</r>",
+    "an undeclared entity": "<r>&nothing;</r>",
+    "an unknown encoding": '<?xml version="1.0" encoding="x-unheard-of"?><r/>',
+    "UTF-16 with a document type": "\ufeff<!DOCTYPE r [<!ENTITY e 'x'>]><r>&e;</r>",
+    "an image of the name ../../../etc/passwd": '<r><parentImage id="../../../etc/passwd"/></r>',
+}
+
+
+def parquet_rows() -> Iterator[Row]:
+    """Tables of a stranger."""
+    for name, write in PARQUET.items():
+        yield name, *_read("hugging_face", write)
+    yield f"{FUZZED} sound files with up to 20 bytes changed", *_fuzzed()
+
+
+def xml_rows() -> Iterator[Row]:
+    """Reports of a stranger, in the layout of Open-I's publisher."""
+    for name, text in XML.items():
+
+        def write(folder: Path, text: str = text) -> None:
+            (folder / "ecgen-radiology").mkdir()
+            encoding = "utf-16" if text.startswith("\ufeff") else "utf-8"
+            (folder / "ecgen-radiology" / "1.xml").write_bytes(text.removeprefix("\ufeff").encode(encoding))
+
+        yield name, *_read("open_i", write)
+
+
+def _read(dataset: str, write: Callable[[Path], None]) -> tuple[str, str]:
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        write(folder)
+        size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+        began = time.monotonic()
+        command = [sys.executable, "-c", READER, dataset, scratch]
+        try:
+            ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return "no end", f"more than {SECONDS} s, of a file of {size / 1e6:.1f} MB"
+        seconds = time.monotonic() - began
+    if ran.returncode:
+        return f"the process ended with {ran.returncode}: {ran.stderr.strip()[-200:]}", "the training process"
+    said = json.loads(ran.stdout)
+    what = " ".join(said["what"].replace(scratch, "…").split())[:400]
+    return what, f"{said['peak']:.1f} GB, {seconds:.0f} s, of a file of {size / 1e6:.1f} MB"
+
+
+def _fuzzed() -> tuple[str, str]:
+    """Sound files with changed bytes, one after the other in one process."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) / "0"
+        folder.mkdir()
+        _of_rows(folder, _sound())
+        sound = (folder / "data.parquet").read_bytes()
+        for number in range(1, FUZZED):
+            changed, rng = bytearray(sound), random.Random(number)
+            for _ in range(rng.randint(1, 20)):
+                changed[rng.randrange(len(changed))] = rng.randrange(256)
+            (Path(scratch) / str(number)).mkdir()
+            (Path(scratch) / str(number) / "data.parquet").write_bytes(changed)
+        ends: dict[str, int] = {}
+        reader = READER.replace("sys.argv[2]", "str(folder)")
+        begin, _, rest = reader.partition("said = {}\n")
+        body = "".join(f"    {line}\n" for line in ("said = {}\n" + rest).splitlines())
+        every = f"{begin}for folder in sorted(Path(sys.argv[2]).iterdir()):\n{body}    sys.stdout.flush()\n"
+        ran = subprocess.run([sys.executable, "-c", every, "hugging_face", scratch], capture_output=True, text=True)
+        lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    for line in lines:
+        what = line["what"]
+        kind = "read" if what.startswith("read: ") else "refused" if scratch in what else what.partition(":")[0]
+        ends[kind] = ends.get(kind, 0) + 1
+    said = ", ".join(f"{number} {end}" for end, number in sorted(ends.items()))
+    if ran.returncode:
+        return f"{said}; then the process ended with {ran.returncode}", "the training process"
+    return said, f"nothing; {max(line['peak'] for line in lines):.1f} GB"
