@@ -91,6 +91,8 @@ def score(
 
 def normalized(scores: Tensor, method: str) -> Tensor:
     """Return `(s - min(0, min s)) / sum`: the same order, nothing negative, the sum 1."""
+    if scores.abs().sum().isinf():
+        scores = scores / scores.abs().max()  # else their sum would make all of them 0
     lowest = scores.min().clamp(max=0)
     shifted = scores - lowest
     total = shifted.sum()
