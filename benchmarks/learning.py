@@ -83,6 +83,7 @@ METHODS: dict[str, list[str]] = {
 }
 FEW = ["method.aggregation=fedavg", "schedule.budget=4"]
 OUTPUTS = "schedule.score_settings.target=logits"
+EVER = 1000  # rounds that no run has: layers are drawn once
 LAYERS: dict[str, list[str]] = {
     **{f"f3ocus, {solver}": [*FEW, f"schedule.solver={solver}"] for solver in scheduling.names_with_front()},
     "f3ocus, exact, outputs": [*FEW, "schedule.solver=exact", OUTPUTS],
@@ -90,6 +91,7 @@ LAYERS: dict[str, list[str]] = {
     "f3ocus, exact, with reply": [*FEW, "schedule.solver=exact", "schedule.scoring=with_reply"],
     study.ALONE: [*FEW, "schedule.solver=own"],
     study.RANDOM: [*FEW, "schedule.solver=own", "schedule.score=fd"],
+    study.FIXED: [*FEW, "schedule.solver=own", "schedule.score=fd", f"schedule.every={EVER}"],
     **{
         f"4 layers, {score}": [*FEW, "schedule.solver=own", f"schedule.score={score}"]
         for score in importance.names()

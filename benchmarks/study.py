@@ -63,6 +63,7 @@ METHODS_OF_MIDDLE_WORLD = (
     OURS,
 )
 RANDOM, ALONE, OUTPUTS = "4 layers, random", "4 layers, lntk alone", "4 layers, lntk of the outputs"
+FIXED = "4 layers, random, fixed"
 LAYERS = (
     "f3ocus, exact",
     "f3ocus, nsga2",
@@ -70,6 +71,8 @@ LAYERS = (
     ALONE,
     OUTPUTS,
     RANDOM,
+    FIXED,
+    "4 layers, first_k",
     "4 layers, last_k",
     "4 layers, fishmask",
     "4 layers, snip",

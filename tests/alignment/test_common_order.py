@@ -92,6 +92,17 @@ def test_at_the_end_no_site_has_a_better_order_for_the_mean_of_the_others():
         assert spread(supports, swapped, weights) >= reached * (1 - 1e-5)
 
 
+@pytest.mark.parametrize("factor", [1e2, 1e4, 1e8, 1e16, 1e25])
+def test_neurons_much_longer_than_others_leave_the_order_of_these_as_it_is(factor):
+    supports, back = shuffled_copies(4, 16, 12, 0.05)
+    longer = torch.ones(16)
+    longer[:3] = torch.tensor([factor, factor, factor**0.5])
+    scaled = torch.stack([x * longer[order.argsort()][:, None] for x, order in zip(supports, back, strict=True)])
+    found = common_order(list(scaled), [0.25] * 4, PASSES)
+    neurons = torch.stack([order.argsort()[taken] for order, taken in zip(back, found.orders, strict=True)])
+    assert torch.equal(neurons, neurons[:1].expand_as(neurons))
+
+
 @pytest.mark.parametrize("sites", range(2, 9))
 @pytest.mark.parametrize("noise", [0.0, 2e-4, 0.01, 0.1, 0.5])
 @pytest.mark.parametrize("features", [6, 200])

@@ -55,6 +55,30 @@ def test_shuffled_copies_integrate_back_to_the_function(kind, counts, reference)
     assert any(figures["moved"] > 0 for figures in report["sites"].values())
 
 
+@pytest.mark.parametrize("reference", REFERENCES)
+def test_shuffled_copies_of_a_narrow_adapter_integrate_back(reference):
+    for seed in range(10):
+        rng = generator(seed)
+        down, up = torch.randn(8, 1, generator=rng), torch.randn(1, 8, generator=rng)
+        orders = [torch.randperm(8, generator=rng) for _ in range(5)]
+        copies = [Bottleneck(down[order], None, up[:, order], None) for order in orders]
+        merged = barycenter(copies, weights=[1, 2, 3, 4, 5], reference=reference)
+        h = torch.randn(32, 1, generator=rng)
+        expected = torch.nn.functional.silu(h @ down.T) @ up.T
+        outputs = torch.nn.functional.silu(h @ merged.down.T) @ merged.up.T
+        torch.testing.assert_close(outputs, expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-170, 1e170])
+def test_the_largest_and_smallest_numbers_of_double_precision_integrate(scale):
+    rng = generator(4)
+    down, up = torch.randn(6, 4, generator=rng, dtype=torch.float64), torch.randn(4, 6, generator=rng).double()
+    order = torch.randperm(6, generator=rng)
+    copies = [Bottleneck(d * scale, None, u * scale, None) for d, u in ((down, up), (1.01 * down[order], up[:, order]))]
+    merged = barycenter(copies, gamma=0.5 / scale, reference="largest")
+    torch.testing.assert_close(merged.up / scale, up, rtol=1e-6, atol=0)
+
+
 def test_shuffled_copies_integrate_back_at_the_size_of_vilt():
     rng = generator(2)
     down, up = (0.02 * torch.randn(shape, generator=rng) for shape in ((48, 768), (768, 48)))

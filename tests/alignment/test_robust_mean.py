@@ -9,7 +9,7 @@ from scipy.optimize import minimize
 from scipy.stats import trim_mean
 
 from fedpeft.alignment import PIASettings, RobustSettings, integrate
-from fedpeft.alignment.averaging import cap_share
+from fedpeft.alignment.averaging import cap_share, fedavg_weights, pia_weights
 from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import AVERAGES, MEAN
 from fedpeft.errors import FedpeftError
@@ -63,6 +63,35 @@ def test_a_robust_average_is_what_another_way_of_computing_it_gives(rule, count,
     rows = torch.randn(count, 6, generator=generator(count), dtype=torch.float64)
     ours = robust_row(rows, RobustSettings(average=rule, attackers=attackers))
     np.testing.assert_allclose(ours, INDEPENDENT[rule](rows.numpy(), attackers), atol=2e-5)
+
+
+AT_A_ROW = {  # rows, and where the sum of distances to them is least
+    "median is a row": ([[0.0, 0.0], [10.0, -1.0], [-1.0, 10.0]], None),
+    "the row is the best": ([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.5], [-1.0, -0.5]], [0.0, 0.0]),
+    "most rows are one": ([[1.0, 2.0], [1.0, 2.0], [1.0, 2.0], [9.0, 7.0], [-3.0, 5.0]], [1.0, 2.0]),
+    "all rows are one": ([[1.0, 2.0]] * 3, [1.0, 2.0]),
+    "two rows at the median": ([[0.0, 0.0], [0.0, 0.0], [9.0, -1.0], [8.0, -2.0], [-1.0, 9.0], [-1.0, 8.0]], None),
+}
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-12, 1.0, 1e12, 1e30])
+@pytest.mark.parametrize("name", AT_A_ROW)
+def test_the_geometric_median_leaves_a_row_that_is_not_the_best_point(name, scale):
+    rows, best = AT_A_ROW[name]
+    rows = np.array(rows)
+    if best is None:
+        start = rows.mean(axis=0) + 0.1
+        options = {"xatol": 1e-10, "fatol": 1e-12}
+        best = minimize(
+            lambda p: np.linalg.norm(rows - p, axis=1).sum(), start, method="Nelder-Mead", options=options
+        ).x
+    ours = robust_row(torch.from_numpy(rows * scale), RobustSettings(average="geometric_median")).numpy() / scale
+    np.testing.assert_allclose(ours, best, atol=1e-5)
+
+
+def test_the_median_of_the_largest_numbers_is_finite():
+    rows = torch.full((2, 3), torch.finfo(torch.float32).max)
+    assert torch.equal(robust_row(rows, RobustSettings(average="median")), rows[0])
 
 
 @pytest.mark.parametrize("rule", ROBUST)
@@ -166,3 +195,10 @@ def test_no_site_has_more_than_its_share(counts, most, expected):
 def test_settings_that_make_no_sense_are_refused(changes, message):
     with pytest.raises(FedpeftError, match=message):
         RobustSettings(**changes)
+
+
+def test_counts_whose_sum_overflows_weigh_by_their_proportions():
+    assert fedavg_weights([1e308, 1e308, 5e307], PIASettings()) == pytest.approx([0.4, 0.4, 0.2])
+    assert pia_weights([1e308, 1e308], [3.0, 3.0], PIASettings()) == pytest.approx([0.5, 0.5])
+    capped = cap_share([1.5e308, 1e307, 1e307], 0.5)
+    assert capped[0] == pytest.approx(capped[1] + capped[2])

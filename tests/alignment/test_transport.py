@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from samples import generator
 
 from fedpeft.alignment import cost_matrix, transport_plan
-from fedpeft.alignment.transport import match, permutation_of
+from fedpeft.alignment.transport import compare, match, permutation_of
 from fedpeft.errors import FedpeftError
 
 SIZES = [(1, 1), (8, 8), (48, 48), (5, 9), (9, 5), (12, 24), (48, 32)]
@@ -96,6 +96,42 @@ def test_scalar_supports_are_sorted_and_cost_what_the_assignment_costs(seed):
     assert float((plan * cost).sum()) == pytest.approx(match(cost).distance(cost), rel=1e-12)
     order = permutation_of(plan)
     assert torch.equal(x[order, 0].argsort(), y[:, 0].argsort())
+
+
+@pytest.mark.parametrize("bias", [None, 0.0, 2.5])
+def test_neurons_on_a_line_are_sorted_also_with_known_distances(bias):
+    rng = generator(3)
+    x, y = torch.randn(32, 1, generator=rng), torch.randn(32, 1, generator=rng)
+    if bias is not None:
+        x, y = (torch.cat([side, torch.full((32, 1), bias)], dim=1) for side in (x, y))
+    matching, _ = compare(x, y, cost_matrix(x, y))
+    assert torch.equal(x[matching.order, 0].argsort(), y[:, 0].argsort())
+
+
+@pytest.mark.parametrize("sizes", [(12, 24), (24, 12), (5, 9)])
+@pytest.mark.parametrize("exponent", [-200, -40, -20, -14, -11, 0, 20, 200])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_the_scale_of_the_supports_does_not_change_the_plan(sizes, exponent, weighted):
+    rng = generator(5)
+    x, y = (torch.randn(n, 6, generator=rng, dtype=torch.float64) for n in sizes)
+    masses = {"client_mass": torch.full((sizes[0],), 1e308, dtype=torch.float64)} if weighted else {}
+    cost = torch.cdist(x, y)
+    plan = transport_plan(x * 10.0**exponent, y * 10.0**exponent, **masses)
+    assert float((plan * cost).sum()) == pytest.approx(optimum(cost, *map(uniform, sizes)), rel=1e-9)
+
+
+@pytest.mark.parametrize("factor", [1e3, 1e8, 1e16, 1e30])
+@pytest.mark.parametrize("wider", [0, 12])
+def test_a_neuron_far_from_all_others_leaves_their_matches_as_they_are(factor, wider):
+    rng = generator(6)
+    x = torch.randn(12, 6, generator=rng, dtype=torch.float64)
+    order = torch.randperm(12, generator=rng)
+    y = x[order] + 0.01 * torch.randn(12, 6, generator=rng, dtype=torch.float64)
+    y = torch.cat([y, y[:wider] + 0.001])  # each neuron's two halves have one place each
+    plan = transport_plan(x, y)
+    x[order[0]] *= factor
+    y[::12] *= factor
+    torch.testing.assert_close(transport_plan(x, y), plan, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e3])

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Scheduled layers with everything a site can train: the others keep their bits, everywhere."""
 
+import json
+
 import pytest
 import torch
 
@@ -51,11 +53,58 @@ def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path,
         assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
 
 
-def test_a_score_of_changes_is_equal_for_an_adapter_that_its_site_keeps_as_it_is(sections, tmp_path):
-    made = sections(*UPPER_LAYER, "schedule.score=fedselect", "method.name=adapterfusion")
+CHANGES = [*UPPER_LAYER, "schedule.score=fedselect", "method.aggregation=fedavg"]
+
+
+class Watched(Learner):
+    """Notes by how much each round's training changed the layers, in the mean over their numbers."""
+
+    changes: dict[int, float]
+
+    def fit(self, optimizer, round):
+        before = {key: parameter.detach().clone() for key, parameter in self.trainable.parameters().items()}
+        losses = super().fit(optimizer, round)
+        moved = {key: (p.detach() - before[key]).abs().double() for key, p in self.trainable.parameters().items()}
+        layers = {layer: [t for key, t in moved.items() if layer_of(key) == layer] for layer in (0, 1)}
+        self.changes = {n: float(sum(t.sum() for t in g) / sum(t.numel() for t in g)) for n, g in layers.items()}
+        return losses
+
+
+@pytest.mark.parametrize("sites", [SITES[:1], SITES], ids=["one site", "two sites"])
+@pytest.mark.parametrize("scoring", ["fresh", "with_reply"])
+@pytest.mark.parametrize("method", ["houlsby", "adapterfusion"])
+def test_fedselect_scores_what_the_sites_own_training_changed(sections, tmp_path, sites, scoring, method):
+    chosen = sections(*CHANGES, "schedule.budget=2", f"schedule.scoring={scoring}", f"method.name={method}")
+    learners = {site: Watched.from_sections(chosen, site=site, folder=tmp_path / site) for site in sites}
+    changed = {}
+    for result in federate(learners):
+        for site, scores in result.assignment.scores.items():
+            measured = changed.get(site, {0: 1.0, 1: 1.0})
+            assert scores == pytest.approx([value / sum(measured.values()) for value in measured.values()], rel=1e-5)
+            assert (scores[0] == scores[1]) == (site not in changed)
+        changed = {site: learner.changes for site, learner in learners.items()}
+
+
+def test_a_layer_that_was_never_trained_counts_as_the_most_changed_one(sections, tmp_path):
+    made = sections(*CHANGES, "schedule.scoring=with_reply")
     learner = Learner.from_sections(made, site="slake", folder=tmp_path)
-    sent = learner.train_round(1, {}).state
-    assert learner.score_layers(2, sent) == [0.5, 0.5]
+    first = learner.first_state()
+    assert learner.score_layers(1, first) == [0.5, 0.5]
+    learner.train_round(1, first, [0])
+    assert learner.score_trained(1) == [0.5, 0.5]  # of the one that was trained, and as much for the other
+    sent = learner.train_round(2, first, [1]).state
+    scores = learner.score_trained(2)
+    assert len(set(scores)) == 2  # layer 0 keeps what it had when it was trained
+    resumed = Learner.from_sections(made, site="slake", folder=tmp_path)
+    assert resumed.score_layers(3, {**first, **sent}) == scores
+
+
+def test_a_state_without_changes_is_that_of_a_site_that_has_not_trained(sections, tmp_path):
+    learner = Learner.from_sections(sections(*CHANGES), site="slake", folder=tmp_path)
+    sent = learner.train_round(1, learner.first_state(), [0]).state
+    file = tmp_path / "round-00001" / "state.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "changes"}))
+    assert learner.score_layers(2, {**learner.first_state(), **sent}) == [0.5, 0.5]
 
 
 @pytest.mark.parametrize(

@@ -174,3 +174,7 @@ def test_fd_is_random_and_seeded(case):
 
 def test_the_last_layers_are_the_best_of_last_k(case):
     assert found(case, "last_k", ()).tolist() == [1, 2, 3]
+
+
+def test_the_first_layers_are_the_best_of_first_k(case):
+    assert found(case, "first_k", ()).tolist() == [3, 2, 1]

@@ -51,6 +51,14 @@ def test_equal_scores_share_their_rank():
     assert table.rows == (("a", "1.0", "2.0", "3.0"), ("b", "2.5", "2.5", "1.0"))
 
 
+def test_scores_that_are_equal_for_all_layers_are_said():
+    history = complete()
+    assert "scored all layers the same" not in ranks(parsed(history)).marks
+    for one in history["rounds"][:2]:
+        one["schedule"]["scores"]["b"] = [0.2, 0.2, 0.2]
+    assert "; 2 of 6 times a site scored all layers the same" in ranks(parsed(history)).marks
+
+
 @pytest.mark.parametrize("table", [sent, aligned, ranks])
 def test_a_run_that_recorded_nothing_of_it_has_no_table(table):
     assert table(parsed(gaps())) is None

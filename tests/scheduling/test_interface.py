@@ -42,6 +42,8 @@ def test_every_solver_of_the_list_is_there():
         ({"scores": "high"}, "scores are 'high', they must be an array of numbers"),
         ({"clients": ["a"]}, "clients has 1 names for the 3 rows"),
         ({"solver": "nsga3"}, "solver 'nsga3' is unknown: did you mean 'nsga2'"),
+        ({"scores": np.full((3, 4), 1e308)}, r"largest score is 1e\+308, .* overflow: divide all scores by it"),
+        ({"scores": np.full((3, 4), -1e308), "solver": "exact"}, "overflow"),
         ({"seed": -1}, "seed is -1"),
         ({"seed": 0.5}, "seed is 0.5"),
         ({"popluation": 10}, "nsga2.popluation is not a setting: did you mean 'population'"),

@@ -40,6 +40,8 @@ def cap_share(counts: Sequence[float], most: float) -> list[float]:
         most: the largest share, above 0 and at most 1; below 1 / K it counts as 1 / K, where all sites weigh the same.
     """
     most = max(most, 1 / len(counts))
+    if not math.isfinite(sum(counts)):
+        counts = [count / max(counts) for count in counts]  # only their proportions matter
     falling = sorted(map(float, counts), reverse=True)
     for capped, largest in enumerate(falling):  # so many sites weigh `level` each, and the others what they counted
         level = most * sum(falling[capped:]) / (1 - capped * most)
@@ -77,4 +79,6 @@ def pia_weights(counts: Sequence[float], distances: Sequence[float], settings: P
 
 def _normalized(weights: Sequence[float]) -> list[float]:
     total = sum(weights)
+    if not math.isfinite(total):
+        return _normalized([weight / max(weights) for weight in weights])
     return [weight / total for weight in weights]

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, Tensors
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.alignment.transport import Matching, compare, match, unmoved
+from fedpeft.alignment.transport import Matching, compare, unmoved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ def align_adapter(
     *,
     activations: tuple[Tensor, Tensor] | None = None,
     margin: float = 0.0,
-    cost: Tensor | None = None,
+    compared: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> Aligned:
     """Put the neurons of one adapter in the order of another's.
 
@@ -68,7 +68,8 @@ def align_adapter(
         activations: of the hidden neurons on the same m samples, client's (m, r) and reference's (m, r'), to compare
             neurons by; default: incoming weights.
         margin: for equal widths, neurons move only where this lowers their mean distance by more than this share.
-        cost: distances (r, r') between the hidden neurons of both, where they are known already.
+        compared: the supports of the hidden neurons of both, (r, f) and (r', f), and their distances (r, r'), where
+            they are known already.
 
     Returns:
         The client's adapter as wide as the reference, in the client's dtype.
@@ -78,11 +79,8 @@ def align_adapter(
     aligned = dict(client)
     changed = [*neurons.incoming, *neurons.outgoing]
     solver, entropy = settings.solver, settings.regularization
-    if cost is None:
-        mine, theirs = _supports(client, reference, neurons, settings, activations, outputs=False)
-        matching, cost = compare(mine, theirs, solver=solver, regularization=entropy)
-    else:
-        matching = match(cost, solver=solver, regularization=entropy)
+    compared = compared or _supports(client, reference, neurons, settings, activations, outputs=False)
+    matching, cost = compare(*compared, solver=solver, regularization=entropy)
     if held := _is_held(matching, cost, margin):
         matching = unmoved(cost)
     if matching.order is not None:

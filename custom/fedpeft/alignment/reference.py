@@ -56,12 +56,12 @@ def align_round(
         )
         guide = _guide(center, leading, settings)
     rest = {owner: tensors for owner, tensors in clients.items() if owner not in together}
-    supports = [neurons.hidden_support(tensors) for tensors in rest.values()]
-    costs = cost_matrices(supports, neurons.hidden_support(guide)) if rest else []
-    alone = {
-        owner: align_adapter(tensors, guide, neurons, settings, margin=settings.margin, cost=cost)
-        for (owner, tensors), cost in zip(rest.items(), costs, strict=True)
-    }
+    alone: dict[str, Aligned] = {}
+    if rest:
+        goal, supports = neurons.hidden_support(guide), [neurons.hidden_support(tensors) for tensors in rest.values()]
+        for owner, support, cost in zip(rest, supports, cost_matrices(supports, goal), strict=True):
+            known = (support, goal, cost)
+            alone[owner] = align_adapter(rest[owner], guide, neurons, settings, margin=settings.margin, compared=known)
     return {owner: together.get(owner) or alone[owner] for owner in clients}
 
 

@@ -72,7 +72,7 @@ def nearest(
 def _median(rows: Tensor, _: int) -> Tensor:
     """Return the median of each coordinate; of an even number the mean of the middle two."""
     ordered, middle = rows.sort(dim=0).values, len(rows) // 2
-    return ordered[middle].clone() if len(rows) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+    return ordered[middle].clone() if len(rows) % 2 else ordered[middle - 1] / 2 + ordered[middle] / 2
 
 
 def _trimmed_mean(rows: Tensor, attackers: int) -> Tensor:
@@ -99,17 +99,30 @@ def _krum_order(rows: Tensor, attackers: int) -> list[int]:
 
 
 def _geometric_median(rows: Tensor, _: int) -> Tensor:
-    """Return the point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median."""
+    """Return the point with the smallest sum of distances to all rows, by Weiszfeld's iteration from their median.
+
+    Where the point is one of the rows, its own distance of 0 would keep it there. It stays only where the others pull
+    less than the rows at that place hold; else it moves as far as their pull exceeds that.
+
+    Source: Vardi and Zhang 2000, The multivariate L1-median and associated data depth.
+    """
     exact = rows.double()
     point = _median(exact, 0)
-    smallest = TOLERANCE * (1 + float(torch.linalg.vector_norm(exact, dim=1).median()))
+    smallest = TOLERANCE * float(torch.linalg.vector_norm(exact - point, dim=1).median())
     for _ in range(ITERATIONS):
-        distances = torch.linalg.vector_norm(exact - point, dim=1).clamp(min=smallest)
-        weights = 1 / distances
+        distances = torch.linalg.vector_norm(exact - point, dim=1)
+        away = distances > smallest
+        weights = torch.where(away, 1 / distances, 0.0)
+        held = len(rows) - int(away.sum())
+        if held == len(rows):
+            break
         moved = (weights / weights.sum()) @ exact
+        if held:
+            pull = float(torch.linalg.vector_norm(weights @ (exact - point)))
+            moved = torch.lerp(moved, point, min(1.0, held / pull) if pull else 1.0)
         step = float(torch.linalg.vector_norm(moved - point))
         point = moved
-        if step < smallest:
+        if step <= smallest:
             break
     return point.to(rows.dtype)
 

@@ -22,6 +22,10 @@ EXACT_ITERATIONS = 10_000_000
 SINKHORN_ITERATIONS = 1_000
 SINKHORN_PRECISION = 1e-6
 SINKHORN_TOLERANCE = 1e-2  # generous, because aligned weights are divided by the masses that the plan really has
+CANCELLED = 1e-5  # of the distance from the mean: closer neurons are compared coordinate by coordinate
+LEAST_COST = 1e-6  # of the largest one: where most costs are smaller, POT's tolerance is not
+MOST_PARTS = 2048  # of equal mass, which an assignment matches in seconds
+TINY = 1e-200  # squared lengths below lose digits
 TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
 
 
@@ -112,15 +116,30 @@ def transport_plan(
 def cost_matrix(client: Tensor, reference: Tensor) -> Tensor:
     """Return distances C[i,j] = || x_i - y_j ||_2 between supports (n, f) and (m, f): (n, m), float64.
 
-    One matrix product, ||x||^2 - 2 x y + ||y||^2. It cancels where x and y are close and both are far from 0; float64,
-    and a shift of both that puts the reference's mean at 0, keep the error near 1e-8 of the distance from that mean.
+    One matrix product, ||x||^2 - 2 x y + ||y||^2, in float64 and around the reference's mean. It cancels where x and y
+    are much closer to each other than to that mean, as all are where one neuron is far from the others: such rows are
+    computed coordinate by coordinate.
     """
-    y = reference.double()
+    x, y = client.double(), reference.double()
     center = y.mean(dim=0)
-    x, y = client - center, y - center  # float64, as the center is
-    squared = torch.addmm(y.square().sum(dim=1), x, y.T, alpha=-2)
-    squared += torch.linalg.vector_norm(x, dim=1, keepdim=True).square_()
-    return squared.clamp_(min=0).sqrt_()
+    x_shifted, y_shifted = x - center, y - center
+    y_squared = y_shifted.square().sum(dim=1)
+    x_squared = torch.linalg.vector_norm(x_shifted, dim=1, keepdim=True).square_()
+    longest = max(float(x_squared.max()), float(y_squared.max()))
+    if not TINY <= longest < math.inf and (scale := _scale(x, y)) not in (0, 1):
+        return cost_matrix(x / scale, y / scale) * scale
+    squared = torch.addmm(y_squared, x_shifted, y_shifted.T, alpha=-2).add_(x_squared)
+    cancelled = (squared < CANCELLED**2 * (x_squared + y_squared)).any(dim=1)
+    distances = squared.clamp_(min=0).sqrt_()
+    if cancelled.any():
+        distances[cancelled] = torch.cdist(x[cancelled], y, compute_mode="donot_use_mm_for_euclid_dist")
+    return distances
+
+
+def _scale(*tensors: Tensor) -> float:
+    """Return the power of two by which the largest number of the tensors becomes one from 1 to 2; 0 for zeros alone."""
+    largest = max(float(tensor.abs().max()) for tensor in tensors)
+    return 2.0 ** math.floor(math.log2(largest)) if 0 < largest < math.inf else 0.0
 
 
 def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tensor]:
@@ -132,14 +151,34 @@ def cost_matrices(clients: Sequence[Tensor], reference: Tensor) -> Iterator[Tens
 
 
 def compare(
-    client: Tensor, reference: Tensor, *, solver: str = "exact", regularization: float = 0.05
+    client: Tensor,
+    reference: Tensor,
+    cost: Tensor | None = None,
+    *,
+    solver: str = "exact",
+    regularization: float = 0.05,
 ) -> tuple[Matching, Tensor]:
-    """Return which neurons match, of uniform masses, and their distances (n, m); the rest as in `transport_plan`."""
-    cost = cost_matrix(client, reference)
-    if solver == "exact" and client.shape == reference.shape and client.shape[1] == 1:
-        _check_finite(cost)
-        return _sorted(client[:, 0], reference[:, 0]), cost
+    """Return which neurons match, of uniform masses, and their distances (n, m), computed unless they are given; the
+    rest as in `transport_plan`.
+
+    On a line many plans are equally cheap. The one that sorts both sides gives copies in any order the same order.
+    """
+    if cost is None:
+        cost = cost_matrix(client, reference)
+    if solver == "exact" and client.shape == reference.shape:
+        line = _only_coordinate(client, reference)
+        if line is not None:
+            _check_finite(cost)
+            return _sorted(client[:, line], reference[:, line]), cost
     return match(cost, solver=solver, regularization=regularization), cost
+
+
+def _only_coordinate(client: Tensor, reference: Tensor) -> int | None:
+    """Return the coordinate in which alone the neurons of both sides differ; None if there are more, or none."""
+    if client.shape[1] == 1:
+        return 0
+    differing = ((client != client[0]).any(dim=0) | (reference != client[0]).any(dim=0)).nonzero()
+    return int(differing) if len(differing) == 1 else None
 
 
 def match(
@@ -163,8 +202,12 @@ def match(
     if solver == "exact" and permutes:
         image = torch.from_numpy(linear_sum_assignment(cost.cpu().numpy())[1])  # the match of each client neuron
         return Matching(order=_inverse(image).to(cost.device))
-    alpha, beta = _masses(client_mass, n, "client_mass"), _masses(reference_mass, m, "reference_mass")
-    plan = _emd(alpha, beta, cost) if solver == "exact" else _sinkhorn(alpha, beta, cost, regularization)
+    scaled = cost.cpu() / (_scale(cost) or 1.0)  # POT's tolerances are absolute
+    if solver == "exact" and client_mass is None and reference_mass is None and _splits_evenly(scaled):
+        plan = _assigned_in_parts(scaled)
+    else:
+        alpha, beta = _masses(client_mass, n, "client_mass"), _masses(reference_mass, m, "reference_mass")
+        plan = _emd(alpha, beta, scaled) if solver == "exact" else _sinkhorn(alpha, beta, scaled, regularization)
     order = permutation_of(plan)
     return Matching(split=plan.to(cost.device)) if order is None else Matching(order=order.to(cost.device))
 
@@ -203,11 +246,27 @@ def _masses(mass: Tensor | None, size: int, name: str) -> Tensor:
     mass = torch.as_tensor(mass).double().cpu()
     if mass.shape != (size,) or not bool((torch.isfinite(mass) & (mass > 0)).all()):
         raise FedpeftError(f"{name} is {mass.tolist()}, it must hold {size} positive numbers, one for each neuron.")
+    mass = mass / (_scale(mass) or 1.0)  # their sum stays finite
     return mass / mass.sum()
 
 
+def _splits_evenly(cost: Tensor) -> bool:
+    """Return whether costs (n, m) are too unequal for POT's tolerance, and parts of equal mass few enough to assign."""
+    return bool(cost.max() * LEAST_COST > cost.median()) and math.lcm(*cost.shape) <= MOST_PARTS
+
+
+def _assigned_in_parts(cost: Tensor) -> Tensor:
+    """Return the plan of uniform masses (n, m), by an assignment of equal parts of all neurons."""
+    n, m = cost.shape
+    parts = math.lcm(n, m)
+    rows, columns = linear_sum_assignment(cost.numpy().repeat(parts // n, axis=0).repeat(parts // m, axis=1))
+    plan = torch.zeros(n, m, dtype=torch.float64)
+    index = torch.from_numpy(rows // (parts // n)), torch.from_numpy(columns // (parts // m))
+    return plan.index_put_(index, torch.tensor(1 / parts, dtype=torch.float64), accumulate=True)
+
+
 def _emd(alpha: Tensor, beta: Tensor, cost: Tensor) -> Tensor:
-    plan, log = _pot().emd(alpha.numpy(), beta.numpy(), cost.cpu().numpy(), numItermax=EXACT_ITERATIONS, log=True)
+    plan, log = _pot().emd(alpha.numpy(), beta.numpy(), cost.numpy(), numItermax=EXACT_ITERATIONS, log=True)
     if log["warning"]:
         raise FedpeftError(
             f"POT found no optimal plan for {tuple(cost.shape)} neurons ({log['warning']}): use solver='sinkhorn'."
@@ -220,7 +279,7 @@ def _sinkhorn(alpha: Tensor, beta: Tensor, cost: Tensor, regularization: float) 
         plan = _pot().sinkhorn(
             alpha.numpy(),
             beta.numpy(),
-            cost.cpu().numpy(),
+            cost.numpy(),
             reg=regularization * (float(cost.mean()) or 1.0),
             method="sinkhorn_stabilized",
             numItermax=SINKHORN_ITERATIONS,

@@ -27,7 +27,12 @@ from fedpeft.client.metrics import Measure, Measured
 from fedpeft.client.model_record import best_round, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.round_values import RoundValues
-from fedpeft.client.scoring import measure_budget, score_layers
+from fedpeft.client.scoring import (
+    compares_with_previous,
+    measure_budget,
+    score_changes,
+    score_layers,
+)
 from fedpeft.client.site_batches import SiteBatches
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_record import SiteRecord
@@ -216,7 +221,9 @@ class Learner:
         compares = self.pia is not None and self.pia.follows_agreement
         agreed = next_agreement(own, received, round=round, part=part) if compares else None
         integration = self.integrate(round, own.adapter if own else None, received, agreed)
-        started = self.trainable.state() if compares else {}
+        scores_change = compares_with_previous(self.schedule)
+        started = self.trainable.state() if compares or scores_change else {}
+        started_private = self.trainable.private_state() if scores_change else {}
         self.trainable.train_only(layers)
         optimizer = self.optimizer()
         if own is not None and settings.optimizer_state == "keep":
@@ -224,6 +231,9 @@ class Learner:
         metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
         figures, thresholds = self._evaluation.of_round()
         metrics |= figures
+        changes = dict(own.changes) if own else {}
+        if scores_change:
+            changes |= self._changes(round, layers, started | started_private)
         trained = self.trainable.state()
         upload, kept = integration.finish(trained)
         beside = self.model.beside(received)
@@ -239,11 +249,12 @@ class Learner:
                 private=self.trainable.private_state(),
                 head=head,
                 optimizer=moments(optimizer),
+                changes=changes,
                 agreement=agreed,
                 facts=self.facts,
                 record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
                 received=(received or self.values.first_in_common) if compares else {},
-                started=started,
+                started=started if compares else {},
             ),
             best=best_round(rounds) if settings.keep == BEST else None,
         )
@@ -264,16 +275,34 @@ class Learner:
         self.trainable.set_companion(None)  # one of an earlier round may still be in the model
         kept = own.adapter if own else None
         self.trainable.start(self.values.adapter(round, kept, received), kept)
-        return self.score_trained(round, previous=own.adapter | own.private if own else None)
+        return self._score(round, own)
 
-    def score_trained(self, round: int, previous: State | None = None) -> list[float]:
-        """Score each transformer layer of the current model on random training samples."""
-        seed = derive(self.training.seed, "score", self.site, round)
-        samples = self.batches.sample(self.schedule.score_samples, seed)
+    def score_trained(self, round: int) -> list[float]:
+        """Score each transformer layer of the model that a round has just trained, on random training samples."""
+        looks_back = compares_with_previous(self.schedule)
+        return self._score(round, site_state.load_before(self.folder, round + 1) if looks_back else None)
+
+    def _score(self, round: int, own: site_state.SiteState | None) -> list[float]:
+        seed, samples = self._score_samples(round)
         self.trainable.train_only(None)
         return score_layers(
-            self.answering.eval(), self.trainable.parameters(), samples, self.schedule, seed=seed, previous=previous
+            self.answering.eval(),
+            self.trainable.parameters(),
+            samples,
+            self.schedule,
+            seed=seed,
+            changes=own.changes if own else {},
         )
+
+    def _changes(self, round: int, layers: Sequence[int] | None, started: State) -> dict[int, float]:
+        """Score what the training of these layers has just changed; `started` is what it started from."""
+        seed, samples = self._score_samples(round)
+        trained = {key: tensor for key, tensor in self.trainable.parameters().items() if belongs(key, layers)}
+        return score_changes(self.answering.eval(), trained, samples, self.schedule, seed=seed, previous=started)
+
+    def _score_samples(self, round: int) -> tuple[int, list[Batch]]:
+        seed = derive(self.training.seed, "score", self.site, round)
+        return seed, self.batches.sample(self.schedule.score_samples, seed)
 
     def layer_budget(self) -> int:
         """How many layers this site can train: set by the job, or measured from its memory."""

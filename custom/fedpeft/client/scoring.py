@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from fedpeft.client.answering.answering import Answering
 from fedpeft.client.batches import Batch
 from fedpeft.client.optimizer import KEPT_TENSORS
 from fedpeft.importance import layer_budget, method_settings, score
+from fedpeft.importance.registry import normalized
 from fedpeft.importance.settings import MemorySettings
 from fedpeft.keys import layer_of, layers_of
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -25,7 +27,7 @@ def score_layers(
     settings: ScheduleSettings,
     *,
     seed: int,
-    previous: State | None = None,
+    changes: Mapping[int, float],
 ) -> list[float]:
     """Score each transformer layer that has trainable parameters, in the order of the layers.
 
@@ -35,28 +37,60 @@ def score_layers(
         batches: the samples to score on.
         settings: choose the score.
         seed: of random scores.
-        previous: the same tensors after the site's last training, for a score that needs them; None before the
-            first one. Then, and where none of them has changed since, that score is equal for all layers.
+        changes: by layer, what `score_changes` returned after its last training, for a score that looks at that.
+    """
+    if compares_with_previous(settings):
+        return scores_of_changes(changes, layers_of(parameters), settings.score)
+    return _scores(answering, _by_layer(parameters), batches, settings, seed)
+
+
+def compares_with_previous(settings: ScheduleSettings) -> bool:
+    """Whether the score looks at what the site's last training changed."""
+    chosen = settings.scored and method_settings(settings.score, settings.score_settings)
+    return getattr(chosen, "needs_previous", False)
+
+
+def score_changes(
+    answering: Answering,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+    previous: State,
+) -> dict[int, float]:
+    """Score what a site's training has just changed, by layer and in the score's own numbers.
+
+    Args:
+        answering: the trained model, in evaluation mode.
+        parameters: those that were trained, by wire key.
+        batches, settings, seed: see `score_layers`.
+        previous: the same tensors before the training.
     """
     layers = _by_layer(parameters)
-    extra = {}
-    if getattr(method_settings(settings.score, settings.score_settings), "needs_previous", False):
-        if previous is None or all(torch.equal(previous[key], tensor.cpu()) for key, tensor in parameters.items()):
-            return [1 / len(layers)] * len(layers)
-        # a state read from disk may have its keys in another order
-        extra["previous"] = _by_layer({key: previous[key] for key in parameters})
-    scores = score(
-        lambda batch: answering(batch.inputs),
-        layers,
-        batches,
-        _losses(answering),
-        method=settings.score,
-        generator=torch.Generator().manual_seed(seed),
-        model=answering,
-        **extra,
-        **settings.score_settings,
-    )
-    return [float(value) for value in scores]
+    if not layers:
+        return {}
+    before = _by_layer({key: previous[key] for key in parameters})
+    values = _scores(answering, layers, batches, settings, seed, previous=before, normalize=False)
+    return dict(zip(layers, values, strict=True))
+
+
+def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], method: str) -> list[float]:
+    """Return scores of all layers from those of what their last trainings changed.
+
+    A layer that was never trained counts as the one that changed most, so that it gets its turn. Where nothing was
+    trained or nothing has changed, all layers score the same.
+
+    Args:
+        changes: layer -> score of its last training.
+        layers: all layers, in the order of the result.
+        method: the score's name, for errors.
+    """
+    most = max(changes.values(), default=0.0)
+    values = torch.tensor([changes.get(layer, most) for layer in layers], dtype=torch.float64)
+    if not values.any():
+        return [1 / len(layers)] * len(layers)
+    return normalized(values, method).tolist()
 
 
 def measure_budget(
@@ -71,6 +105,27 @@ def measure_budget(
     return layer_budget(
         lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
     )
+
+
+def _scores(
+    answering: Answering,
+    layers: Mapping[int, Sequence[nn.Parameter]],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    seed: int,
+    **options: Any,
+) -> list[float]:
+    return score(
+        lambda batch: answering(batch.inputs),
+        layers,
+        batches,
+        _losses(answering),
+        method=settings.score,
+        generator=torch.Generator().manual_seed(seed),
+        model=answering,
+        **options,
+        **settings.score_settings,
+    ).tolist()
 
 
 def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tensor]:

@@ -40,6 +40,7 @@ class SiteState:
         trained: what the round trained, where the site keeps another adapter for the next round.
         beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
             a received one, or the factors whose products the frozen weights hold.
+        changes: by layer, the score of what its last training changed, where layers are scored by that.
         agreement: of the site's training with the others', up to the round before; None: nothing was compared.
         optimizer: AdamW's moments and step counts, by parameter name.
         facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
@@ -55,6 +56,7 @@ class SiteState:
     started: dict[str, torch.Tensor] = field(default_factory=dict)
     trained: dict[str, torch.Tensor] = field(default_factory=dict)
     beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    changes: dict[int, float] = field(default_factory=dict)
     agreement: float | None = None
     facts: dict[str, str | int] = field(default_factory=dict)
     record: ModelRecord | None = None
@@ -75,6 +77,8 @@ def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
             tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
             save_file(tensors, draft / f"{part}.safetensors")
         values = {"round": state.round, "facts": state.facts, "agreement": state.agreement}
+        if state.changes:
+            values["changes"] = {str(layer): value for layer, value in state.changes.items()}
         (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
         if state.record:
             (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
@@ -122,11 +126,12 @@ def load(path: Path) -> SiteState:
         }
         record = read_record(path / RECORD) if (path / RECORD).exists() else None
         round, facts, agreement = int(values["round"]), dict(values["facts"]), values["agreement"]
+        changes = {int(layer): float(value) for layer, value in dict(values.get("changes", {})).items()}
     except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise LocalError(
             f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
         ) from error
-    return SiteState(round=round, facts=facts, agreement=agreement, record=record, **parts)
+    return SiteState(round=round, facts=facts, agreement=agreement, changes=changes, record=record, **parts)
 
 
 def read_record(file: Path) -> ModelRecord:

@@ -10,7 +10,7 @@ directions      the few combinations of logits that make the outputs' kernel che
 lntk_squared    the supplement's Algorithm 1 as it is printed
 saliency        magnitude, fishmask, gradflow, snip; and the sum or mean over a layer that all saliencies share
 rgn, grasp, synflow, fedselect, spt     the other peers
-baselines       fd and last_k, which use neither model nor data
+baselines       fd, last_k and first_k, which use neither model nor data
 jacobian        a Jacobian row for every sample without a loop over samples, by `capture` and `operations`
 
 eigen           the largest eigenvalue of a Gram matrix

@@ -27,3 +27,8 @@ def fd(task: ScoringTask) -> Tensor:
 def last_k(task: ScoringTask) -> Tensor:
     """Return `S^l = l + 1`, so that the K best layers are the last K; (L,) float64."""
     return torch.arange(1, len(task.layers) + 1, dtype=torch.float64)
+
+
+def first_k(task: ScoringTask) -> Tensor:
+    """Return `S^l = L - l`, so that the K best layers are the first K; (L,) float64."""
+    return torch.arange(len(task.layers), 0, -1, dtype=torch.float64)

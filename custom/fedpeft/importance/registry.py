@@ -86,11 +86,13 @@ def score(
     with trainable(task.parameters):
         scores = (function(task) if own_settings is None else function(task, own_settings)).double().cpu()
     task.check_finite(scores)
-    return _normalized(scores, method) if normalize else scores
+    return normalized(scores, method) if normalize else scores
 
 
-def _normalized(scores: Tensor, method: str) -> Tensor:
+def normalized(scores: Tensor, method: str) -> Tensor:
     """Return `(s - min(0, min s)) / sum`: the same order, nothing negative, the sum 1."""
+    if scores.abs().sum().isinf():
+        scores = scores / scores.abs().max()  # else their sum would make all of them 0
     lowest = scores.min().clamp(max=0)
     shifted = scores - lowest
     total = shifted.sum()
@@ -108,6 +110,7 @@ register("lntk", "fedpeft.importance.lntk:lntk")
 register("lntk_squared", "fedpeft.importance.lntk_squared:lntk_squared")
 register("fd", "fedpeft.importance.baselines:fd")
 register("last_k", "fedpeft.importance.baselines:last_k")
+register("first_k", "fedpeft.importance.baselines:first_k")
 register("magnitude", "fedpeft.importance.saliency:magnitude")
 register("fishmask", "fedpeft.importance.saliency:fishmask")
 register("gradflow", "fedpeft.importance.saliency:gradflow")

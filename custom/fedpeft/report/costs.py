@@ -81,11 +81,14 @@ def ranks(history: History) -> Table | None:
         places = [rankdata([-score for score in plan.scores[site]]) for plan in plans if site in plan.scores]
         if places:
             rows.append((site, *(f"{statistics.fmean(column):.1f}" for column in zip(*places, strict=True))))
+    equal, scored = sum(len(plan.undecided) for plan in plans), sum(len(plan.scores) for plan in plans)
+    note = f"; {equal} of {scored} times a site scored all layers the same, so that its score chose none"
     return Table(
         title="Rank of the layers",
         columns=("site", *map(str, plans[0].numbers)),
         rows=tuple(rows),
-        marks=f"Mean over {len(plans)} scored round{'s' * (len(plans) > 1)}; 1: the site's highest score",
+        marks=f"Mean over {len(plans)} scored round{'s' * (len(plans) > 1)}; 1: the site's highest score"
+        + note * (equal > 0),
         averages=0,
         shades=tuple(tuple(_shade(float(rank), len(row) - 1) for rank in row[1:]) for row in rows),
     )

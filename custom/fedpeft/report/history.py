@@ -78,6 +78,11 @@ class Schedule:
     importance: float | None = None
     variance: float | None = None
 
+    @property
+    def undecided(self) -> tuple[str, ...]:
+        """The sites whose scores are equal for all of several layers."""
+        return tuple(site for site, row in self.scores.items() if len(row) > 1 and len(set(row)) == 1)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:

@@ -188,4 +188,6 @@ def _foot(history: History, width: float, *, marked: int, shown: list[Round]) ->
         parts.append("No colors: layers are drawn, the same for all sites, and not scored.")
     elif any(len(one.schedule.scores) < marked for one in shown):
         parts.append("Row without colors: site not scheduled in this round.")
+    if any(one.schedule.undecided for one in shown):
+        parts.append("Row of one color: the site scored all layers the same, so that its score chose none.")
     return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))

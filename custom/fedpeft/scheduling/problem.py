@@ -11,6 +11,8 @@ import numpy as np
 
 from fedpeft.errors import FedpeftError
 
+LARGEST_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few of these
+
 
 @dataclass(frozen=True, eq=False)
 class Problem:
@@ -55,7 +57,8 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
         clients: (N,) names for errors.
 
     Raises:
-        FedpeftError: wrong shapes, a score that is not finite, a budget that is not a whole number from 0 to L.
+        FedpeftError: wrong shapes, a score that is not finite or too large to add up, a budget that is not a whole
+            number from 0 to L.
     """
     scores, budgets = _numbers("scores", scores), _numbers("budgets", budgets)
     if scores.ndim != 2 or 0 in scores.shape:
@@ -85,6 +88,12 @@ def problem(scores: np.ndarray, budgets: np.ndarray | int, *, clients: Sequence[
                 f"{client} has a budget of {budget:g} layers, it must be a whole number from 0 to {layers}, the number "
                 f"of layers."
             )
+    largest = float(np.abs(scores).max())
+    if largest > LARGEST_SUM / (scores.size * len(scores)):
+        raise FedpeftError(
+            f"the largest score is {largest:g}, with which sums over {len(scores)} clients and {layers} layers "
+            f"overflow: divide all scores by it."
+        )
     return Problem(scores, budgets.astype(np.int64))
 
 
