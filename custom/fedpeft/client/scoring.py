@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -18,6 +18,8 @@ from fedpeft.importance.settings import MemorySettings
 from fedpeft.keys import layer_of, layers_of
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.states import State
+
+T = TypeVar("T", bound=torch.Tensor)
 
 
 def score_layers(
@@ -132,5 +134,5 @@ def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tenso
     return lambda logits, batch: answering.loss(logits, batch.target, reduction="none")
 
 
-def _by_layer(tensors: Mapping[str, torch.Tensor]) -> dict[int, list[torch.Tensor]]:
+def _by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
     return {n: [tensor for key, tensor in tensors.items() if layer_of(key) == n] for n in layers_of(tensors)}
