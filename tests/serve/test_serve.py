@@ -18,9 +18,10 @@ from fedpeft.report.pictures import Pictures
 from fedpeft.serve import comparisons
 from fedpeft.serve import workspace_pages as module
 from fedpeft.serve.runs import find_runs
-from fedpeft.serve.server import Server
+from fedpeft.serve.server import BUSY, Server
 from fedpeft.serve.workspace_pages import WorkspacePages
-from fedpeft.status.runs import SIMULATED
+from fedpeft.status.progress import SIMULATED
+from fedpeft.workspace_lock import held
 
 SECRET = "the answers of a hospital"
 
@@ -110,6 +111,16 @@ def test_a_damaged_history_costs_no_other_page_and_names_no_path(server, workspa
     assert "cannot be read" in get(server, only(workspace))[2]
 
 
+def test_a_run_that_was_killed_is_shown_as_failed_though_its_files_stay_the_same(server, workspace):
+    with held(workspace):
+        write(workspace / SIMULATED, record(rounds=1))
+        assert "running" in get(server, only(workspace))[2]
+    _, headers, text = get(server, only(workspace))
+    assert "failed" in text
+    assert "cut off" in text
+    assert "Refresh" not in headers
+
+
 def test_texts_of_a_history_are_text(server, workspace):
     made = record(("<script>alert(1)</script>",), 1) | {"job": "<img src=x onerror=alert(1)>"}
     made["rounds"][0]["rejected"] = {"b": "<b onclick=x>"}
@@ -195,6 +206,44 @@ def test_only_get_is_answered(server, method):
     assert status == 501
     assert "<script" not in text
     assert "Content-Security-Policy" in headers
+
+
+def answer(connection):
+    """What a connection gets until the server closes it."""
+    try:
+        return connection.makefile("rb").read()
+    except ConnectionResetError:
+        return b""
+
+
+def test_a_request_that_trickles_is_ended_at_its_deadline(workspace):
+    """A byte now and then must not keep a connection open, as it would if each had the whole time."""
+    with serving(workspace, deadline=0.2) as server, socket.create_connection(server.server_address) as connection:
+        connection.settimeout(0.02)
+        for byte in b"GET / HTTP/1.1\r\nX-Slow: " + b"x" * 1000:
+            try:
+                connection.sendall(bytes([byte]))
+                assert connection.recv(1) == b""
+                break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        else:
+            pytest.fail("the server took more than a thousand slow bytes")
+
+
+def test_more_connections_than_there_may_be_are_refused_and_the_others_served(workspace):
+    with serving(workspace, connections=2, deadline=60) as server:
+        idle = [socket.create_connection(server.server_address) for _ in range(2)]
+        refused = [socket.create_connection(server.server_address) for _ in range(5)]
+        assert all(answer(connection) in (BUSY, b"") for connection in refused)
+        for connection in idle:
+            connection.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert b"No run yet" in answer(connection)
+        while (status := get(server)[0]) == 503:  # until the threads have ended
+            pass
+        assert status == 200
 
 
 def test_an_error_of_a_page_is_one_page(server, monkeypatch):

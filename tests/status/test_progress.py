@@ -6,8 +6,11 @@ import os
 
 import pytest
 
+from fedpeft import state_lock
 from fedpeft.errors import FedpeftError
+from fedpeft.state_lock import StateLock
 from fedpeft.status import Progress, read_progress, run_folder
+from fedpeft.workspace_lock import held
 
 
 def history(rounds=3, *, of=10, rejected=None):
@@ -69,6 +72,10 @@ def test_rejected_replies_are_named(tmp_path):
         ("history", '{"rounds": 3}', "holds no run that can be read"),
         ("history", '{"rounds": [{"sites": {"a": 1}}]}', "holds no run that can be read"),
         ("history", '{"rounds": [], "settings": []}', "holds no run that can be read"),
+        ("history", '{"rounds": [], "settings": {"training": {"rounds": "a"}}}', "'rounds' is 'a' but must be"),
+        ("history", "[" * 100_000, "nested too deeply"),
+        ("history", f'{{"rounds": [{{"seconds": {"9" * 401}}}]}}', "more than 19 digits"),
+        ("manifest", '{"status": "sleeping"}', "must be completed or failed"),
         ("manifest", "", "cannot be read as JSON"),
     ],
 )
@@ -103,3 +110,61 @@ def test_a_workspace_may_hold_no_run_yet(tmp_path):
 def test_what_is_not_a_run_is_refused(name, message, tmp_path):
     with pytest.raises(FedpeftError, match=message):
         run_folder(tmp_path / name)
+
+
+SIMULATED = "server/simulate_job/fedpeft"
+
+
+def simulated(folder, **files):
+    run = folder / SIMULATED
+    run.mkdir(parents=True)
+    return write(run, **files)
+
+
+def test_a_simulated_run_runs_as_long_as_its_workspace_is_locked(tmp_path):
+    workspace = tmp_path / "ws"
+    with held(workspace):
+        assert read_progress(workspace / SIMULATED).state == "running"  # before its folder is made
+        run = simulated(workspace, history=history(2))
+        assert read_progress(run).state == "running"
+    progress = read_progress(run)
+    assert (progress.state, progress.round) == ("failed", 2)
+    assert progress.reason == "the run was cut off: its processes were ended from outside."
+    write(run, manifest={"status": "completed"})
+    assert read_progress(run).state == "completed"
+
+
+def test_a_run_in_a_consortium_runs_as_long_as_its_folder_is_locked(tmp_path):
+    lock = StateLock()
+    lock.take(write(tmp_path, history=history(2)), "job-1")
+    assert read_progress(tmp_path).state == "running"
+    lock.release()
+    assert read_progress(tmp_path).state == "failed"
+
+
+def test_a_workspace_whose_run_ended_before_it_had_a_folder_is_not_running(tmp_path):
+    with held(tmp_path / "ws"):
+        pass
+    assert read_progress(tmp_path / "ws" / SIMULATED).state == "not running"
+
+
+@pytest.mark.parametrize("owner", [None, {"pid": 1, "host": "another machine", "job": "j"}])
+def test_where_no_lock_can_be_asked_a_long_silence_is_said(owner, tmp_path):
+    write(tmp_path, history=history(5))
+    if owner:
+        (tmp_path / "in-use.lock").write_text(json.dumps(owner))
+    assert (read_progress(tmp_path, now=1000 + 600).state, read_progress(tmp_path, now=1600).reason) == ("running", "")
+    silent = read_progress(tmp_path, now=1000 + 7200)
+    assert silent.state == "running"
+    assert silent.reason.startswith("no sign of life since, and this machine cannot see")
+
+
+def test_a_run_that_ends_between_two_looks_is_not_called_cut_off(tmp_path, monkeypatch):
+    run = write(tmp_path, history=history(2))
+
+    def ends(_):
+        write(run, manifest={"status": "completed"})
+        return False
+
+    monkeypatch.setattr(state_lock, "is_held", ends)
+    assert read_progress(run).state == "completed"

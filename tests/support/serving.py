@@ -9,9 +9,14 @@ from fedpeft.serve.workspace_pages import WorkspacePages
 
 
 @contextlib.contextmanager
-def serving(folder):
-    """The pages of `folder`, served on a free port of this machine for the time of the block."""
-    with Server(WorkspacePages(folder), host="127.0.0.1", port=0) as server:
+def serving(folder, **limits):
+    """The pages of `folder`, served on a free port of this machine for the time of the block.
+
+    Args:
+        folder: a workspace.
+        limits: of the server.
+    """
+    with Server(WorkspacePages(folder), host="127.0.0.1", port=0, **limits) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server

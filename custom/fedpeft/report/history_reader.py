@@ -198,15 +198,14 @@ def _schedule(entry: Any, where: str) -> Schedule | None:
         return None
     layers = as_mapping(need(entry, "layers", where), where, "'layers'")
     scores = as_mapping(need(entry, "scores", where), where, "'scores'")
+    for name in (*layers, *scores):
+        as_name(name, where, "a site's name")
     if not layers or (scores and set(layers) != set(scores)):
         raise HistoryError(
             f"{where}: 'layers' names the sites {sorted(layers)} and 'scores' {sorted(scores)}; both must name "
             "the same, at least one; copy the file from the run again."
         )
-    table = {
-        as_name(site, where, "a site's name"): _scores(values, f"{where}, site {site!r}")
-        for site, values in scores.items()
-    }
+    table = {site: _scores(values, f"{where}, site {site!r}") for site, values in scores.items()}
     numbers = entry.get("numbers") if not table else None
     count = len(next(iter(table.values()))) if table else len(_layers(numbers, where, "'numbers'"))
     for site, values in table.items():

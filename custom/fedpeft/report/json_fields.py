@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from fedpeft.errors import FedpeftError
 from fedpeft.printable import one_line, printable
 
-MOST_NAME = 1000  # characters
+MOST_NAME = 200  # characters
 MOST_COUNT = 10**15
 MOST = 1e39  # beyond what a number of 32 bits holds; larger ones are in no run, and cannot be drawn
 MOST_SECONDS = 1e9
