@@ -22,7 +22,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import fuzzed_replies
+import hostile_files
 import hostile_handshakes
+import hostile_machines
 import hostile_servers
 import poisoning
 import repeated_sums
@@ -133,6 +136,10 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "jobs": ("Jobs that read from the machine that parses them (in this process)", job_rows),
     "settings": ("Jobs that set what only the site decides (in this process)", hostile_servers.settings_rows),
     "sums": ("Two secure sums that differ at one site (in this process)", sum_rows),
+    "fuzz": ("Spoilt hellos, scores and adapters, drawn with a seed (in this process)", fuzzed_replies.rows),
+    "parquet": ("Parquet and Arrow files of a stranger (a process for each)", hostile_files.parquet_rows),
+    "xml": ("Open-I's reports, of a stranger (a process for each)", hostile_files.xml_rows),
+    "machines": ("Neighbors, clocks, kits and servers of a consortium (mutual TLS)", hostile_machines.rows),
     "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
 }
 

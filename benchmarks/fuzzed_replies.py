@@ -37,7 +37,7 @@ from fedpeft.messages.types import HELLO, METRICS, SCORE, TRAIN, ScoreReply, Tra
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 
-from harness import LAYERS, SCHEDULE, Harness, introduction
+from harness import LAYERS, SCHEDULE, START, Harness, starting
 
 HONEST = ("honest-1", "honest-2")
 SPOILT = tuple(f"spoilt-{number}" for number in range(50))
@@ -307,17 +307,28 @@ KINDS: dict[str, Change] = {
 SLOW_TO_SEND = (_deep, _many)  # seconds at the site, for each
 
 
-class Fuzzed(Harness):
-    """A controller that notes what became of each site's reply to one task."""
+class Record:
+    """A record that writes nothing, and keeps why each site's reply to one task was refused.
 
-    watched = ""
-    answers: dict[str, str]
+    Args:
+        task: whose replies are spoilt.
+    """
 
-    def _request(self, task, orders, read, **how):
-        replies, problems = super()._request(task, orders, read, **how)
-        if task == self.watched:
-            self.answers = {**problems, **dict.fromkeys(replies, "")}
-        return replies, problems
+    folder = Path()
+
+    def __init__(self, task: str) -> None:
+        self.task, self.history, self.ends = task, {}, {}
+
+    def begin(self, method: Any, training: Any, introductions: dict, problems: dict, schedule: Any) -> None:
+        if self.task == HELLO:
+            self.ends = {**dict.fromkeys(introductions, ""), **problems}
+
+    def add_round(self, number: int, accepted: dict, rejected: dict, *args: Any, **kwargs: Any) -> None:
+        if self.task != HELLO:
+            self.ends = {**dict.fromkeys(accepted, ""), **rejected}
+
+    def __getattr__(self, name: str) -> Callable:
+        return lambda *args, **kwargs: []
 
 
 def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[dict[str, str], str]:
@@ -332,11 +343,15 @@ def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[
         The reason of the refusal by site, empty where the reply was of use; and what was wrong with the job's end.
     """
 
+    record, starts = Record(task), []
+
     def answer(name: str, sound: Callable) -> Callable:
         def reply(site: str, *order: Any) -> Any:
             message = sound(site, *order)
-            if name == HELLO and task == SCORE and site == HONEST[0]:
-                message = replace(message, state=SOUND)
+            if name == HELLO and not harness.hello.initial:
+                message = replace(message, state={})
+            if name == SCORE:
+                starts.append(_same(order[0].state, START))
             if name != task or site not in changes:
                 return message
             shareable = copy.deepcopy(FLModelUtils.to_shareable(to_model(message)))
@@ -345,48 +360,38 @@ def job(task: str, changes: dict[str, Spoil], *, carried: bool = True) -> tuple[
 
         return reply
 
-    harness = Fuzzed(
-        answer(HELLO, lambda site: introduction(site, schema=LAYERS, budget=3)),
+    harness = Harness(
+        answer(HELLO, lambda site: replace(starting(site), budget=3)),
         answer(TRAIN, _trained),
         answer(SCORE, lambda site, order: ScoreReply(round=1, scores=[0.5, 0.3, 0.2], seconds=0.1, problem="")),
         rounds=1,
         quorum=len(HONEST),
-        schedule={**SCHEDULE, "budget": 3} if task == SCORE else {},
-        sites=[*HONEST, *changes],
+        schedule={} if task == TRAIN else {**SCHEDULE, "budget": 3},
+        sites=[*changes, *HONEST],
     )
-    harness.watched = task
     with ExitStack() as patches:
-        for name, value in _WRITES_NOTHING.items():
+        for name, value in (_WRITES_NOTHING | {"RunRecorder": lambda *args, **kwargs: record}).items():
             patches.enter_context(patch.object(controller, name, value))
         patches.enter_context(patch.object(Harness, "_keep", lambda *args: None))
         harness.run()
     if harness.panics:
-        return harness.answers, f"the job ended: {harness.panics[0]}"
-    saved = harness.saved[-1]
-    same = saved.keys() == SOUND.keys() and all(
-        type(saved[key]) is torch.Tensor and not saved[key].requires_grad and torch.allclose(saved[key], SOUND[key])
-        for key in SOUND
+        return record.ends, f"the job ended: {harness.panics[0]}"
+    if not all(starts):
+        return record.ends, "sites start from another adapter"
+    return record.ends, "" if _same(harness.saved[-1], SOUND) else "the global adapter differs"
+
+
+def _same(state: dict, expected: dict) -> bool:
+    return state.keys() == expected.keys() and all(
+        type(tensor) is torch.Tensor and not tensor.requires_grad and torch.allclose(tensor, expected[key])
+        for key, tensor in state.items()
     )
-    return harness.answers, "" if same else "the global adapter differs"
-
-
-class _NoRecord:
-    """A record that writes nothing."""
-
-    folder = Path()
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.history: dict = {}
-
-    def __getattr__(self, name: str) -> Callable:
-        return lambda *args, **kwargs: []
 
 
 _WRITES_NOTHING = {
     "run_folder": lambda fl_ctx: None,
     "lineages_folder": lambda fl_ctx: None,
     "prune": lambda *args: None,
-    "RunRecorder": _NoRecord,
     "export_adapter": lambda *args, **kwargs: None,
 }
 

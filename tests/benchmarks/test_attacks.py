@@ -78,6 +78,26 @@ def test_a_job_that_names_single_sites_is_refused_where_only_sums_leave(benchmar
         assert lost == "no value left the site, the state of other jobs is as it was"
 
 
+def test_every_kind_of_fuzzed_reply_costs_its_own_site_alone(benchmark):
+    fuzzed = benchmark("fuzzed_replies")
+    rows = list(fuzzed.rows(count=630, seed=1))
+    assert [row[0] for row in rows] == [f"30 of: {kind}" for kind in fuzzed.KINDS]
+    for _, what, lost in rows:
+        assert {end.partition(" ")[2] for end in what.split(", ")} <= {
+            "refused",
+            "of use all the same",
+            "unread by FLARE",
+        }
+        assert lost.startswith("no other site's reply, no job; ")
+
+
+def test_a_job_that_a_fuzzed_reply_ends_would_be_printed_as_such(benchmark, monkeypatch):
+    fuzzed = benchmark("fuzzed_replies")
+    monkeypatch.setattr(fuzzed, "HONEST", fuzzed.HONEST[:1])
+    monkeypatch.setattr(fuzzed.Harness, "_integrate", lambda self, *args: ({"x": torch.ones(1)}, {}))
+    assert fuzzed.job("train", {})[1] == "the global adapter differs"
+
+
 def sent(benchmark):
     order = TrainOrder(
         lineage="a-1", round=2, base=0, version=0, layers=None, scored=False, state={KEY: torch.zeros(2)}

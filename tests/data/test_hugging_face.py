@@ -320,6 +320,66 @@ def test_broken_files_are_named(tmp_path):
         _load(tmp_path / "hub")
 
 
+UNPACKING = [  # file, name of a limit, its value, sentence
+    ("data.parquet", "MOST_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
+    ("data.parquet", "MOST_UNPACKED", 10, "unpacks to a row group of 0 MiB in one column, allowed are 0"),
+    ("data.arrow", "MOST_ROWS", 7, "unpacks to 8 rows, allowed are 7"),
+]
+
+
+@pytest.mark.parametrize(("name", "limit", "value", "sentence"), UNPACKING)
+def test_a_file_that_unpacks_to_too_much_is_refused(tmp_path, monkeypatch, name, limit, value, sentence):
+    table = pa.Table.from_pylist(_rows(0, 4))
+    if name.endswith(".arrow"):
+        with pa.ipc.new_stream(tmp_path / name, table.schema) as stream:
+            stream.write_table(table)
+        (tmp_path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": "train"}))
+    else:
+        pq.write_table(table, tmp_path / name)
+    monkeypatch.setattr(hub_files, limit, value)
+    with pytest.raises(DataError, match=sentence):
+        load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
+
+
+@pytest.mark.parametrize("read", ["rows", "image"])
+def test_a_file_that_needs_more_memory_than_there_is_is_named(tmp_path, monkeypatch, read):
+    _hub(tmp_path)
+    first = next(iter(load(DataSettings(dataset="hugging_face", root=str(tmp_path))).train))
+
+    def none_left(*args, **kwargs):
+        raise pa.lib.ArrowMemoryError("realloc of size 1073741824 failed")
+
+    if read == "image":
+        monkeypatch.setattr(hub_files, "_images", none_left)
+    else:
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", none_left)
+    with pytest.raises(DataError, match="unpacks to more than this process has memory for"):
+        as_array(first.image) if read == "image" else load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
+
+
+def test_a_text_that_a_dictionary_repeats_is_kept_once_and_read_in_smaller_batches(tmp_path, monkeypatch):
+    question = "x" * 60_000
+    _parquet(tmp_path / "data.parquet", [{**row, "question": question} for row in _rows(0, 20)], row_group_size=40)
+    sizes = []
+    whole = pq.ParquetFile.iter_batches
+
+    def counted(self, size, **options):
+        sizes.append(size)
+        return whole(self, size, **options)
+
+    monkeypatch.setattr(pq.ParquetFile, "iter_batches", counted)
+    monkeypatch.setattr(hub_files, "_MOST_IN_BATCH", 200_000)
+    site = load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
+    assert len({id(example.question) for example in (*site.train, *site.test)}) == 1
+    assert sizes == [3]
+
+
+def test_a_text_longer_than_a_short_book_is_refused(tmp_path):
+    _parquet(tmp_path / "data.parquet", [{**row, "question": "x" * 70_000} for row in _rows(0, 4)])
+    with pytest.raises(DataError, match="row 1: a text of 70,000 letters, allowed are 65,536"):
+        load(DataSettings(dataset="hugging_face", root=str(tmp_path)))
+
+
 def test_without_pyarrow_one_sentence_says_what_to_install(tmp_path, monkeypatch):
     _hub(tmp_path)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
