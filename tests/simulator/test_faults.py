@@ -23,7 +23,7 @@ FAULTS = {  # what the site does in a round, and what is said of it
     16: ("full disk", "its disk is full: the site has to make room there"),
     18: ("kill", "in 2 attempts: its training process ended before it answered"),
 }
-HARDLY_MOVES = 18  # the round in which it moves its adapter by a millionth of what it should
+HARDLY_MOVES = 20  # the round in which it moves its adapter by a millionth of what it should
 
 
 def manifest(run):
