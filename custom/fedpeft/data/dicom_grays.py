@@ -2,8 +2,8 @@
 """How the stored values of a DICOM frame become the grays and colors that its owner's viewer shows.
 
     stored values -> modality: table, or slope and intercept -> VOI: window of the site, table, or window of the file
-    -> grays, inverted where the file says so                                                       (PS3.4 N.2, PS3.3 C.11)
-    stored values -> tables of a palette -> colors                                                  (PS3.3 C.7.6.3.1.5)
+    -> grays, inverted where the file says so (DICOM PS3.4 N.2, PS3.3 C.11)
+    stored values -> tables of a palette -> colors (PS3.3 C.7.6.3.1.5)
 
 pydicom's functions do the same and end in values of any range. Their tables are not used: with more entries than one
 entry has numbers, such as 4,096 entries of 8 bits, they look up the wrong ones.
@@ -149,9 +149,9 @@ def _modality(header: Any, frame: int, file: Path) -> tuple[Shown, Window, int]:
         raise UnreadableImage.of(file, f"has a rescale slope of {slope:g}", "save it with the right one")
     bits = header.BitsStored
     least = -(2 ** (bits - 1)) if header.PixelRepresentation else 0
-    ends = sorted(value * slope + intercept for value in (least, least + 2**bits - 1))
+    low, high = sorted(value * slope + intercept for value in (least, least + 2**bits - 1))
     plain = (slope, intercept) == (1, 0)
-    return (lambda values: values if plain else values * slope + intercept), Window(*ends), bits
+    return (lambda values: values if plain else values * slope + intercept), Window(low, high), bits
 
 
 def _voi(header: Any, frame: int, window: Window | None, file: Path, whole: Window, bits: int) -> Shown:
