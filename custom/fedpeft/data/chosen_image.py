@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from fedpeft.data.dicom import NO_WINDOW, SET_WINDOW, dicom_pixels, is_dicom
+from fedpeft.data.dicom import dicom_pixels, is_dicom
+from fedpeft.data.dicom_grays import NO_WINDOW, SET_WINDOW
 from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.folders import IMAGE_SUFFIXES, image_file
 from fedpeft.data.images import ChosenImage, as_rgb, decoded, is_deep, with_file

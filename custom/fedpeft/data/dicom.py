@@ -16,7 +16,9 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft.data import dicom_grays
 from fedpeft.data.dicom_frames import check_frame
+from fedpeft.data.dicom_grays import PALETTE, check_bits, colors_of_palette, grays_of, stored_values
 from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.images import MOST_PIXELS, SOUND_COPY
 from fedpeft.data.window import Window
@@ -24,35 +26,10 @@ from fedpeft.data.window import Window
 MAGIC, MAGIC_AT = b"DICM", 128
 SUFFIXES = (".dcm", ".dicom", ".ima")
 DEFLATED = "1.2.840.10008.1.2.1.99"
-EIGHT = 8
-READ = (
-    "Rows",
-    "Columns",
-    "SamplesPerPixel",
-    "PhotometricInterpretation",
-    "BitsAllocated",
-    "BitsStored",
-    "NumberOfFrames",
-    "RescaleSlope",
-    "RescaleIntercept",
-    "WindowCenter",
-    "WindowWidth",
-    "VOILUTFunction",
-    "ModalityLUTSequence",
-    "SharedFunctionalGroupsSequence",
-    "PerFrameFunctionalGroupsSequence",
-)
-RESCALES = (("RescaleSlope", 1.0), ("RescaleIntercept", 0.0))
-GROUPS = {
-    "RescaleSlope": "PixelValueTransformationSequence",
-    "RescaleIntercept": "PixelValueTransformationSequence",
-    "WindowCenter": "FrameVOILUTSequence",
-    "WindowWidth": "FrameVOILUTSequence",
-    "VOILUTFunction": "FrameVOILUTSequence",
-}
-OWN_WINDOWS = {"LINEAR": (0.5, 1.0), "LINEAR_EXACT": (0.0, 0.0)}  # what is taken from center and width, PS3.3 C.11.2.1
-NO_WINDOW = "has more than 8 bits per pixel and no window of its own"
-SET_WINDOW = "set data.window (a hospital in its own file)"
+GRAYS = ("MONOCHROME1", "MONOCHROME2")
+READ = (*dicom_grays.READ, "Rows", "Columns", "SamplesPerPixel", "NumberOfFrames")
+COLORS = ("RGB", "YBR_FULL", "YBR_FULL_422")
+COLORS_OF_JPEG_2000 = ("YBR_ICT", "YBR_RCT")  # which its decoders make RGB of
 
 
 def is_dicom(file: Path) -> bool:
@@ -95,44 +72,31 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
         raise UnreadableImage.of(file, "is deflated DICOM", "save it without that compression")
     header = pydicom.dcmread(file, stop_before_pixels=True, specific_tags=list(READ))
     number = _check_form(header, file, frame)
-    colors = header.SamplesPerPixel == 3
-    shown = None if colors else _window(header, file, number, window)
+    compressed = syntax.is_compressed and syntax != pydicom.uid.RLELossless
+    check_bits(header, file, shifted=not compressed)
+    kind = header.PhotometricInterpretation
+    if kind in (PALETTE, *GRAYS) and header.SamplesPerPixel != 1:
+        raise UnreadableImage.of(file, "has several gray values for a pixel", "save gray values, or 8-bit RGB")
+    if kind == PALETTE:
+        shown = colors_of_palette(header, file)
+    elif kind in GRAYS:
+        shown = grays_of(header, number, window, file)
+    else:
+        _check_colors(pydicom, syntax, header, file)
+        shown = np.ascontiguousarray  # pydicom has made RGB of them
     _check_decoder(pydicom, syntax, header, file)
     if not pixels:
         return None
     if syntax.is_compressed:
         check_frame(pydicom, file, number, header)
-    values = pydicom.pixels.pixel_array(file, index=number)
-    if colors:
-        return np.ascontiguousarray(values, np.uint8)
-    slope, intercept = (float(_of_frame(header, number, name, usual)) for name, usual in RESCALES)
-    scaled = values * slope + intercept if (slope, intercept) != (1.0, 0.0) else values
-    grays = shown.grays(scaled) if shown else Window(0, 2**header.BitsStored - 1).grays(values)
-    return 255 - grays if header.PhotometricInterpretation == "MONOCHROME1" else grays
-
-
-def _of_frame(header: Any, frame: int, name: str, usual: Any) -> Any:
-    """Return a value of one frame: its own, that of all frames, or that of the file."""
-    groups = [
-        *list(header.get("PerFrameFunctionalGroupsSequence", ()))[frame : frame + 1],
-        *list(header.get("SharedFunctionalGroupsSequence", ()))[:1],
-    ]
-    for group in groups:
-        for item in group.get(GROUPS[name], ()):
-            if item.get(name) is not None:
-                return item.get(name)
-    found = header.get(name)
-    return usual if found is None else found
+    # pydicom takes the lowest bits, wherever HighBit says that those stored are
+    values = pydicom.pixels.pixel_array(file, index=number, correct_unused_bits=compressed)
+    return shown(values if compressed else stored_values(values, header))
 
 
 def _check_form(header: Any, file: Path, frame: int | None) -> int:
     if header.Rows * header.Columns > MOST_PIXELS:
         raise UnreadableImage.of(file, f"has more than {MOST_PIXELS // 10**6} million pixels", "save a smaller one")
-    kind, samples = header.PhotometricInterpretation, header.SamplesPerPixel
-    gray = samples == 1 and kind in ("MONOCHROME1", "MONOCHROME2")
-    color = samples == 3 and header.BitsAllocated == EIGHT and kind.startswith(("RGB", "YBR"))
-    if not (gray or color) or "ModalityLUTSequence" in header:
-        raise UnreadableImage.of(file, "has colors or values in a table of its own", "save gray values, or 8-bit RGB")
     frames = int(header.get("NumberOfFrames") or 1)
     if frame is None and frames > 1:
         raise UnreadableImage.of(file, f"has {frames} frames", f"name one of #0 to #{frames - 1} behind the file")
@@ -141,26 +105,11 @@ def _check_form(header: Any, file: Path, frame: int | None) -> int:
     return frame or 0
 
 
-def _window(header: Any, file: Path, frame: int, window: Window | None) -> Window | None:
-    """Return the window of a gray image; None: it has 8 bits and none of its own."""
-    deep = header.BitsStored > EIGHT or header.BitsAllocated > 2 * EIGHT
-    if deep and window:
-        return window
-    center, width = (_first(_of_frame(header, frame, name, None)) for name in ("WindowCenter", "WindowWidth"))
-    function = _of_frame(header, frame, "VOILUTFunction", "LINEAR") or "LINEAR"
-    if center is None or width is None or function not in OWN_WINDOWS:
-        if deep:
-            raise UnreadableImage.of(file, NO_WINDOW, SET_WINDOW)
-        return None
-    less_center, less_width = OWN_WINDOWS[function]
-    center, width = center - less_center, max(width - less_width, 0.0)
-    return Window(center - width / 2, center + width / 2)
-
-
-def _first(value: Any) -> float | None:
-    if value is None or value == "":
-        return None
-    return float(value if isinstance(value, int | float | str) else value[0])
+def _check_colors(pydicom: Any, syntax: Any, header: Any, file: Path) -> None:
+    known = COLORS + COLORS_OF_JPEG_2000 * (syntax in pydicom.uid.JPEG2000TransferSyntaxes)
+    bits = (header.BitsAllocated, header.BitsStored, header.PixelRepresentation)
+    if header.PhotometricInterpretation not in known or header.SamplesPerPixel != 3 or bits != (8, 8, 0):
+        raise UnreadableImage.of(file, "has colors of a kind that is not read", "save gray values, or 8-bit RGB")
 
 
 def _check_decoder(pydicom: Any, syntax: Any, header: Any, file: Path) -> None:
