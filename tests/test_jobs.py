@@ -14,7 +14,7 @@ from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
-from fedpeft.jobs import check, check_used, compose, outdated, recipes, write_job
+from fedpeft.jobs import check, check_used, compose, composed, outdated, part_of, recipes, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.setting_names import names
 from fedpeft.settings import build
@@ -92,6 +92,20 @@ def test_every_adapter_is_one_argument(job, name):
 def test_the_widths_of_adapters_change_with_the_backbone_unless_the_job_sets_them(overrides, settings):
     sections = compose(CONFIGS, "fedpia_task1", overrides)
     assert build(MethodSettings, sections["method"], section="method").settings_of("") == settings
+
+
+@pytest.mark.parametrize(("backbone", "rate"), [("tiny_vilt", 5e-3), ("tiny_vit", 5e-3), ("vilt_b32", 1e-4)])
+def test_a_job_that_sets_no_learning_rate_gets_that_of_its_backbone(backbone, rate):
+    own = {"data": {"dataset": "manifest"}, "federation": {"sites": ["north", "south"]}, "training": {"rounds": 10}}
+    parts = [
+        own,
+        *(
+            part_of(CONFIGS, part)
+            for part in (f"backbones/{backbone}", "methods/fedpia_agreement", "deployments/laptop")
+        ),
+    ]
+    assert composed(parts)["training"]["learning_rate"] == rate
+    assert composed(parts, ["training.learning_rate=0.5"])["training"]["learning_rate"] == 0.5
 
 
 def test_what_a_job_changes_in_its_sections_stays_in_that_job():

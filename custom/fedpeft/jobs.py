@@ -132,8 +132,8 @@ def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] 
 def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
     """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
 
-    Under `method.settings` go those that the backbone declares (`Pretrained.method_settings`), so that a job says all
-    that its sites are to build, and another backbone is one setting.
+    Under `method.settings` and `training.learning_rate` goes what the backbone declares (`Pretrained`), so that a job
+    says all that its sites are to build, and another backbone is one setting.
 
     Raises:
         FedpeftError: as for `compose`.
@@ -274,15 +274,20 @@ def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections with what their backbone declares for methods; wrong ones as they are, for `check` to refuse."""
+    """Return sections with what their backbone declares; wrong ones as they are, for `check` to refuse."""
     from fedpeft.backbones import BACKBONES, BackboneSettings
 
     backbone, method = sections.get("backbone"), sections.get("method")
     name = backbone.get("name", BackboneSettings.name) if isinstance(backbone, Mapping) else None
     if name not in BACKBONES.names() or not isinstance(method, Mapping):
         return dict(sections)
-    declared = BACKBONES.get(name).method_settings
-    return {**sections, "method": merged({"settings": deepcopy(declared)}, method) if declared else method}
+    declared = BACKBONES.get(name)
+    if declared.method_settings:
+        method = merged({"settings": deepcopy(declared.method_settings)}, method)
+    training = sections.get("training", {})
+    if isinstance(training, Mapping) and "learning_rate" not in training:
+        training = {**training, "learning_rate": declared.learning_rate}
+    return {**sections, "method": method, "training": training}
 
 
 def _parse_override(text: str) -> dict[str, Any]:

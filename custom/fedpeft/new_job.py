@@ -23,12 +23,10 @@ TRAINING = {
     "rounds": 10,
     "local_epochs": 1,
     "batch_size": 16,
-    "learning_rate": 1e-4,  # the papers'
     "weight_decay": 0.01,
     "warmup": 0.1,
     "seed": 0,
 }
-TINY_RATE = 5e-3
 BACKBONE = "backbones"
 HEADER = """\
 # Written by `fedpeft new` for the data in {folder!r}.
@@ -129,9 +127,8 @@ def write_new(
     before_task = [part_of(jobs.parent, one) for one in parts]
     backbone_of = composed([own, *before_task, chosen])["backbone"]
     named = backbone_of.get("name", BackboneSettings.name)
-    tiny = BACKBONES.get(named).tiny
-    if tiny:
-        training["learning_rate"] = TINY_RATE
+    declared = BACKBONES.get(named)
+    training["learning_rate"] = declared.learning_rate
     for setting in before_task[0].get("training", {}):
         training.pop(setting, None)  # the task stands behind the backbone, and would override it
     sections = merged(own, chosen)
@@ -153,7 +150,7 @@ def write_new(
     jobs.write_text(listed, encoding="utf-8")
     write_job(job, name, whole)
     source = backbone_of.get("source", "")
-    return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=tiny)
+    return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
 
 
 def _places(name: str, out: Path) -> tuple[Path, Path, Path]:

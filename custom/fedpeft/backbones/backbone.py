@@ -162,6 +162,8 @@ class Pretrained:
         method_settings: by method, settings that fit this backbone better than the method's own, e.g.
             `{"houlsby": {"reduction_factor": 4}}` for a narrow one. They are written into a job that is composed with
             it, where `method.settings` does not set them.
+        learning_rate: peak rate that fits its adapters. It is written into a job that is composed with it, where the
+            job sets no `training.learning_rate`.
         tiny: its figures compare methods and say nothing about medicine; every table and picture of them says so.
     """
 
@@ -178,6 +180,7 @@ class Pretrained:
     reads_questions: bool = True
     prompts: bool = False
     tiny: bool = False
+    learning_rate: float = 1e-4  # FedPIA's, for models of width 768
     method_settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def loaded(self, settings: BackboneSettings, *, half: bool = False, download: bool = True) -> Backbone:
