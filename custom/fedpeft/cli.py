@@ -16,7 +16,7 @@ from fedpeft.export import command as export
 from fedpeft.inspect import command as inspect
 from fedpeft.job_argument import JOB_HELP
 from fedpeft.predict import command as predict
-from fedpeft.printable import cleaned_output
+from fedpeft.printable import cleaned_output, sentence
 from fedpeft.serve import command as serve
 from fedpeft.settings import suggestion
 
@@ -39,7 +39,7 @@ def _carry_out(arguments: argparse.Namespace) -> int:
     try:
         arguments.command(arguments)
     except FedpeftError as error:
-        print(f"fedpeft: {error}", file=sys.stderr)
+        print(f"fedpeft: {sentence(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
         print(

@@ -47,6 +47,17 @@ def one_line(text: str, *, most: int = MOST) -> str:
     return printable(" ".join(text.split()), most=most)
 
 
+def sentence(text: str, *, max_start: int = 1300, max_end: int = 400) -> str:
+    """Return an error's text; of one that a stranger's file made too long, the start and the remedy at its end.
+
+    Args:
+        text: from anywhere.
+        max_start, max_end: characters that stay of a longer one.
+    """
+    left_out = len(text) - max_start - max_end
+    return text if left_out <= 0 else f"{text[:max_start]}... ({left_out:,} more characters) ...{text[-max_end:]}"
+
+
 class CleanedStream:
     """A text stream that writes what is printable.
 
