@@ -118,7 +118,7 @@ def _metrics(entry: Any, origin: str) -> dict[str, str]:
         as_name(site, origin, "a site's name"): name for site, name in as_mapping(entry, origin, "'metrics'").items()
     }
     for site, name in metrics.items():
-        if name not in TITLES:
+        if not isinstance(name, str) or name not in TITLES:
             fail(f"{origin}, site {site!r}", "'metrics'", name, f"one of {', '.join(TITLES)}")
     return metrics
 

@@ -186,7 +186,7 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
         fail(where, "the manifest's 'status'", manifest.get("status"), f"{COMPLETED} or {FAILED}")
     training = as_mapping(as_mapping(history.get("settings", {}), where, "'settings'").get("training", {}), where, "it")
     metrics = as_mapping(history.get("metrics", {}), where, "'metrics'").values()
-    if unknown := [name for name in metrics if name not in TITLES]:
+    if unknown := [name for name in metrics if not isinstance(name, str) or name not in TITLES]:
         fail(where, "'metrics'", unknown[0], f"one of {', '.join(TITLES)}")
     return Progress.from_json(
         {
