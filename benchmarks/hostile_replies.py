@@ -162,6 +162,7 @@ REPLIES: dict[str, Reply] = {
     "its update with the sign changed": _scaled(-1.0),
     "its update times 1e-6": _scaled(1e-6),
 }
+UNREFUSED = ("its update with the sign changed", "its update times 1e-6")  # as long as an honest one, or shorter
 SCORES: dict[str, Reply] = {
     "scores of 1e308": lambda sent: sent.fields.update(scores=[1e308] * len(sent.fields["scores"])),
     "negative scores": lambda sent: sent.fields.update(scores=[-1.0] * len(sent.fields["scores"])),

@@ -14,7 +14,7 @@ import fedpeft
 from fedpeft import cli
 from fedpeft.console import Console, cell
 from fedpeft.errors import FedpeftError
-from fedpeft.printable import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, sentence
+from fedpeft.printable import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, shortened
 
 HOUSE = Path(fedpeft.__file__).parent
 
@@ -97,8 +97,8 @@ def test_every_console_is_the_one_that_cleans():
 
 
 def test_a_long_error_keeps_its_start_and_its_remedy():
-    assert sentence("a value that is wrong: correct it.") == "a value that is wrong: correct it."
-    cut = sentence("the file " + "x" * 5000 + " is missing: download it again.")
+    assert shortened("a value that is wrong: correct it.") == "a value that is wrong: correct it."
+    cut = shortened("the file " + "x" * 5000 + " is missing: download it again.")
     assert cut.startswith("the file xxx")
     assert cut.endswith("xxx is missing: download it again.")
     assert "(3,340 more characters)" in cut

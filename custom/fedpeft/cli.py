@@ -16,7 +16,7 @@ from fedpeft.export import command as export
 from fedpeft.inspect import command as inspect
 from fedpeft.job_argument import JOB_HELP
 from fedpeft.predict import command as predict
-from fedpeft.printable import cleaned_output, sentence
+from fedpeft.printable import cleaned_output, shortened
 from fedpeft.serve import command as serve
 from fedpeft.settings import suggestion
 
@@ -39,12 +39,12 @@ def _carry_out(arguments: argparse.Namespace) -> int:
     try:
         arguments.command(arguments)
     except FedpeftError as error:
-        print(f"fedpeft: {sentence(str(error))}", file=sys.stderr)
+        print(f"fedpeft: {shortened(str(error))}", file=sys.stderr)
         return 1
     except OSError as error:
         print(
-            f"fedpeft: {error.filename or 'a file'} cannot be used ({error.strerror or error}): check the path, its "
-            f"permissions and the room on its disk.",
+            f"fedpeft: {shortened(str(error.filename or 'a file'))} cannot be used ({error.strerror or error}): check "
+            f"the path, its permissions and the room on its disk.",
             file=sys.stderr,
         )
         return 1

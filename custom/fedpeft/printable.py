@@ -47,8 +47,8 @@ def one_line(text: str, *, most: int = MOST) -> str:
     return printable(" ".join(text.split()), most=most)
 
 
-def sentence(text: str, *, max_start: int = 1300, max_end: int = 400) -> str:
-    """Return an error's text; of one that a stranger's file made too long, the start and the remedy at its end.
+def shortened(text: str, *, max_start: int = 1300, max_end: int = 400) -> str:
+    """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy.
 
     Args:
         text: from anywhere.

@@ -29,7 +29,7 @@ from fedpeft.errors import FedpeftError
 
 COORDINATES = 64  # the first of each support, enough to propose an order whose proof uses all of them
 SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0
-UNEVEN = 100  # times as long as usual: beside such a neuron the others are lost in rounding
+UNEVEN = 100  # times as long as the median: beside such a neuron the others are lost in rounding
 TIE = 1e-9  # of all weight: enough to choose between orders in which equally many neurons stay
 
 

@@ -23,8 +23,8 @@ SINKHORN_ITERATIONS = 1_000
 SINKHORN_PRECISION = 1e-6
 SINKHORN_TOLERANCE = 1e-2  # generous, because aligned weights are divided by the masses that the plan really has
 CANCELLED = 1e-5  # of the distance from the mean: closer neurons are compared coordinate by coordinate
-LEAST_COST = 1e-6  # of the largest one: where most costs are smaller, POT's tolerance is not
-MOST_PARTS = 2048  # of equal mass, which an assignment matches in seconds
+MIN_COST = 1e-6  # of the largest one: where most costs are smaller, POT's tolerance is not
+MAX_PARTS = 2048  # of equal mass, which an assignment matches in seconds
 TINY = 1e-200  # squared lengths below lose digits
 TOGETHER = 2**21  # numbers of several clients' supports that are compared in one matrix product: 16 MiB
 
@@ -252,7 +252,7 @@ def _masses(mass: Tensor | None, size: int, name: str) -> Tensor:
 
 def _splits_evenly(cost: Tensor) -> bool:
     """Return whether costs (n, m) are too unequal for POT's tolerance, and parts of equal mass few enough to assign."""
-    return bool(cost.max() * LEAST_COST > cost.median()) and math.lcm(*cost.shape) <= MOST_PARTS
+    return bool(cost.max() * MIN_COST > cost.median()) and math.lcm(*cost.shape) <= MAX_PARTS
 
 
 def _assigned_in_parts(cost: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ READ = (
     "AlphaPaletteColorLookupTableData",
 )
 LINEAR, EXACT, SIGMOID = "LINEAR", "LINEAR_EXACT", "SIGMOID"
-LEAST_WIDTH = {LINEAR: 1.0, EXACT: 0.0, SIGMOID: 0.0}  # PS3.3 C.11.2.1; a width of 0 is none
+MIN_WIDTH = {LINEAR: 1.0, EXACT: 0.0, SIGMOID: 0.0}  # PS3.3 C.11.2.1; a width of 0 is none
 NO_WINDOW = "has more than 8 bits per pixel and no window of its own"
 SET_WINDOW = "set data.window (a hospital in its own file)"
 SAVE_GRAYS = "save it with 8 bits, as its viewer shows it"
@@ -142,9 +142,8 @@ def _modality(header: Any, frame: int, file: Path) -> tuple[Shown, Window, int]:
     if items := header.get(MODALITY):
         table = _table(header, items[0], file, negative=bool(header.PixelRepresentation))
         return table, Window(0, 2**table.bits - 1), table.bits
-    slope, intercept = (
-        float(_of_frame(header, frame, name, usual)) for name, usual in (("RescaleSlope", 1), ("RescaleIntercept", 0))
-    )
+    slope = float(_of_frame(header, frame, "RescaleSlope", 1))
+    intercept = float(_of_frame(header, frame, "RescaleIntercept", 0))
     if not (np.isfinite([slope, intercept]).all() and slope):
         raise UnreadableImage.of(file, f"has a rescale slope of {slope:g}", "save it with the right one")
     bits = header.BitsStored
@@ -164,9 +163,9 @@ def _voi(header: Any, frame: int, window: Window | None, file: Path, whole: Wind
             return _table(header, item, file, negative=whole.low < 0).grays
     center, width = (_first(_of_frame(header, frame, name, None)) for name in ("WindowCenter", "WindowWidth"))
     function = str(_of_frame(header, frame, "VOILUTFunction", LINEAR) or LINEAR).strip().upper()
-    if function not in LEAST_WIDTH:
+    if function not in MIN_WIDTH:
         raise UnreadableImage.of(file, "has a window of a function that is not known", SAVE_GRAYS)
-    least = LEAST_WIDTH[function]
+    least = MIN_WIDTH[function]
     if center is None or width is None or not width > 0 or width < least:
         if deep:
             raise UnreadableImage.of(file, NO_WINDOW, SET_WINDOW)
@@ -183,7 +182,7 @@ def _sigmoid(values: np.ndarray, center: float, width: float) -> np.ndarray:
     return np.round(WHITE / (1 + np.exp(exponent))).astype(np.uint8)
 
 
-def _of_frame(header: Any, frame: int, name: str, usual: Any) -> Any:
+def _of_frame(header: Any, frame: int, name: str, default: Any) -> Any:
     """Return a value of one frame: its own, that of all frames, or that of the file."""
     groups = [
         *list(header.get("PerFrameFunctionalGroupsSequence") or ())[frame : frame + 1],
@@ -194,7 +193,7 @@ def _of_frame(header: Any, frame: int, name: str, usual: Any) -> Any:
             if item.get(name) is not None:
                 return item.get(name)
     found = header.get(name)
-    return usual if found is None else found
+    return default if found is None else found
 
 
 def _first(value: Any) -> float | None:
