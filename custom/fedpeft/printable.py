@@ -47,7 +47,7 @@ def one_line(text: str, *, most: int = MOST) -> str:
     return printable(" ".join(text.split()), most=most)
 
 
-def shortened(text: str, *, max_start: int = 1300, max_end: int = 400) -> str:
+def shortened(text: str, *, max_start: int = 3000, max_end: int = 600) -> str:
     """Return an error's text; of one that a stranger's file made too long, the start, and the end with its remedy.
 
     Args:

@@ -121,7 +121,7 @@ def test_two_hospitals_follow_the_page(machine):
         if "nvflare job submit" in text:
             job = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", printed)[0]
         if "fedpeft verify" in text:
-            assert "complete 2 rounds" in printed
+            assert "complete 10 rounds" in printed
             assert "north" in printed
             assert "south" in printed
     wait_until(lambda: not processes_below(machine / "srv"))
