@@ -198,7 +198,7 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
-    from fedpeft.job_data import named_job, site_settings
+    from fedpeft.job_data import named_job, of_job
     from fedpeft.new_job import look
 
     picture = arguments.picture
@@ -207,8 +207,8 @@ def _data(arguments: argparse.Namespace) -> None:
     configs, title = named_job(arguments.what, arguments.configs)
     sites: Sequence[SiteData]
     if title:
-        settings = site_settings(configs, title, arguments.set, only=arguments.site)
-        sites, procedural = [data.load(one) for one in settings], any(data.is_procedural(s.dataset) for s in settings)
+        pairs = of_job(configs, title, arguments.set, only=arguments.site)
+        sites, procedural = [read for _, read in pairs], any(data.is_procedural(own.dataset) for own, _ in pairs)
         _print_data(sites)
     elif arguments.site:
         raise FedpeftError(
@@ -251,7 +251,7 @@ def _new(arguments: argparse.Namespace) -> None:
     check_free(name, out)
     if arguments.backbone is not None:
         check_part(part, out)
-    found = look(arguments.data, arguments.set)
+    found = look(arguments.data, arguments.set, out=out, backbone=part)
     _print_found(found)
     new = write_new(name, found, folder=arguments.data, out=out, overrides=arguments.set, backbone=part)
     for path in new.written:

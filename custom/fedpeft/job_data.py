@@ -3,14 +3,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from fedpeft import data
+from fedpeft.backbones import BackboneSettings
+from fedpeft.client.answering import ANSWERING
+from fedpeft.data.cut_texts import cut_texts_of
+from fedpeft.data.image_sizes import fitting
 from fedpeft.errors import FedpeftError
-from fedpeft.federation import site_data
+from fedpeft.federation import site_backbone, site_data
 from fedpeft.jobs import RECIPES, compose, configs_of, known_jobs, name_of, usual_configs
 from fedpeft.settings import build, suggestion
+from fedpeft.training_settings import TrainingSettings
 
 
 def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
@@ -37,8 +44,10 @@ def named_job(what: str, configs: Path | None) -> tuple[Path, str]:
     raise FedpeftError(f"{what!r} is neither a job of {configs / RECIPES} nor a folder: {suggestion(name, known)}.")
 
 
-def site_settings(configs: Path, job: str, overrides: Iterable[str], *, only: str | None) -> list[data.DataSettings]:
-    """Return the section `data` of each site of a job.
+def of_job(
+    configs: Path, job: str, overrides: Iterable[str], *, only: str | None
+) -> list[tuple[data.DataSettings, data.SiteData]]:
+    """Return the section `data` of each site of a job, and the site's data as its backbone reads them.
 
     Args:
         configs: the `app_configs` folder.
@@ -47,11 +56,38 @@ def site_settings(configs: Path, job: str, overrides: Iterable[str], *, only: st
         only: this site; None: all.
 
     Raises:
-        FedpeftError: unknown job or site, or a wrong setting.
+        FedpeftError: unknown job or site, a wrong setting, or data that cannot be read.
     """
     sections = compose(configs, job, overrides)
     sites = sections["federation"]["sites"]
     if only is not None and only not in sites:
         raise FedpeftError(f"{only!r} is not a site of {job}: {suggestion(only, sites)}.")
     chosen = [only] if only is not None else sites
-    return [build(data.DataSettings, site_data(sections["data"], site), section="data") for site in chosen]
+    settings = {site: build(data.DataSettings, site_data(sections["data"], site), section="data") for site in chosen}
+    return [(own, as_read(data.load(own), sections, site, share=own.unreadable)) for site, own in settings.items()]
+
+
+def as_read(loaded: data.SiteData, sections: Mapping[str, Any], site: str, *, share: float = 0.0) -> data.SiteData:
+    """Return a site's data without images that its backbone cannot take, with notes on texts that it cuts.
+
+    Nothing is downloaded for it; where the backbone is not here, a note says so.
+
+    Args:
+        loaded: data of the site.
+        sections: of its job.
+        site: the name that it has there.
+        share: of its images that may be left out.
+
+    Raises:
+        DataError: there are more.
+    """
+    backbone = build(BackboneSettings, site_backbone(sections["backbone"], site), section="backbone")
+    way = (sections.get("training") or {}).get("answering", TrainingSettings.answering)
+    try:
+        notes = tuple(cut_texts_of(loaded, backbone, answers=not ANSWERING.get(way).head))
+        loaded = fitting(loaded, backbone, share, download=False)
+    except data.DataError:
+        raise
+    except FedpeftError as error:
+        notes = (f"Whether the backbone takes every image and reads all of each text cannot be said: {error}",)
+    return replace(loaded, notes=(*loaded.notes, *notes))

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from fedpeft.admission.job import admit_folder
 from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.data import DataSettings
 from fedpeft.data.folder_sites import FolderSites, sites_in
 from fedpeft.errors import FedpeftError
+from fedpeft.job_data import as_read
 from fedpeft.jobs import CONFIGS, PACKAGED, RECIPES, changed, composed, merged, part_of, recipes, write_job
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1, VALIDATION
 from fedpeft.settings import suggestion
@@ -53,13 +55,23 @@ class NewJob:
     tiny: bool
 
 
-def look(folder: Path, overrides: Iterable[str] = ()) -> FolderSites:
-    """Return what a folder holds, with the settings of the section `data` that are given as overrides.
+def look(folder: Path, overrides: Iterable[str] = (), *, out: Path = Path(), backbone: str = "") -> FolderSites:
+    """Return what a folder holds, as a backbone reads it; see `fedpeft.job_data.as_read`.
+
+    Args:
+        folder: of the data.
+        overrides: settings as `section.name=value`.
+        out, backbone: see `write_new`.
 
     Raises:
-        FedpeftError: see `sites_in`.
+        FedpeftError: see `sites_in`; or the backbone cannot take an image.
     """
-    return sites_in(folder, changed(overrides).get("data"))
+    chosen = changed(overrides)
+    found = sites_in(folder, chosen.get("data"))
+    sections = merged(part_of(out / CONFIGS, _part(found, backbone)), chosen)
+    share = found.section.get("unreadable", DataSettings.unreadable)
+    read = [as_read(data, sections, site, share=share) for site, data in zip(found.of_sites, found.data, strict=True)]
+    return replace(found, data=tuple(read))
 
 
 def check_free(name: str, out: Path) -> None:
@@ -117,9 +129,7 @@ def write_new(
         FedpeftError: a setting is wrong, or the job would not be admitted; nothing is written then.
     """
     task, jobs, job = _places(name, out)
-    images = all(site.metric == BALANCED_ACCURACY for site in found.data)
-    part = f"{BACKBONE}/{backbone or ('tiny_vit' if images else 'tiny_vilt')}"
-    parts = [part, "methods/fedpia_agreement", "deployments/laptop"]
+    parts = [_part(found, backbone), "methods/fedpia_agreement", "deployments/laptop"]
     labels = any(site.metric == MACRO_F1 for site in found.data)  # rare ones never reach a probability of one half
     training = TRAINING | ({"thresholds": VALIDATION} if labels else {})
     chosen = {section: values for section, values in changed(overrides).items() if section != "data"}
@@ -151,6 +161,11 @@ def write_new(
     write_job(job, name, whole)
     source = backbone_of.get("source", "")
     return NewJob(written=(task, jobs, job), backbone=named, source=source, tiny=declared.tiny)
+
+
+def _part(found: FolderSites, backbone: str) -> str:
+    images = all(site.metric == BALANCED_ACCURACY for site in found.data)
+    return f"{BACKBONE}/{backbone or ('tiny_vit' if images else 'tiny_vilt')}"
 
 
 def _places(name: str, out: Path) -> tuple[Path, Path, Path]:

@@ -10,11 +10,13 @@ import zlib
 import numpy as np
 import pytest
 from layouts import picture
-from PIL import ExifTags, Image
+from PIL import ExifTags, Image, PngImagePlugin
 
 from fedpeft.data import DataError
+from fedpeft.data.chosen_image import image_of
 from fedpeft.data.errors import UnreadableImage
-from fedpeft.data.images import as_array, check_header, open_image
+from fedpeft.data.images import Header, as_array, check_header, open_image
+from fedpeft.data.window import Window
 
 
 def _saved(path, pixels, mode=None):
@@ -88,22 +90,111 @@ def test_16_bits_in_colors_or_beside_transparency_are_not_cut_to_8(tmp_path, col
             look(_png(tmp_path / "deep.png", size=(2, 2), depth=16, color=color, rows=rows))
 
 
-@pytest.mark.parametrize(
-    ("orientation", "turned"),
-    [
-        (1, lambda a: a),
-        (3, lambda a: np.rot90(a, 2)),
-        (5, lambda a: a.transpose(1, 0, 2)),
-        (6, lambda a: np.rot90(a, -1)),
-    ],
-)
-@pytest.mark.parametrize("suffix", ["png", "tif"])
-def test_the_orientation_of_a_photograph_counts(tmp_path, orientation, turned, suffix):
-    pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), dtype=np.uint8)
+UPRIGHT = {  # what a viewer shows of pixels (H, W, 3) with an orientation; EXIF 2.3, 4.6.4
+    0: lambda a: a,  # no orientation
+    1: lambda a: a,
+    2: lambda a: a[:, ::-1],
+    3: lambda a: a[::-1, ::-1],
+    4: lambda a: a[::-1],
+    5: lambda a: a.swapaxes(0, 1),
+    6: lambda a: np.rot90(a, -1),
+    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
+    8: lambda a: np.rot90(a),
+    9: lambda a: a,
+}
+CODECS = {"jpg": {"quality": 95, "subsampling": 0}, "png": {}, "tif": {}, "webp": {"lossless": True}}
+PIXELS = np.random.default_rng(0).integers(0, 256, (16, 24, 3), dtype=np.uint8)
+
+
+def _photo(path, pixels, orientation, **more):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = orientation
-    Image.fromarray(pixels).save(tmp_path / f"photo.{suffix}", exif=exif)
-    assert (as_array(tmp_path / f"photo.{suffix}") == turned(pixels)).all()
+    Image.fromarray(pixels).save(path, exif=exif, **more)
+    return path
+
+
+@pytest.mark.parametrize("window", [None, Window(0, 255)])
+@pytest.mark.parametrize("part", ["", "#0", "#1"])
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize("suffix", CODECS)
+def test_the_orientation_of_a_photograph_counts(tmp_path, suffix, orientation, part, window):
+    more = CODECS[suffix]
+    if part == "#1":
+        if suffix == "jpg":
+            return  # it has one frame
+        more = {**more, "save_all": True, "append_images": [Image.fromarray(255 - PIXELS)]}
+    path = _photo(tmp_path / f"photo.{suffix}", PIXELS, orientation, **more)
+    chosen = image_of(tmp_path, f"{path.name}{part}", window, where="line 2")[0]
+    if part == "#1":
+        _photo(tmp_path / f"second.{suffix}", 255 - PIXELS, orientation, **CODECS[suffix])
+        path = tmp_path / f"second.{suffix}"
+    _photo(path.with_stem("plain"), 255 - PIXELS if part == "#1" else PIXELS, 1, **CODECS[suffix])
+    assert (as_array(chosen) == UPRIGHT[orientation](as_array(path.with_stem("plain")))).all()
+    assert check_header(chosen) == Header(*open_image(chosen).size, turned=2 <= orientation <= 8)
+
+
+@pytest.mark.parametrize("orientation", UPRIGHT)
+@pytest.mark.parametrize(
+    ("suffix", "kind"), [("png", np.uint16), ("tif", np.uint16), ("tif", ">u2"), ("tif", np.int32)]
+)
+def test_the_orientation_of_an_image_of_more_than_8_bits_counts(tmp_path, suffix, kind, orientation):
+    path = _photo(tmp_path / f"deep.{suffix}", (PIXELS[..., 0] * 100.0).astype(kind), orientation)
+    chosen = image_of(tmp_path, path.name, Window(0, 25500), where="line 2")[0]
+    assert (as_array(chosen) == UPRIGHT[orientation](PIXELS[..., [0, 0, 0]])).all()
+    assert check_header(chosen) == Header(*open_image(chosen).size, turned=2 <= orientation <= 8)
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("mode", ["L", "P", "1", "RGBA", "CMYK"])
+@pytest.mark.parametrize("packed", [None, "tiff_lzw"])
+def test_the_orientation_of_a_tiff_counts_in_every_mode(tmp_path, mode, packed, orientation):
+    image = Image.fromarray(PIXELS).convert(mode)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation] = orientation
+    image.save(tmp_path / "photo.tif", exif=exif, compression=packed)
+    assert (as_array(tmp_path / "photo.tif") == UPRIGHT[orientation](np.asarray(image.convert("RGB")))).all()
+    size = open_image(tmp_path / "photo.tif").size
+    assert check_header(tmp_path / "photo.tif") == Header(*size, turned=2 <= orientation <= 8)
+
+
+@pytest.mark.parametrize("packed", [None, "tiff_lzw"])
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16])
+def test_a_tiff_whose_lowest_value_is_white_is_shown_so(tmp_path, kind, packed):
+    gray = PIXELS[..., 0]
+    stored = gray if kind == np.uint8 else (255 - gray).astype(kind) * 100  # Pillow inverts bytes on writing
+    Image.fromarray(stored).save(tmp_path / "scan.tif", tiffinfo={262: 0}, compression=packed)
+    assert Image.open(tmp_path / "scan.tif").tag_v2[262] == 0
+    chosen = image_of(tmp_path, "scan.tif", Window(0, 25500), where="line 2")[0]
+    assert (as_array(chosen)[..., 0] == gray).all()
+
+
+@pytest.mark.parametrize("orientation", [1, 6])
+def test_an_orientation_behind_the_pixels_of_a_png_counts(tmp_path, orientation):
+    path = _photo(tmp_path / "photo.png", PIXELS, orientation)
+    content = path.read_bytes()
+    begin = content.index(b"eXIf") - 4
+    end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+    last = content.index(b"IEND") - 4
+    path.write_bytes(content[:begin] + content[end:last] + content[begin:end] + content[last:])
+    assert (as_array(path) == UPRIGHT[orientation](PIXELS)).all()
+    assert check_header(path).turned is (orientation == 6)
+
+
+@pytest.mark.parametrize("suffix", ["png", "tif", "webp", "jpg"])
+def test_an_orientation_in_xmp_counts(tmp_path, suffix):
+    xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'
+    more = {"xmp": xmp, **CODECS[suffix]}
+    if suffix == "tif":
+        more = {"tiffinfo": {700: xmp}}
+    if suffix == "png":
+        info = PngImagePlugin.PngInfo()
+        info.add_itxt("XML:com.adobe.xmp", xmp.decode())
+        more = {"pnginfo": info}
+    path, plain = tmp_path / f"photo.{suffix}", tmp_path / f"plain.{suffix}"
+    Image.fromarray(PIXELS).save(path, **more)
+    Image.fromarray(PIXELS).save(plain, **CODECS[suffix])
+    assert (as_array(path) == as_array(plain)[::-1, ::-1]).all()
+    assert check_header(path).turned
 
 
 def test_a_photograph_with_a_broken_exif_is_read_as_it_lies(tmp_path):

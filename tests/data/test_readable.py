@@ -76,8 +76,9 @@ def test_of_many_problems_one_sentence_names_five(scans):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("window", [{}, {"center": 40, "width": 400}])
 @pytest.mark.parametrize("share", [0, 0.1])
-def test_turned_photographs_are_counted(share, tmp_path):
+def test_turned_photographs_are_counted(share, window, tmp_path):
     exif = Image.Exif()
     exif[ExifTags.Base.Orientation] = 6
     for number in range(20):
@@ -85,7 +86,8 @@ def test_turned_photographs_are_counted(share, tmp_path):
         Image.new("RGB", (6, 4)).save(tmp_path / f"{number}.jpg", **chosen)
     rows = [f"{number}.jpg,is it?,{('yes', 'no')[number % 2]}" for number in range(20)]
     (tmp_path / "manifest.csv").write_text("\n".join(["image,question,answer", *rows]) + "\n")
-    assert _load(tmp_path, unreadable=share).notes == ("3 photographs are turned, as their EXIF orientation says.",)
+    notes = _load(tmp_path, unreadable=share, window=window).notes
+    assert notes == ("3 photographs are turned, as their EXIF orientation says.",)
 
 
 def test_a_split_of_unreadable_images_is_no_split(scans):

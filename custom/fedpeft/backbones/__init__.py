@@ -16,6 +16,7 @@ __all__ = [
     "build",
     "is_tiny",
     "names",
+    "prepared",
     "register",
     "skeleton",
     "usual_source",
@@ -46,6 +47,19 @@ def skeleton(name: str, source: str | None = None, *, download: bool = True) -> 
             f"backbone {name!r} has no weights of its own: name a folder or a hub name, fedpeft backbones SOURCE."
         )
     return pretrained.without_weights(source, download=download)
+
+
+def prepared(settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
+    """Return a backbone without weights that prepares images and questions; None: it has no such form.
+
+    Args:
+        settings: of the job.
+        download: whether tokenizer and image processor of a hub name may be fetched.
+
+    Raises:
+        FedpeftError: these are missing, unreachable or damaged, or a setting does not fit.
+    """
+    return BACKBONES.get(settings.name).prepared(settings, download=download)
 
 
 def is_tiny(name: str) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fedpeft.backbones import albef_checkpoint, weights
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel, reset_positions
-from fedpeft.backbones.albef_text import tokens
+from fedpeft.backbones.albef_text import lengths, tokens
 from fedpeft.backbones.checkpoint import (
     check_complete,
     check_image_size,
@@ -59,6 +59,7 @@ class Albef(nn.Module):
         self.image_size: int = model.config.image_size
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = max(model.config.num_hidden_layers, model.config.vision_layers)
+        self.longest_text: int = model.config.max_position_embeddings
         self.prepare = SquareImages(self.image_size)
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
@@ -70,6 +71,10 @@ class Albef(nn.Module):
         ids, mask = tokens(self.tokenizer, questions, self.text_length, ends=False)
         pixels = self.scaled((self.prepare(images)["pixel_values"] + 1) / 2)
         return {"input_ids": ids, "attention_mask": mask, "pixel_values": pixels}
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return how many tokens each text is, with the one at its beginning."""
+        return lengths(self.tokenizer, texts, ends=False)
 
     @staticmethod
     def scaled(pixels: Tensor) -> Tensor:
@@ -85,9 +90,9 @@ class Albef(nn.Module):
         return self.model(**batch)[:, 0]
 
 
-def build(settings: BackboneSettings) -> Albef:
+def build(settings: BackboneSettings, *, weights: bool = True) -> Albef:
     """Load ALBEF from a folder; see `load`."""
-    return Albef(*load(settings, AlbefModel), settings.text_length)
+    return Albef(*load(settings, AlbefModel, weights=weights), settings.text_length)
 
 
 def skeleton(source: str | None = None) -> Albef:
@@ -116,29 +121,40 @@ def empty(kind: type[AlbefModel], source: str | None) -> AlbefModel:
         return _empty(kind, _config(source, kind.config_class) if source else kind.config_class())
 
 
-def load(settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False) -> tuple[AlbefModel, Any]:
+def load(
+    settings: BackboneSettings, kind: type[AlbefModel], *, decodes: bool = False, weights: bool = True
+) -> tuple[AlbefModel, Any]:
     """Return a model with its weights, and its tokenizer.
 
     Args:
         settings: of the job.
         kind: of model.
         decodes: whether it has an answer decoder.
+        weights: see `fedpeft.backbones.Pretrained.bare`.
 
     Raises:
         FedpeftError: the folder is missing, damaged or not an ALBEF; the setting does not fit it.
     """
     with reading(settings.source, NAME):
-        model, tokenizer = _load(settings.source, settings.image_size, kind, decodes=decodes)
+        tokenizer = _tokenizer(settings.source, kind)
+        if weights:
+            model = _load(settings.source, settings.image_size, kind, decodes=decodes)
+        else:
+            model = empty(kind, settings.source)
     check_text_length(settings.text_length, model.config.max_position_embeddings, settings.source)
     return model, tokenizer
 
 
-def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> tuple[AlbefModel, Any]:
+def _tokenizer(source: str, kind: type[AlbefModel]) -> Any:
     from transformers import BertTokenizerFast
 
-    config = _config(source, kind.config_class)
     tokenizer = BertTokenizerFast.from_pretrained(source)
-    check_vocabulary(tokenizer, config.vocab_size, source)
+    check_vocabulary(tokenizer, _config(source, kind.config_class).vocab_size, source)
+    return tokenizer
+
+
+def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decodes: bool) -> AlbefModel:
+    config = _config(source, kind.config_class)
     tensors = albef_checkpoint.read_tensors(Path(source))
     for name, pixels in albef_checkpoint.image_sizes(tensors).items():
         setattr(config, name, pixels)
@@ -165,7 +181,7 @@ def _load(source: str, image_size: int | None, kind: type[AlbefModel], *, decode
         )
     model.load_state_dict(kept, strict=True, assign=True)
     reset_positions(model)
-    return model, tokenizer
+    return model
 
 
 def _empty(kind: type[AlbefModel], config: AlbefConfig) -> AlbefModel:

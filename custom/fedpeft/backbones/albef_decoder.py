@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fedpeft.backbones.albef import Albef, empty, load
 from fedpeft.backbones.albef_decoder_model import AlbefDecoderModel
-from fedpeft.backbones.albef_text import tokens
+from fedpeft.backbones.albef_text import lengths, tokens
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, STATES
 from fedpeft.backbones.registry import TINY_ALBEF_FOLDER
 
@@ -26,12 +26,16 @@ class AlbefDecoder(Albef):
 
     def __init__(self, model: AlbefDecoderModel, tokenizer: Any, text_length: int) -> None:
         super().__init__(model, tokenizer, text_length)
-        self.longest: int = model.config.max_position_embeddings
+        self.longest_answer: int = model.config.max_position_embeddings
 
     def answer_tokens(self, answers: Sequence[str]) -> dict[str, Tensor]:
         """Return N answers as tokens between [CLS] and [SEP], (N, T), and where they are, (N, T)."""
-        ids, mask = tokens(self.tokenizer, answers, self.longest, ends=True)
+        ids, mask = tokens(self.tokenizer, answers, self.longest_answer, ends=True)
         return {ANSWER: ids, ANSWER_MASK: mask}
+
+    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
+        """Return how many tokens each answer is, with [CLS] and [SEP]."""
+        return lengths(self.tokenizer, answers, ends=True)
 
     def forward(self, **batch: Tensor) -> Tensor:
         """Return the logits (B, T - 1, V) of each token of answers, those before it given; 0 behind their ends.
@@ -51,9 +55,9 @@ class AlbefDecoder(Albef):
         return words * mask[:, 1:, None]
 
 
-def build(settings: BackboneSettings) -> AlbefDecoder:
+def build(settings: BackboneSettings, *, weights: bool = True) -> AlbefDecoder:
     """Load ALBEF with its decoder from a folder; see `fedpeft.backbones.albef.load`."""
-    return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True), settings.text_length)
+    return AlbefDecoder(*load(settings, AlbefDecoderModel, decodes=True, weights=weights), settings.text_length)
 
 
 def tiny_skeleton(source: str | None = None) -> AlbefDecoder:

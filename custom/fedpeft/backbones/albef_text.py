@@ -35,12 +35,16 @@ def tokens(tokenizer: Any, texts: Sequence[str], longest: int, *, ends: bool) ->
         ends: whether [SEP] stands behind each.
     """
     begin, end = [tokenizer.cls_token_id], [tokenizer.sep_token_id] * ends
-    words = tokenizer(
-        [plain(text) for text in texts],
-        add_special_tokens=False,
-        truncation=True,
-        max_length=longest - len(begin) - len(end),
-    )["input_ids"]
-    rows = [torch.tensor([*begin, *row, *end]) for row in words]
+    most = longest - len(begin) - len(end)
+    rows = [torch.tensor([*begin, *row[:most], *end]) for row in _words(tokenizer, texts)]
     ids = pad_sequence(rows, batch_first=True, padding_value=tokenizer.pad_token_id)
     return ids, pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
+
+
+def lengths(tokenizer: Any, texts: Sequence[str], *, ends: bool) -> list[int]:
+    """Return how many tokens each text is before it is cut; see `tokens`."""
+    return [1 + len(row) + ends for row in _words(tokenizer, texts)]
+
+
+def _words(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+    return tokenizer([plain(text) for text in texts], add_special_tokens=False, verbose=False)["input_ids"]

@@ -129,6 +129,34 @@ class AnswersOnly(Backbone, Protocol):
     answering: str
 
 
+class CountsTokens(Backbone, Protocol):
+    """A backbone that says how long texts are, so that a site is told which are cut.
+
+    Args:
+        text_length: tokens of a question that are read, the rest is cut.
+        longest_text: to which `backbone.text_length` may be raised; None: without a limit.
+    """
+
+    text_length: int
+    longest_text: int | None
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return how many tokens each text is before it is cut."""
+
+
+class CountsAnswers(Backbone, Protocol):
+    """A backbone that says how long answers are in tokens, where it writes or ranks them.
+
+    Args:
+        longest_answer: tokens of an answer that are read, the rest is cut; None: without a limit.
+    """
+
+    longest_answer: int | None
+
+    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
+        """Return how many tokens each answer is, with the one that ends it."""
+
+
 class SavesInputs(Backbone, Protocol):
     """A backbone that can write how its inputs are made: `fedpeft export`, whose folder is without them otherwise."""
 
@@ -144,6 +172,10 @@ class Pretrained:
         build: from `BackboneSettings`, whose `source` is a folder (of `usual` where a job names none; of a hub name the
             snapshot), to a `Backbone` with its weights in float32, or an import path.
         half: whether `build` takes a keyword `half` too, with which it reads matrices in bfloat16.
+        bare: whether `build` takes a keyword `weights` too: with False the model is on torch's meta device, without
+            weights, and tokenizer and preparation of images are there. By them a site's data are checked before
+            training; without, they are not.
+        any_size: images of whatever shape can be prepared, so that their sizes need no check.
         skeleton: from a folder (None: the usual one) to the `Backbone` without weights, on torch's meta device, whose
             modules and shapes need no memory; tokenizer and images may be missing from it. Or an import path.
         source: the paper.
@@ -173,6 +205,8 @@ class Pretrained:
     source: str = ""
     license: str = ""
     half: bool = False
+    bare: bool = False
+    any_size: bool = False
     tokenizer: bool = True
     sized: bool = False
     pickle: str = ""
@@ -195,6 +229,19 @@ class Pretrained:
         settings = replace(settings, source=hub.folder(settings.source or self.usual, download=download))
         return build(settings, half=True) if half and self.half else build(settings)
 
+    def prepared(self, settings: BackboneSettings, *, download: bool = True) -> Backbone | None:
+        """Call `build` without weights; None: it cannot do that.
+
+        Args:
+            settings: of the job.
+            download: whether tokenizer and image processor of a hub name may be fetched.
+        """
+        if not self.bare:
+            return None
+        build: Any = imported(self.build) if isinstance(self.build, str) else self.build
+        source = hub.folder(settings.source or self.usual, download=download, weights=False, inputs=True)
+        return build(replace(settings, source=source), weights=False)
+
     def without_weights(self, source: str | None = None, *, download: bool = True) -> Backbone:
         """Call `skeleton` with the folder of the source; None: without one.
 
@@ -203,4 +250,4 @@ class Pretrained:
             download: as for `loaded`.
         """
         skeleton: Any = imported(self.skeleton) if isinstance(self.skeleton, str) else self.skeleton
-        return skeleton(hub.folder(source, download=download, weights=False) if source else source)
+        return skeleton(hub.folder(source, download=download, weights=False, inputs=False) if source else source)

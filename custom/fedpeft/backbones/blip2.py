@@ -55,12 +55,13 @@ class Blip2(TransformersModel):
         return reads(inputs_embeds=tokens, attention_mask=batch["attention_mask"], use_cache=False).last_hidden_state
 
 
-def build(settings: BackboneSettings, *, half: bool = False) -> Blip2:
+def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> Blip2:
     """Load a BLIP-2 from a folder.
 
     Args:
         settings: of the job.
         half: read matrices in bfloat16.
+        weights: see `fedpeft.backbones.Pretrained.bare`.
 
     Raises:
         FedpeftError: the source is missing, damaged, no BLIP-2, or one with an encoder-decoder.
@@ -75,6 +76,9 @@ def build(settings: BackboneSettings, *, half: bool = False) -> Blip2:
         )
     with reading(source, NAME):
         config = _config(source)
+        if not weights:
+            model = _empty(config)
+            return Blip2(model, ModelInputs.from_settings(model, settings), source)
         model, _ = load_model(
             Blip2ForConditionalGeneration, source, what=NAME, skeleton=lambda: _empty(config), half=half
         )

@@ -14,11 +14,7 @@ DESCRIPTION = (
     "model.safetensors.index.json",
     "adapter_config.json",  # where there is one, the source is refused
 )
-FILES = (
-    *DESCRIPTION,
-    "model.safetensors",
-    "model-*-of-*.safetensors",
-    "generation_config.json",
+INPUTS = (
     "preprocessor_config.json",
     "processor_config.json",
     "audio_tokenizer_config.json",  # as adapter_config.json
@@ -35,6 +31,7 @@ FILES = (
     "chat_template.json",
     "chat_template.jinja",
 )
+FILES = (*DESCRIPTION, *INPUTS, "model.safetensors", "model-*-of-*.safetensors", "generation_config.json")
 _PART = r"[A-Za-z0-9][A-Za-z0-9_.-]*"
 _NAME = re.compile(rf"((?:{_PART}/)?{_PART})(?:@({_PART}))?")
 
@@ -43,13 +40,14 @@ class NotInCacheError(LocalError):
     """A hub name whose files are not on this machine, where nothing may be downloaded."""
 
 
-def folder(source: str, *, download: bool = True, weights: bool = True) -> str:
+def folder(source: str, *, download: bool = True, weights: bool = True, inputs: bool = True) -> str:
     """Return the folder of a source: itself, or the snapshot of one commit in the hub's cache.
 
     Args:
         source: a folder, or a hub name, which may end with @ and a commit or tag.
         download: whether files that the cache lacks are fetched; otherwise the network is not used.
-        weights: whether they are needed, with tokenizer and image processor; otherwise the description alone.
+        weights: whether they are needed.
+        inputs: whether tokenizer and image processor are needed, without weights; otherwise the description alone.
 
     Raises:
         NotInCacheError: nothing may be downloaded, and the cache lacks a file.
@@ -66,7 +64,7 @@ def folder(source: str, *, download: bool = True, weights: bool = True) -> str:
         return snapshot_download(
             name,
             revision=revision,
-            allow_patterns=list(FILES if weights else DESCRIPTION),
+            allow_patterns=list(FILES if weights else (*DESCRIPTION, *INPUTS * inputs)),
             local_files_only=here_alone,
         )
     except Exception as error:  # the hub raises a kind of its own for every cause

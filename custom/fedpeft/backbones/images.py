@@ -56,12 +56,20 @@ class SquareImages:
 
 
 class ProportionalImages:
-    """Scale the shortest side to `size` pixels and pad the batch, as ViLT was trained (transformers' PIL processor)."""
+    """Scale the shortest side to `size` pixels and pad the batch, as ViLT was trained (transformers' PIL processor).
+
+    Sides become whole patches. A shorter side of which none would be left is stretched to one.
+    """
 
     def __init__(self, size: int, patch: int) -> None:
-        from transformers.models.vilt.image_processing_pil_vilt import ViltImageProcessorPil
+        from transformers.models.vilt.image_processing_pil_vilt import (
+            MAX_LONGER_EDGE,
+            MAX_SHORTER_EDGE,
+            ViltImageProcessorPil,
+        )
 
-        self.size = size
+        self.size, self.patch = size, patch
+        self.longest = int(MAX_LONGER_EDGE / MAX_SHORTER_EDGE * size)
         self.processor = ViltImageProcessorPil(size={"shortest_edge": size}, size_divisor=patch)
 
     def save(self, folder: Path) -> None:
@@ -69,4 +77,11 @@ class ProportionalImages:
         self.processor.save_pretrained(folder)
 
     def __call__(self, images: Images) -> dict[str, Tensor]:
-        return dict(self.processor(pictures(images), return_tensors="pt"))
+        return dict(self.processor(list(map(self._widened, pictures(images))), return_tensors="pt"))
+
+    def _widened(self, image: Image.Image) -> Image.Image:
+        longer, shorter = max(image.size), min(image.size)
+        if shorter * self.longest >= longer * self.patch:
+            return image
+        width, height = (self.patch if side == shorter else self.longest for side in image.size)
+        return image.resize((width, height), Image.Resampling.BICUBIC)

@@ -21,18 +21,19 @@ if TYPE_CHECKING:
 PROMPT = "USER: {image}\n{question}\nAnswer the question using a single word or phrase. ASSISTANT:"  # of its training
 
 
-def build(settings: BackboneSettings, *, half: bool = False) -> TransformersModel:
+def build(settings: BackboneSettings, *, half: bool = False, weights: bool = True) -> TransformersModel:
     """Load a LLaVA from a folder.
 
     Args:
         settings: of the job.
         half: read matrices in bfloat16.
+        weights: see `fedpeft.backbones.Pretrained.bare`.
 
     Raises:
         FedpeftError: the source is missing, damaged or no LLaVA.
     """
     settings = replace(settings, prompt=settings.prompt or PROMPT)
-    return transformers_model.build(settings, kinds=("llava",), half=half)
+    return transformers_model.build(settings, kinds=("llava",), half=half, weights=weights)
 
 
 def skeleton(source: str | None = None) -> TransformersModel:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.checkpoint import check_text_length, check_vocabulary
 from fedpeft.backbones.config_file import check_config, check_kind, check_kinds
 from fedpeft.backbones.images import Images, pictures
-from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor
+from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor, check_scaled
 from fedpeft.backbones.tokenizer_limits import check_growth
 from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
@@ -65,6 +65,7 @@ class ModelInputs:
                 f"backbone.source.",
                 code="backbone-unusable",
             )
+        self.longest_text: int | None = None
         if self.tokenizer:
             text = config.get_text_config()
             check_vocabulary(self.tokenizer, text.vocab_size, source)
@@ -75,7 +76,8 @@ class ModelInputs:
                     setting="backbone.prompt",
                 )
             longest = getattr(text, "max_position_embeddings", None)
-            check_text_length(text_length, longest - len(around) if longest else text_length, source)
+            self.longest_text = longest - len(around) if longest else None
+            check_text_length(text_length, self.longest_text or text_length, source)
         self.joint = _processor(config, source, self.images) if image_token and self.images else None
         self.mark = _mark(config, self.joint) if self.joint else ""
         self.prompt = prompt or "{image}{question}"
@@ -117,12 +119,18 @@ class ModelInputs:
             images: B.
             questions: B.
             padding_side: "left" or "right" of the shorter texts; None: the tokenizer's own.
+
+        Raises:
+            ValueError: an image is one that the processor cannot take.
         """
         side = {} if padding_side is None else {"padding_side": padding_side}
+        shown = pictures(images) if self.images else []
+        for image in shown:
+            check_scaled(self.images, image.size)
         if self.joint:
             before, after = self.prompt.replace("{image}", self.mark).split("{question}")
             texts = [f"{before}{self._cut(question)}{after}" for question in questions]
-            batch = dict(self.joint(images=pictures(images), text=texts, padding=True, return_tensors="pt", **side))
+            batch = dict(self.joint(images=shown, text=texts, padding=True, return_tensors="pt", **side))
             return {name: value for name, value in batch.items() if name in self.names}
         batch = {}
         if self.tokenizer:
@@ -137,8 +145,21 @@ class ModelInputs:
                 **side,
             )
         if self.images:
-            batch |= self.images(pictures(images), return_tensors="pt")
+            batch |= self.images(shown, return_tensors="pt")
         return {name: value for name, value in batch.items() if name in self.names and isinstance(value, Tensor)}
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return how many tokens each text is before it is cut to `text_length`."""
+        if not self.tokenizer:
+            return [0] * len(texts)
+        if self.joint:
+            return [len(self._ids(text)) for text in texts]
+        return [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
+
+    def answer(self, answer: str) -> list[int]:
+        """Return the tokens of an answer behind a prompt, with the one that ends it."""
+        ids = self.tokenizer(f" {answer}", add_special_tokens=False, verbose=False)["input_ids"]
+        return [*ids, self.tokenizer.eos_token_id]
 
     def save(self, folder: Path) -> None:
         """Write tokenizer and image processor as transformers reads them."""
@@ -148,12 +169,18 @@ class ModelInputs:
 
     def _cut(self, question: str) -> str:
         """Return a question of at most `text_length` tokens, without the token of images."""
-        for token in self.tokenizer.all_special_tokens:
-            question = question.replace(token, " ")
-        tokens = self.tokenizer(question, add_special_tokens=False)["input_ids"]
+        tokens = self._ids(question := self._plain(question))
         if len(tokens) <= self.text_length:
             return question
         return self.tokenizer.decode(tokens[: self.text_length])
+
+    def _plain(self, question: str) -> str:
+        for token in self.tokenizer.all_special_tokens:
+            question = question.replace(token, " ")
+        return question
+
+    def _ids(self, question: str) -> list[int]:
+        return self.tokenizer(self._plain(question), add_special_tokens=False, verbose=False)["input_ids"]
 
 
 def _tokenizer(source: str) -> Any:

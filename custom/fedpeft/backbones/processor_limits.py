@@ -69,6 +69,26 @@ def check_processor(content: Mapping[str, Any], images: Any) -> None:
         _check("the number of its patches", (side / max(patch, 1)) ** 2, MOST_PATCHES)
 
 
+def check_scaled(processor: Any, size: tuple[int, int]) -> None:
+    """Refuse an image so narrow that a processor that sets its shortest side alone would make it huge.
+
+    Args:
+        processor: an image processor that `check_image_processor` let pass.
+        size: width and height of the image.
+
+    Raises:
+        ValueError: with both sizes.
+    """
+    sides = {name: value for name, value in dict(processor.size).items() if value}
+    if set(sides) == {"shortest_edge"}:
+        edge = sides["shortest_edge"]
+        made = edge**2 * max(size) / min(size)
+        if made > MOST_MADE:
+            raise ValueError(
+                f"an image of {size} would be scaled to {made:,.0f} pixels, at most {MOST_MADE:,} are made"
+            )
+
+
 def _kind(path: str, in_pixels: bool) -> tuple[str, int]:
     """Return what a number stands for, empty where it is none of a size, and the largest that is read."""
     if COUNTED.search(path) or (in_pixels and path.startswith("size.")):

@@ -56,6 +56,26 @@ class TransformersModel(nn.Module):
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch of what the model reads."""
         return self.inputs(images, questions)
 
+    @property
+    def text_length(self) -> int:
+        """See `fedpeft.backbones.backbone.CountsTokens`."""
+        return self.inputs.text_length
+
+    @property
+    def longest_text(self) -> int | None:
+        """See `fedpeft.backbones.backbone.CountsTokens`."""
+        return self.inputs.longest_text
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        """See `fedpeft.backbones.backbone.CountsTokens`."""
+        return self.inputs.text_tokens(texts)
+
+    longest_answer: int | None = None  # it is trained on whole answers
+
+    def answer_lengths(self, answers: Sequence[str]) -> list[int]:
+        """See `fedpeft.backbones.backbone.CountsAnswers`."""
+        return [len(self.inputs.answer(answer)) for answer in answers]
+
     def save_inputs(self, folder: Path) -> None:
         """Write tokenizer and image processor as transformers reads them."""
         self.inputs.save(folder)
@@ -101,13 +121,16 @@ class TransformersModel(nn.Module):
             return writer(self, self.source)
 
 
-def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False) -> TransformersModel:
+def build(
+    settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool = False, weights: bool = True
+) -> TransformersModel:
     """Load a model of transformers from a folder.
 
     Args:
         settings: of the job.
         kinds: transformers' `model_type`, one of these; empty: any.
         half: read matrices in bfloat16.
+        weights: see `fedpeft.backbones.Pretrained.bare`.
 
     Raises:
         FedpeftError: the source is missing or damaged, is of a kind that transformers does not have, or
@@ -118,6 +141,9 @@ def build(settings: BackboneSettings, *, kinds: tuple[str, ...] = (), half: bool
     source = settings.source
     with reading(source, NAME):
         config = _config(source, kinds)
+        if not weights:
+            model = _empty(config)
+            return TransformersModel(model, ModelInputs.from_settings(model, settings), source)
         model, lacking = load_model(
             AutoModel, source, what="model", skeleton=lambda: _empty(config), may_lack=POOLER, half=half
         )

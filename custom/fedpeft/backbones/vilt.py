@@ -32,18 +32,24 @@ if TYPE_CHECKING:
 NAME = "ViLT"
 
 
-def build(settings: BackboneSettings, *, images: Callable[[int, int], SquareImages | ProportionalImages]) -> Vilt:
+def build(
+    settings: BackboneSettings,
+    *,
+    images: Callable[[int, int], SquareImages | ProportionalImages],
+    weights: bool = True,
+) -> Vilt:
     """Load ViLT and its tokenizer from a folder.
 
     Args:
         settings: of the job.
         images: from image size and patch size to the preprocessing of images.
+        weights: see `fedpeft.backbones.Pretrained.bare`.
 
     Raises:
         FedpeftError: the source is missing, damaged or not a ViLT; the setting does not fit it.
     """
     source = settings.source
-    model, tokenizer = _load(source)
+    model, tokenizer = _load(source, weights)
     patch = model.config.patch_size
     size = settings.image_size or model.config.image_size
     check_image_size(size, patch, source)
@@ -51,23 +57,25 @@ def build(settings: BackboneSettings, *, images: Callable[[int, int], SquareImag
     return Vilt(model, tokenizer, images(size, patch), settings.text_length)
 
 
-def build_tiny(settings: BackboneSettings) -> Vilt:
+def build_tiny(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
     """Load the tiny ViLT, or another one that reads square images."""
-    return build(settings, images=lambda size, patch: SquareImages(size))
+    return build(settings, images=lambda size, patch: SquareImages(size), weights=weights)
 
 
-def build_full(settings: BackboneSettings) -> Vilt:
+def build_full(settings: BackboneSettings, *, weights: bool = True) -> Vilt:
     """Load ViLT-B/32, or another one that keeps the proportions of images."""
-    return build(settings, images=ProportionalImages)
+    return build(settings, images=ProportionalImages, weights=weights)
 
 
-def _load(source: str) -> tuple[nn.Module, Any]:
+def _load(source: str, weights: bool) -> tuple[nn.Module, Any]:
     from transformers import BertTokenizerFast
     from transformers.models.vilt.modeling_vilt import ViltModel
 
     with reading(source, NAME):
         check_kind(read_config(source), ("vilt",), source, NAME)
-        model, _ = load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
+        model = skeleton(source).model
+        if weights:
+            model, _ = load_model(ViltModel, source, what=NAME, skeleton=lambda: skeleton(source).model)
         tokenizer = BertTokenizerFast.from_pretrained(source)
         check_vocabulary(tokenizer, model.config.vocab_size, source)
     return model, tokenizer
@@ -94,6 +102,7 @@ class Vilt(nn.Module):
         self.hidden_size: int = model.config.hidden_size
         self.num_layers: int = model.config.num_hidden_layers
         self.image_size: int = getattr(prepare, "size", model.config.image_size)
+        self.longest_text: int = model.config.max_position_embeddings
 
     def collate(self, images: Images, questions: Sequence[str]) -> dict[str, Tensor]:
         """Turn B images (PIL, or (H, W, 3) uint8) and B questions into a batch; questions are padded to the longest."""
@@ -101,6 +110,10 @@ class Vilt(nn.Module):
             list(questions), padding=True, truncation=True, max_length=self.text_length, return_tensors="pt"
         )
         return {"input_ids": text["input_ids"], "attention_mask": text["attention_mask"], **self.prepare(images)}
+
+    def text_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Return how many tokens each text is, with those at its ends."""
+        return [len(ids) for ids in self.tokenizer(list(texts), verbose=False)["input_ids"]]
 
     def save_inputs(self, folder: Path) -> None:
         """Write tokenizer and preparation of images as transformers reads them."""

@@ -62,8 +62,7 @@ class Writer(nn.Module):
 
     def tokens(self, answer: str) -> list[int]:
         """Return the tokens of an answer, with the one that ends it."""
-        ids = self.tokenizer(f" {answer}", add_special_tokens=False)["input_ids"]
-        return [*ids, self.tokenizer.eos_token_id]
+        return self._shared[0].inputs.answer(answer)
 
     def forward(self, inputs: dict[str, Tensor]) -> Tensor:
         """Return the logits (B, T, V) of each token of the answers, those before it given; 0 behind an answer's end."""

@@ -11,6 +11,8 @@ scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +23,12 @@ from fedpeft.data.dicom import dicom_pixels, is_dicom
 from fedpeft.data.dicom_grays import NO_WINDOW, SET_WINDOW
 from fedpeft.data.errors import UnreadableImage
 from fedpeft.data.folders import IMAGE_SUFFIXES, image_file
-from fedpeft.data.images import ChosenImage, as_rgb, decoded, is_deep, with_file
+from fedpeft.data.images import ChosenImage, Header, as_rgb, checked, is_deep, upright, with_file
 from fedpeft.data.nifti import PLANES, is_nifti, nifti_pixels
 from fedpeft.data.window import Window
 
 AXIAL = "axial"
+TIFF_INTERPRETATION = 262  # the tag PhotometricInterpretation
 _PART = re.compile(rf"(?:({'|'.join(PLANES)})(?:-([0-9]{{1,6}}))?|([0-9]{{1,6}}))")
 
 
@@ -49,41 +52,68 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
     return (path if usual and not part and window is None else ChosenImage(path, part, window)), file
 
 
-def open_chosen(image: ChosenImage, *, pixels: bool = True) -> Image.Image | None:
-    """Open such an image in mode RGB, or with `pixels` off check its header and return None.
+def open_chosen(image: ChosenImage) -> Image.Image:
+    """Open such an image in mode RGB.
 
     Raises:
         UnreadableImage: see `fedpeft.data.images.open_image`.
     """
+    if read := _medical(image):
+        return Image.fromarray(read()).convert("RGB")
+    return with_file(image.file, lambda opened, name: _raster(opened, name, image))
+
+
+def check_chosen(image: ChosenImage) -> Header:
+    """Check the header of such an image, and return what it says.
+
+    Raises:
+        UnreadableImage: see `fedpeft.data.images.check_header`.
+    """
+    if read := _medical(image):
+        height, width = read(pixels=False).shape[:2]
+        return Header(width, height)
+    return with_file(image.file, lambda opened, name: _checked_raster(opened, name, image))
+
+
+def _medical(image: ChosenImage) -> Callable[..., Any] | None:
+    """Return what reads a NIfTI volume or a DICOM file; None: it is a usual image file."""
     plane, number = _part(image)
-    values: Any
     if is_nifti(image.file):
-        values = nifti_pixels(image.file, plane or AXIAL, number, image.window, pixels=pixels)
-    elif plane:
+        return partial(nifti_pixels, image.file, plane or AXIAL, number, image.window)
+    if plane:
         raise UnreadableImage.of(image, f"has no {plane} slices", "only NIfTI volumes (.nii, .nii.gz) do")
-    elif is_dicom(image.file):
-        values = dicom_pixels(image.file, number, image.window, pixels=pixels)
-    else:
-        return with_file(image.file, lambda opened, name: _raster(opened, name, number, image.window, pixels))
-    return None if values is None else Image.fromarray(values).convert("RGB")
+    return partial(dicom_pixels, image.file, number, image.window) if is_dicom(image.file) else None
 
 
-def _raster(
-    opened: Image.Image, name: str, number: int | None, window: Window | None, pixels: bool
-) -> Image.Image | None:
+def _checked_raster(opened: Image.Image, name: str, image: ChosenImage) -> Header:
+    """Go to the frame that is meant, check its form, and return what its header says."""
+    _, number = _part(image)
     if number is not None:
         frames = getattr(opened, "n_frames", 1)
         if number >= frames:
             raise UnreadableImage.of(name, f"has no frame {number}", f"name one of #0 to #{frames - 1}")
         opened.seek(number)
-    if not is_deep(opened):
-        return decoded(opened, name, one_frame=number is None, pixels=pixels)
-    if len(opened.getbands()) > 1:
-        raise UnreadableImage.of(name, "has colors of more than 8 bits per channel", "save it with 8 bits")
-    if window is None:
-        raise UnreadableImage.of(name, NO_WINDOW, SET_WINDOW)
-    decoded(opened, name, one_frame=number is None, pixels=False, deep=True)
-    return as_rgb(Image.fromarray(window.grays(np.asarray(opened))), name) if pixels else None
+    if is_deep(opened):
+        if len(opened.getbands()) > 1:
+            raise UnreadableImage.of(name, "has colors of more than 8 bits per channel", "save it with 8 bits")
+        if image.window is None:
+            raise UnreadableImage.of(name, NO_WINDOW, SET_WINDOW)
+    return checked(opened, name, one_frame=number is None, deep=True)
+
+
+def _raster(opened: Image.Image, name: str, image: ChosenImage) -> Image.Image:
+    _checked_raster(opened, name, image)
+    deep, inverted = is_deep(opened), _white_is_zero(opened)
+    raised = upright(opened)
+    if deep and image.window:
+        grays = image.window.grays(np.asarray(raised))
+        raised = Image.fromarray(255 - grays if inverted else grays)
+    return as_rgb(raised, name)
+
+
+def _white_is_zero(opened: Image.Image) -> bool:
+    """Return whether a TIFF's lowest value is white, which Pillow applies to 8 bits alone."""
+    return getattr(opened, "tag_v2", {}).get(TIFF_INTERPRETATION) == 0
 
 
 def _part(image: ChosenImage) -> tuple[str, int | None]:

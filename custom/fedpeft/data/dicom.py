@@ -44,14 +44,14 @@ def is_dicom(file: Path) -> bool:
         return False
 
 
-def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels: bool = True) -> np.ndarray | None:
+def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels: bool = True) -> np.ndarray:
     """Return a frame, (H, W) or (H, W, 3), uint8.
 
     Args:
         file: the file.
         frame: counted from 0; None: there is one alone.
         window: for gray values of more than 8 bits; None: that of the file.
-        pixels: False: check what the header says alone, and return None.
+        pixels: False: check what the header says alone, and return a blank frame.
 
     Raises:
         DataError: pydicom is not installed.
@@ -66,7 +66,7 @@ def dicom_pixels(file: Path, frame: int | None, window: Window | None, *, pixels
         raise UnreadableImage.of(file, "cannot be decoded as DICOM", SOUND_COPY) from None
 
 
-def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pixels: bool) -> np.ndarray | None:
+def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pixels: bool) -> np.ndarray:
     syntax = pydicom.filereader.read_file_meta_info(file).TransferSyntaxUID
     if syntax == DEFLATED:
         raise UnreadableImage.of(file, "is deflated DICOM", "save it without that compression")
@@ -86,7 +86,7 @@ def _read(pydicom: Any, file: Path, frame: int | None, window: Window | None, pi
         shown = np.ascontiguousarray  # pydicom has made RGB of them
     _check_decoder(pydicom, syntax, header, file)
     if not pixels:
-        return None
+        return np.broadcast_to(np.uint8(0), (header.Rows, header.Columns))
     if syntax.is_compressed:
         check_frame(pydicom, file, number, header)
     # pydicom takes the lowest bits, wherever HighBit says that those stored are

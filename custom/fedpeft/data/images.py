@@ -10,16 +10,17 @@ visible.
 
 from __future__ import annotations
 
+import os
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps
+from PIL import ExifTags, Image, ImageFile, ImageOps
 
 from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.window import Window
@@ -27,7 +28,8 @@ from fedpeft.data.window import Window
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
 MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
-UPRIGHT = 1  # an orientation in EXIF
+TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
+PNG_BEGIN, PNG_CHUNK, PNG_CHECK = b"\x89PNG\r\n\x1a\n", struct.Struct(">I4s"), 4  # bytes
 SOUND_COPY = "replace the file by a sound copy"
 # what Pillow's readers raise for files that are not what they begin as
 BROKEN = (OSError, SyntaxError, ValueError, LookupError, TypeError, EOFError, ArithmeticError, struct.error, zlib.error)
@@ -96,22 +98,36 @@ def open_image(image: ImageSource) -> Image.Image:
     return with_file(image, decoded)
 
 
-def check_header(image: ImageSource) -> bool:
+class Header(NamedTuple):
+    """What the header of an image file says.
+
+    Args:
+        width, height: as it is shown.
+        turned: whether a photograph is turned for that.
+    """
+
+    width: int
+    height: int
+    turned: bool = False
+
+
+def check_header(image: ImageSource, *, inside_tables: bool = False) -> Header | None:
     """Refuse a file of which its header alone says that `open_image` will; that its pixels are sound stays open.
 
-    Arrays, and files inside tables, which would have to be read for it, are not looked at. Returns whether the header
-    says that a photograph is turned.
+    Args:
+        image: see `open_image`.
+        inside_tables: read files inside tables for it; otherwise None is returned for them.
 
     Raises:
         UnreadableImage: as `open_image`.
     """
     if isinstance(image, ChosenImage):
-        from fedpeft.data.chosen_image import open_chosen
+        from fedpeft.data.chosen_image import check_chosen
 
-        open_chosen(image, pixels=False)
-    elif not isinstance(image, np.ndarray | EncodedImage):
-        return with_file(image, _checked_form)
-    return False
+        return check_chosen(image)
+    if isinstance(image, np.ndarray):
+        return Header(image.shape[1], image.shape[0])
+    return with_file(image, checked) if inside_tables or not isinstance(image, EncodedImage) else None
 
 
 def as_array(image: ImageSource) -> np.ndarray:
@@ -122,8 +138,11 @@ def as_array(image: ImageSource) -> np.ndarray:
 def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str], Result]) -> Result:
     """Open a file, and return what a function makes of it and of its name."""
     try:
-        content = BytesIO(image.read()) if isinstance(image, EncodedImage) else image
-        with Image.open(content, formats=FORMATS) as opened:
+        # opened here: of a path Pillow maps the pixels of a TIFF into memory, and garbles those that are turned
+        with (
+            BytesIO(image.read()) if isinstance(image, EncodedImage) else Path(image).open("rb") as content,
+            Image.open(content, formats=FORMATS) as opened,
+        ):
             return use(opened, str(image))
     except FileNotFoundError as error:
         raise UnreadableImage.of(image, "is missing", "restore the file or remove its rows") from error
@@ -135,26 +154,42 @@ def with_file(image: Path | str | EncodedImage, use: Callable[[Image.Image, str]
         raise UnreadableImage.of(image, "cannot be decoded", SOUND_COPY) from error
 
 
-def decoded(
-    opened: Image.Image, name: str, *, one_frame: bool = True, pixels: bool = True, deep: bool = False
-) -> Image.Image:
-    """Return a file's image, or the frame that it stands at, in mode RGB.
+def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> Header:
+    """Check the form of a file, and return what its header says.
 
     Args:
         opened: the file.
         name: for errors.
         one_frame: refuse several.
-        pixels: False: check its form alone.
         deep: more than 8 bits per channel are allowed.
 
     Raises:
         UnreadableImage: see `open_image`.
     """
-    _check_form(opened, name, one_frame=one_frame, deep=deep)
-    if not pixels:
-        return opened
+    if opened.width * opened.height > MOST_PIXELS:
+        raise _too_large(name)
+    if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
+        raise UnreadableImage.of(name, f"has {frames} frames", "choose one: save it alone, or in a manifest add #0")
+    if is_deep(opened) and not deep:
+        why = f"has more than 8 bits per channel (mode {opened.mode})"
+        raise UnreadableImage.of(name, why, "choose a window: save it with 8 bits, or in a manifest set data.window")
+    if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
+        opened.info["exif"] = _exif_behind_pixels(opened)  # for which Pillow would decode all of it
+    orientation = _orientation(opened)
+    aside = orientation in ASIDE and opened.format != "TIFF"  # of which Pillow gives the size as it is shown
+    return Header(*(opened.size[::-1] if aside else opened.size), turned=orientation in TURNED)
+
+
+def decoded(opened: Image.Image, name: str, *, one_frame: bool = True) -> Image.Image:
+    """Return a file's image, or the frame that it stands at, in mode RGB; see `checked`."""
+    checked(opened, name, one_frame=one_frame)
+    return as_rgb(upright(opened), name)
+
+
+def upright(opened: Image.Image) -> Image.Image:
+    """Return an image turned as its orientation says."""
     opened.load()
-    return as_rgb(ImageOps.exif_transpose(opened) if _is_turned(opened) else opened, name)
+    return ImageOps.exif_transpose(opened) if _orientation(opened) in TURNED else opened
 
 
 def is_deep(opened: Image.Image) -> bool:
@@ -163,26 +198,29 @@ def is_deep(opened: Image.Image) -> bool:
     return cut or opened.mode in ("I", "F") or opened.mode.startswith("I;")
 
 
-def _is_turned(image: Image.Image) -> bool:
+def _orientation(image: Image.Image) -> object:
     try:
-        return image.getexif().get(ExifTags.Base.Orientation, UPRIGHT) != UPRIGHT
+        return image.getexif().get(ExifTags.Base.Orientation)
     except BROKEN:  # the pixels are sound all the same
-        return False
+        return None
 
 
-def _checked_form(opened: Image.Image, name: str) -> bool:
-    _check_form(opened, name)
-    return "exif" in opened.info and _is_turned(opened)  # elsewhere PNG has it behind the pixels
-
-
-def _check_form(opened: Image.Image, name: str, *, one_frame: bool = True, deep: bool = False) -> None:
-    if opened.width * opened.height > MOST_PIXELS:
-        raise _too_large(name)
-    if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
-        raise UnreadableImage.of(name, f"has {frames} frames", "choose one: save it alone, or in a manifest add #0")
-    if is_deep(opened) and not deep:
-        why = f"has more than 8 bits per channel (mode {opened.mode})"
-        raise UnreadableImage.of(name, why, "choose a window: save it with 8 bits, or in a manifest set data.window")
+def _exif_behind_pixels(opened: Image.Image) -> bytes:
+    """Return the EXIF that a PNG has behind its pixels, which are passed over; empty: it has none."""
+    assert isinstance(opened, ImageFile.ImageFile)
+    file = opened.fp
+    assert file is not None
+    place = file.tell()
+    try:
+        file.seek(len(PNG_BEGIN))
+        while len(head := file.read(PNG_CHUNK.size)) == PNG_CHUNK.size:
+            length, kind = PNG_CHUNK.unpack(head)
+            if kind == b"eXIf":
+                return file.read(length)
+            file.seek(length + PNG_CHECK, os.SEEK_CUR)
+        return b""
+    finally:
+        file.seek(place)
 
 
 def _too_large(name: str) -> UnreadableImage:

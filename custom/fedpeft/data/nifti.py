@@ -34,7 +34,7 @@ def is_nifti(file: Path) -> bool:
 
 def nifti_pixels(
     file: Path, plane: str, number: int | None, window: Window | None, *, pixels: bool = True
-) -> np.ndarray | None:
+) -> np.ndarray:
     """Return a slice, (H, W) uint8.
 
     Args:
@@ -42,7 +42,7 @@ def nifti_pixels(
         plane: sagittal, coronal or axial.
         number: of the slice, counted from 0 from left, posterior or inferior; None: the middle one.
         window: of values of more than 8 bits; None: the file's own (cal_min and cal_max).
-        pixels: False: check what the header says alone, and return None.
+        pixels: False: check what the header says alone, and return a blank slice.
 
     Raises:
         DataError: nibabel is not installed.
@@ -57,9 +57,7 @@ def nifti_pixels(
         raise UnreadableImage.of(file, "cannot be decoded as NIfTI", SOUND_COPY) from None
 
 
-def _read(
-    nibabel: Any, file: Path, axis: int, number: int | None, window: Window | None, pixels: bool
-) -> np.ndarray | None:
+def _read(nibabel: Any, file: Path, axis: int, number: int | None, window: Window | None, pixels: bool) -> np.ndarray:
     header = _header(nibabel, file)
     shape = header.get_data_shape()
     if len(shape) < 3 or max(shape[3:], default=1) > 1:
@@ -82,7 +80,7 @@ def _read(
         raise UnreadableImage.of(file, f"has no slice {number}", f"name one of 0 to {count - 1}")
     shown = _window(header, kind, file, window)
     if not pixels:
-        return None
+        return _as_seen(np.broadcast_to(np.uint8(0), others), orientation, own)
     place = number if orientation[own, 1] > 0 else count - 1 - number
     index = [slice(None)] * 3 + [0] * (len(shape) - 3)
     index[own] = place

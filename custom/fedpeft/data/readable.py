@@ -60,17 +60,33 @@ def readable(data: SiteData, share: float) -> SiteData:
     def look(image: Any) -> None:
         if share:
             open_image(image)
-        turned.append(check_header(image))
+        header = check_header(image)
+        turned.append(header is not None and header.turned)
 
     problems = unreadable(images, look)
     if any(turned):
         note = f"{sum(turned):,} photographs are turned, as their EXIF orientation says."
         data = replace(data, notes=(*data.notes, note))
+    return without_problems(data, problems, of=len(images), share=share)
+
+
+def without_problems(data: SiteData, problems: Mapping[str, UnreadableImage], *, of: int, share: float) -> SiteData:
+    """Return a site's data without images that cannot be read, where they are no more than a share.
+
+    Args:
+        data: of the site.
+        problems: of its images, by id.
+        of: how many images were looked at.
+        share: that may be left out.
+
+    Raises:
+        DataError: there are more, or a split is empty without them; the message names some.
+    """
     if not problems:
         return data
-    if len(problems) > share * len(images):
-        raise refusal(data.site, problems.values(), of=len(images), share=share)
-    note = f"Of {len(images):,} images {len(problems):,} cannot be read: {named(problems.values())}."
+    if len(problems) > share * of:
+        raise refusal(data.site, problems.values(), of=of, share=share)
+    note = f"Of {of:,} images {len(problems):,} cannot be read: {named(problems.values())}."
     return data.without(problems, LEFT_OUT, note)
 
 

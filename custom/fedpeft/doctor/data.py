@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fedpeft.client.answering import ANSWERING
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.cut_texts import cut_texts_of
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.remarks import remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
@@ -45,10 +47,18 @@ def check(context: Context) -> Iterator[Finding]:
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
         serious = set(without_variety(loaded))
-        for remark in unread_questions(loaded, job.backbone.name):
+        for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
         for remark in remarks(loaded):
             yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
+
+
+def _cut_texts(loaded: SiteData, job: SiteJob, download: bool) -> list[str]:
+    answers = not ANSWERING.get(job.training.answering).head
+    try:
+        return list(cut_texts_of(loaded, job.backbone, answers=answers, download=download))
+    except FedpeftError as error:
+        return [f"Whether the backbone reads all of each text cannot be said: {error}"]
 
 
 def _answers(loaded: SiteData, vocabulary: AnswerVocabulary) -> str:

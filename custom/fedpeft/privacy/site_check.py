@@ -15,6 +15,7 @@ from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
+from fedpeft.data.image_sizes import fitting
 from fedpeft.data.pool import pooled
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
@@ -225,6 +226,7 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     loaded = pooled(job.site, parts) if job.pooled else parts[0]
     for answers in (policy.answers.get(job.data.dataset) if policy else None, job.answers):
         loaded = with_answers(loaded, answers) if answers else loaded
+    loaded = fitting(loaded, job.backbone, job.data.unreadable, download=policy is None or policy.download)
     if policy is None:
         return loaded
     counts = {

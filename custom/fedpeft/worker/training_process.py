@@ -19,8 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.backbones import is_tiny
+from fedpeft.client.answering import ANSWERING
 from fedpeft.client.memory_limit import limit_memory
 from fedpeft.data.baseline import baseline
+from fedpeft.data.cut_texts import cut_texts
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.errors import FedpeftError
@@ -143,7 +145,9 @@ def _print_remarks(learner: Learner) -> None:
     """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
     constant, questions = baseline(learner.data), len(learner.data.test)
     reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
-    for text in filter(None, [*remarks(learner.data), *unread_questions(learner.data, learner.backbone_name), reached]):
+    cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
+    unread = unread_questions(learner.data, learner.backbone_name)
+    for text in filter(None, [*remarks(learner.data), *unread, *cut, reached]):
         CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # a file may be called what no terminal can print
     sys.stdout.flush()
 
