@@ -40,10 +40,10 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
         answers: whether answers are written or ranked word by word.
     """
     examples = [example for split in data.splits().values() for example in split]
-    if count := getattr(backbone, "text_tokens", None):
-        texts = Counter(example.question for example in examples if example.question)
+    texts = Counter(example.question for example in examples if example.question)
+    if texts and (count := getattr(backbone, "text_tokens", None)):
         lengths = dict(zip(texts, count(list(texts)), strict=True))
-        limit, longest = backbone.text_length, max(lengths.values(), default=0)  # type: ignore[attr-defined]
+        limit, longest = backbone.text_length, max(lengths.values())  # type: ignore[attr-defined]
         if cut := sum(texts[text] for text, length in lengths.items() if length > limit):
             yield (
                 f"{cut:,} of {texts.total():,} texts are longer than backbone.text_length={limit} tokens and are cut "
