@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from fedpeft import backbones
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings
@@ -40,15 +40,7 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
         answers: whether answers are written or ranked word by word.
     """
     examples = [example for split in data.splits().values() for example in split]
-    texts = Counter(example.question for example in examples if example.question)
-    if texts and (count := getattr(backbone, "text_tokens", None)):
-        lengths = dict(zip(texts, count(list(texts)), strict=True))
-        limit, longest = backbone.text_length, max(lengths.values())  # type: ignore[attr-defined]
-        if cut := sum(texts[text] for text, length in lengths.items() if length > limit):
-            yield (
-                f"{cut:,} of {texts.total():,} texts are longer than backbone.text_length={limit} tokens and are cut "
-                f"there, the longest has {longest:,}: {_remedy(backbone, limit, longest)}."
-            )
+    yield from cut_questions((example.question for example in examples), backbone)
     if answers and not data.labels and (count := getattr(backbone, "answer_lengths", None)):
         written = Counter(example.answer for example in examples)
         lengths = dict(zip(written, count(list(written)), strict=True))
@@ -61,6 +53,25 @@ def cut_texts(data: SiteData, backbone: Backbone, *, answers: bool = False) -> I
                 else "of the longest of training, at which the model stops writing"
             )
             yield f"{cut:,} of {len(examples):,} answers are longer than the {limit} tokens {why}: shorten them."
+
+
+def cut_questions(questions: Iterable[str], backbone: Backbone) -> Iterator[str]:
+    """Yield a sentence where questions, or texts in their place, are longer than a backbone reads.
+
+    Args:
+        questions: of all examples; none is shown.
+        backbone: see `cut_texts`.
+    """
+    texts = Counter(filter(None, questions))
+    if not texts or not (count := getattr(backbone, "text_tokens", None)):
+        return
+    lengths = dict(zip(texts, count(list(texts)), strict=True))
+    limit, longest = backbone.text_length, max(lengths.values())  # type: ignore[attr-defined]
+    if cut := sum(texts[text] for text, length in lengths.items() if length > limit):
+        yield (
+            f"{cut:,} of {texts.total():,} texts are longer than backbone.text_length={limit} tokens and are cut "
+            f"there, the longest has {longest:,}: {_remedy(backbone, limit, longest)}."
+        )
 
 
 def _remedy(backbone: Backbone, limit: int, longest: int) -> str:

@@ -66,9 +66,10 @@ def _run(arguments: argparse.Namespace) -> None:
     if arguments.heatmap and len(wanted.examples) > 1:
         raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
     predictor = Predictor(kept, adapter)
+    remarks = (*wanted.remarks, *predictor.remarks(wanted.examples))
     predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
     _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
-    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *wanted.remarks):
+    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *remarks):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if arguments.out:
         write_csv(arguments.out, predictions, most=arguments.top)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from fedpeft.backbones import BackboneSettings, skeleton
+from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.client import computing
 from fedpeft.client.answering.answering import Scored
 from fedpeft.client.batches import Batch, Batches
@@ -17,6 +17,8 @@ from fedpeft.client.metrics import MEASURES, THRESHOLD, Measure
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.client.site_model import SiteModel
 from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.cut_texts import cut_questions
+from fedpeft.data.image_sizes import misfits
 from fedpeft.data.schema import Example
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_backbone
@@ -79,6 +81,19 @@ class Predictor:
         settings = self.model.training
         size = settings.evaluation_batch_size
         return Batches(examples, self.model.answering.collate, batch_size=size, workers=settings.workers)
+
+    def remarks(self, examples: Sequence[Example]) -> tuple[str, ...]:
+        """Return what a user should know of examples before they are answered: whether texts are cut.
+
+        Raises:
+            UnreadableImage: the backbone cannot take an image.
+        """
+        name = site_backbone(self.record.sections["backbone"], self.record.site)["name"]
+        images = {example.image_id: example.image for example in examples}
+        problems = {} if BACKBONES.get(name).any_size else misfits(images, self.model.backbone, name)
+        for problem in problems.values():
+            raise problem
+        return tuple(cut_questions((example.question for example in examples), self.model.backbone))
 
     def measure(self, unseen: int) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""
