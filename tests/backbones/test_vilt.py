@@ -153,6 +153,15 @@ def test_vilt_keeps_proportions_and_pads(masked_lm_folder):
     assert torch.allclose(padded[0], alone[0], atol=1e-5)
 
 
+@pytest.mark.parametrize("size", [(3, 1000), (1000, 3), (1, 40), (40, 1), (1, 30_000), (2, 7)])
+def test_of_an_image_too_narrow_for_a_patch_one_row_of_them_is_left(masked_lm_folder, size):
+    backbone = build(BackboneSettings(name="vilt", source=str(masked_lm_folder))).eval()
+    batch = backbone.collate(pictures(size), questions(1))
+    sides = batch["pixel_values"].shape[-2:]
+    assert sides == ((16, 96) if size[0] < size[1] else (96, 16))
+    assert torch.isfinite(backbone(**batch)).all()
+
+
 def copy_tiny(folder):
     shutil.copytree(TINY_FOLDER, folder)
     return folder

@@ -75,7 +75,10 @@ def palette(count=256, first=0, *, bits=8, words=np.uint8):
 
 
 def shown(path, part="", window=None):
-    return as_array(image_of(path.parent, path.name + part, window, where="line 2")[0])
+    image = image_of(path.parent, path.name + part, window, where="line 2")[0]
+    pixels = as_array(image)
+    assert check_header(image)[:2] == pixels.shape[1::-1], "the header says the size"
+    return pixels
 
 
 def test_values_are_rescaled_and_the_window_of_the_settings_is_applied(tmp_path):

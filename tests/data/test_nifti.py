@@ -34,7 +34,10 @@ def saved(path, volume=VOLUME, *, axes="RAS", first=nibabel.Nifti1Image, **heade
 
 
 def shown(path, part="", window=ALL):
-    return as_array(image_of(path.parent, path.name + part, window, where="line 2")[0])[..., 0]
+    image = image_of(path.parent, path.name + part, window, where="line 2")[0]
+    pixels = as_array(image)[..., 0]
+    assert check_header(image)[:2] == pixels.shape[::-1], "the header says the size"
+    return pixels
 
 
 @pytest.mark.parametrize("axes", ["RAS", "LPS", "LAS", "PIR", "SLA", "ASR"])

@@ -45,6 +45,13 @@ def test_one_question_about_one_image(predict, tables):
     assert sum(answer in out for answer in ("dark", "gray", "light")) == 2
 
 
+def test_a_question_that_is_cut_is_said(predict, tables):
+    image = tables["questions"] / "test-0.png"
+    code, out, _ = predict("questions", "--image", image, "--question", "how dark " * 30)
+    assert code == 0
+    assert "1 of 1 texts are longer than backbone.text_length=40 tokens" in out
+
+
 def test_a_folder_of_images_without_answers(predict, tables, tmp_path):
     out = tmp_path / "new" / "out.csv"
     code, printed, _ = predict("classes", "--image", tables["classes"], "--out", out)

@@ -202,7 +202,9 @@ def test_what_a_site_should_know_of_its_data_is_in_its_own_log_and_nowhere_else(
     rows = ["image,question,answer,split"]
     for number in range(6):
         Image.new("RGB", (9, 9), (number, 0, 0)).save(data / f"secret{number}.png")
-        rows.append(f"secret{number}.png,Is it?,{('yes', 'no')[number % 2]},{'test' if number > 3 else 'train'}")
+        rows.append(
+            f"secret{number}.png,Is it{' so' * 50}?,{('yes', 'no')[number % 2]},{'test' if number > 3 else 'train'}"
+        )
     (data / "secret0.png").write_bytes(b"no image")
     (data / "manifest.csv").write_text("\n".join([*rows, rows[2]]) + "\n")
     chosen = sections()
@@ -210,6 +212,7 @@ def test_what_a_site_should_know_of_its_data_is_in_its_own_log_and_nowhere_else(
     answer = ask(supervisors(chosen, "slake"), {**HELLO, "folder": str(tmp_path / "slake")})
     logged = next(tmp_path.rglob("training.log")).read_text()
     assert "secret0.png cannot be decoded" in logged
+    assert "5 of 5 texts are longer than backbone.text_length=40 tokens" in logged
     assert "1 left out: another row has the same image, question and answer." in logged
     assert "The best constant answer reaches 50.0% on 2 test samples." in logged
     assert "secret" not in str(answer.values)
