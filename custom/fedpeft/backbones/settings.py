@@ -23,7 +23,7 @@ class BackboneSettings:
         image_size: pixels: both sides for the tiny backbones and vit (images are squeezed to a square), the shortest
             side for vilt (the aspect ratio stays), the size in its image processor for transformers; None: what the
             weights were trained with.
-        text_length: longest question in tokens, the rest is cut.
+        text_length: longest question in tokens, the rest is cut; `fedpeft doctor` and the site's log say of how many.
         prompt: what a model reads in whose text the image stands as tokens, with `{image}` and `{question}` in it;
             None: for llava and blip2 that of their papers, for others the image and then the question.
 
