@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft import adapters, backbones
+from fedpeft import adapters, backbones, importance, scheduling
 from fedpeft.cli import main
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.flare.policy import default_scope
-from fedpeft.jobs import check, check_used, compose, composed, outdated, part_of, recipes, write_job
+from fedpeft.jobs import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.setting_names import names
 from fedpeft.settings import build
@@ -60,6 +60,54 @@ def test_one_argument_gives_a_variant(tmp_path):
     settings = client["executors"][0]["executor"]["args"]
     assert settings["method"]["name"] == "compacter"
     assert settings["training"]["rounds"] == 2
+
+
+SCORED, POPULATION = "paper/f3ocus_task1", "schedule.solver_settings.population=20"
+OF_SCORE, OF_HOULSBY = "schedule.score_settings", "method.settings.houlsby"
+OF_LNTK = {"target": "logits", "directions": 4}  # what that job sets
+
+
+@pytest.mark.parametrize("solver", ["own", *scheduling.names()])
+@pytest.mark.parametrize("score", importance.names())
+def test_a_score_takes_its_own_settings_along_and_drops_those_of_another(score, solver):
+    chosen = [f"schedule.solver={solver}", f"schedule.score={score}"]
+    schedule = compose(CONFIGS, SCORED, chosen)["schedule"]
+    assert (schedule["solver"], schedule["score"]) == (solver, score)
+    assert schedule.get("score_settings", {}) == (OF_LNTK if score == "lntk" else {})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_settings_of_a_new_score_or_solver_are_kept_in_any_order_of_arguments(order):
+    chosen = ["schedule.score=spt", f"{OF_SCORE}.tau=0.2", "schedule.solver=mopso", POPULATION]
+    schedule = compose(CONFIGS, SCORED, chosen[::order])["schedule"]
+    assert (schedule["score_settings"], schedule["solver_settings"]) == ({"tau": 0.2}, {"population": 20})
+
+
+@pytest.mark.parametrize("solver", ["all", "own", *scheduling.names()])
+def test_another_solver_drops_the_settings_of_the_one_before(solver):
+    before = {"schedule": {"solver": "nsga2", "solver_settings": {"population": 20}}}
+    after = merged(before, {"schedule": {"solver": solver}})["schedule"]
+    assert after.get("solver_settings") == ({"population": 20} if solver == "nsga2" else None)
+
+
+def test_settings_of_the_usual_score_stay_where_a_part_names_it():
+    alone = {"schedule": {"score_settings": OF_LNTK}}
+    assert merged(alone, {"schedule": {"score": "lntk"}})["schedule"]["score_settings"] == OF_LNTK
+    assert "score_settings" not in merged(alone, {"schedule": {"score": "snip"}})["schedule"]
+
+
+EMPTIED = [
+    (SCORED, [f"{OF_SCORE}={{}}"], OF_SCORE, {}),
+    (SCORED, [f"{OF_SCORE}={{}}", f"{OF_SCORE}.target=logits"], OF_SCORE, {"target": "logits"}),
+    (SCORED, [f"{OF_SCORE}.target=logits", f"{OF_SCORE}={{}}"], OF_SCORE, {}),
+    ("cases/unequal_widths", ["method.site_settings={}"], "method.site_settings", {}),
+    ("fedpia_task1", [f"{OF_HOULSBY}.reduction_factor=8", "method.settings={}"], OF_HOULSBY, {"reduction_factor": 4}),
+]
+
+
+@pytest.mark.parametrize(("job", "overrides", "setting", "left"), EMPTIED)
+def test_an_empty_mapping_empties_what_the_job_sets_and_not_what_its_backbone_brings(job, overrides, setting, left):
+    assert reduce(dict.__getitem__, setting.split("."), compose(CONFIGS, job, overrides)) == left
 
 
 @pytest.mark.parametrize(("text", "number"), [("1e-4", 1e-4), ("1.0e-4", 1e-4), ("2E-3", 2e-3)])

@@ -7,12 +7,13 @@ import json
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, fields
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
 from fedpeft.bounded_files import read_text
 from fedpeft.errors import FedpeftError
-from fedpeft.settings import MAX_SECONDS, between, build, suggestion
+from fedpeft.settings import MAX_SECONDS, between, build, suggestion, without_former
 from fedpeft.tasks import TASKS
 from fedpeft.yaml_values import MOST_LEVELS, parse
 
@@ -139,9 +140,9 @@ def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) 
         FedpeftError: as for `compose`.
     """
     sections: dict[str, Any] = {"schedule": {}}
-    for part in (*parts, changed(overrides)):
+    for part in parts:
         sections = merged(sections, part)
-    sections = _with_backbone(sections)
+    sections = _with_backbone(_overridden(sections, overrides))
     check(sections)
     return sections
 
@@ -179,10 +180,7 @@ def unused(settings: Iterable[str], method: str) -> list[str]:
 
 def changed(overrides: Iterable[str]) -> dict[str, Any]:
     """Return the sections that settings written as `section.name=value` make."""
-    sections: dict[str, Any] = {}
-    for override in overrides:
-        sections = merged(sections, _parse_override(override))
-    return sections
+    return _overridden({}, overrides)
 
 
 def check(sections: Mapping[str, Any]) -> None:
@@ -283,11 +281,18 @@ def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
         return dict(sections)
     declared = BACKBONES.get(name)
     if declared.method_settings:
-        method = merged({"settings": deepcopy(declared.method_settings)}, method)
+        method = _put({"settings": deepcopy(declared.method_settings)}, method, empties=False)
     training = sections.get("training", {})
     if isinstance(training, Mapping) and "learning_rate" not in training:
         training = {**training, "learning_rate": declared.learning_rate}
     return {**sections, "method": method, "training": training}
+
+
+def _overridden(sections: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return sections with settings as `section.name=value`, in any order but for two of one name."""
+    each = [_parse_override(override) for override in overrides]
+    result = _without_former(sections, reduce(_put, each, {}))
+    return reduce(_put, each, result)
 
 
 def _parse_override(text: str) -> dict[str, Any]:
@@ -307,11 +312,31 @@ def _parse_override(text: str) -> dict[str, Any]:
 
 
 def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Return sections in which those of `over` replace or add to those of `base`, setting by setting."""
+    """Return sections in which those of `over` replace or add to those of `base`, setting by setting.
+
+    A mapping is emptied by an empty one; those of whole sections add nothing. Settings of a score or solver are dropped
+    where `over` names another one.
+    """
+    given = {section: values for section, values in over.items() if values or section not in base}
+    return _put(_without_former(base, given), given)
+
+
+def _without_former(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections without settings of what `over` replaces (`fedpeft.settings.without_former`)."""
+    from fedpeft.scheduling.settings import ScheduleSettings
+
+    before, chosen = base.get("schedule"), over.get("schedule")
+    if not isinstance(before, Mapping) or not isinstance(chosen, Mapping):
+        return dict(base)
+    return {**base, "schedule": without_former(ScheduleSettings, before, chosen)}
+
+
+def _put(base: Mapping[str, Any], over: Mapping[str, Any], *, empties: bool = True) -> dict[str, Any]:
+    """Return `base` with the values of `over`, mappings name by name; one that is empty empties, or adds nothing."""
     result = dict(base)
     for key, value in over.items():
-        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping)
-        result[key] = merged(result[key], value) if both else value
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and (value or not empties)
+        result[key] = _put(result[key], value, empties=empties) if both else value
     return result
 
 

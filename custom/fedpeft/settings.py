@@ -25,6 +25,7 @@ JOB = "the job's configuration"
 MAX_SECONDS = 10_000_000  # of any wait that a job sets
 MAX_ROUNDS = 99_999  # names of checkpoints have five digits
 BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
+OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
 WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
 
 
@@ -143,6 +144,25 @@ def by_site(settings: DataclassInstance) -> Iterator[str]:
             yield field.name
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             yield from (f"{field.name}.{name}" for name in by_site(value))
+
+
+def without_former(
+    cls: type[DataclassInstance], values: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a section's values without settings of what `chosen` replaces, such as those of another score.
+
+    Args:
+        cls: the section's dataclass, in which such settings declare whose they are (`OWNER`).
+        values: of the section.
+        chosen: values that are to replace some of them.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    former = {
+        name
+        for name, field in fields.items()
+        if (owner := field.metadata.get(OWNER)) in chosen and chosen[owner] != values.get(owner, fields[owner].default)
+    }
+    return {name: value for name, value in values.items() if name not in former}
 
 
 def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:

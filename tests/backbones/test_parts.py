@@ -2,17 +2,21 @@
 """The files of app_configs/backbones: one for each backbone, which fit any job and train a model of their kind."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from small_albef import albef_folder
 from small_models import blip2, llava
 
+from fedpeft import importance
 from fedpeft.backbones import BACKBONES
 from fedpeft.client import answering
 from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.jobs import compose_parts, part_of
+from fedpeft.keys import layer_of
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PARTS = sorted(file.stem for file in CONFIGS.glob("backbones/*.yml"))
@@ -22,9 +26,22 @@ FEW = ["training.rounds=1", "training.local_epochs=1", "training.device=cpu", "m
 FEW += [f"data.{split}_size=6" for split in ("train", "validation", "test")]
 
 
-def composed(part, overrides=()):
-    parts = ["tasks/phantom", f"backbones/{part}", "methods/fedavg", "deployments/laptop"]
+RELATIVE = 1e-3  # of scores in bfloat16
+F3OCUS = ("methods/pfeiffer", "schedules/f3ocus", "schedules/kernel_of_outputs")
+
+
+def composed(part, overrides=(), tuned_by=("methods/fedavg",)):
+    parts = ["tasks/phantom", f"backbones/{part}", *tuned_by, "deployments/laptop"]
     return compose_parts(CONFIGS, parts, overrides)
+
+
+def small_learner(part, folder, tuned_by=("methods/fedavg",), method="houlsby"):
+    (source := folder / "backbone").mkdir()
+    sizes = SIZES.get(part.removesuffix("_decoder"), [])
+    own = f"method.settings={{{method}: {{reduction_factor: 2}}}}"
+    sections = composed(part, [*FEW, f"backbone.source={SMALL[part](source)}", own, *sizes], tuned_by)
+    site = sections["federation"]["sites"][0]
+    return Learner.from_sections(sections, site=site, folder=folder / "state")
 
 
 def test_every_backbone_that_is_one_model_has_a_part():
@@ -39,20 +56,45 @@ def test_a_part_fits_any_task_and_leaves_what_the_task_trains_with(part):
     assert answering.get(sections["training"].get("answering", "classification")).reads in pretrained.makes
     assert pretrained.tiny is ("source" not in sections["backbone"])
     task = part_of(CONFIGS, "tasks/phantom")["training"]
-    assert not task.keys() & alone.get("training", {}).keys()
+    assert task.keys() & alone.get("training", {}).keys() == ({"batch_size"} if pretrained.half else set())
     if pretrained.half:  # a model of billions
+        assert sections["training"]["batch_size"] == 4, "F3OCUS, supplement"
         assert {sections["training"][name] for name in ("precision", "frozen_precision")} == {"bfloat16"}
         assert sections["training"]["checkpointing"]
 
 
 @pytest.mark.parametrize("part", SMALL)
 def test_a_small_model_of_the_kind_trains_as_its_part_says(part, tmp_path):
-    folder = tmp_path / "backbone"
-    folder.mkdir()
-    sizes = SIZES.get(part.removesuffix("_decoder"), [])
-    few = [*FEW, f"backbone.source={SMALL[part](folder)}", "method.settings={houlsby: {reduction_factor: 2}}", *sizes]
-    sections = composed(part, few)
-    site = sections["federation"]["sites"][0]
-    learner = Learner.from_sections(sections, site=site, folder=tmp_path / "state")
-    (only,) = federate({site: learner})
-    assert math.isfinite(only.updates[site].metrics["loss"])
+    learner = small_learner(part, tmp_path)
+    (only,) = federate({learner.site: learner})
+    assert math.isfinite(only.updates[learner.site].metrics["loss"])
+
+
+@pytest.mark.parametrize("part", SMALL)
+def test_a_small_model_of_the_kind_is_scored_by_the_kernel_of_its_answers(part, tmp_path):
+    learner = small_learner(part, tmp_path, F3OCUS, "pfeiffer")
+    settings = learner.schedule.score_settings
+    learner.schedule = replace(learner.schedule, score_settings={"target": "logits"})
+    found = learner.score_layers(1, learner.trainable.state())
+    parameters, layers = learner.trainable.parameters(), {}
+    _, samples = learner._score_samples(1)
+    for batch in samples:
+        logits = learner.answering.eval()(batch.inputs)
+        if logits.ndim == 3:  # written or ranked: the logit of each token of the answer
+            logits = logits.flatten(0, 1)[batch.target.flatten() >= 0][:, batch.target[batch.target >= 0]].diagonal()
+        for output in logits.flatten():
+            rows = torch.autograd.grad(output, list(parameters.values()), retain_graph=True)
+            for key, row in zip(parameters, rows, strict=True):
+                layers.setdefault(layer_of(key), {}).setdefault(key, []).append(row.flatten().double())
+    kernels = [sum(torch.stack(r) @ torch.stack(r).T for r in layers[n].values()) for n in sorted(layers)]
+    expected = torch.stack([torch.linalg.eigvalsh(kernel)[-1] for kernel in kernels])
+    assert found == pytest.approx((expected / expected.sum()).tolist(), rel=RELATIVE)
+    learner.schedule = replace(learner.schedule, score_settings=settings)
+    assert sum(learner.score_layers(1, learner.trainable.state())) == pytest.approx(1)
+
+
+def test_every_score_is_computed_where_answers_are_written(tmp_path):
+    learner = small_learner("llava", tmp_path, F3OCUS, "pfeiffer")
+    for name in importance.names():
+        learner.schedule = replace(learner.schedule, score=name, score_settings={})
+        assert sum(learner.score_layers(1, learner.trainable.state())) == pytest.approx(1), name

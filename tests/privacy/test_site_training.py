@@ -114,3 +114,11 @@ def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
     assert learner(FEDAVG, *directions, own={"most_score_rows": 32})
     with pytest.raises(FedpeftError, match="32 rows"):
         learner(FEDAVG, *directions, own={"most_score_rows": 31})
+
+
+def test_a_score_of_ranked_answers_counts_the_bytes_of_the_longest_and_not_the_answers(learner):
+    scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
+    ranked = [FEDAVG, *scored, "backbone.name=tiny-albef-decoder", "training.answering=ranking"]
+    longest = max(len(example.answer.encode()) for example in learner(FEDAVG).data.train) + 2
+    with pytest.raises(FedpeftError, match=f"asks for {16 * longest} rows of 16 samples and {longest} outputs"):
+        learner(*ranked, own={"most_score_rows": 16 * longest - 1})

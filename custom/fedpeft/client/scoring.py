@@ -122,6 +122,7 @@ def _scores(
         layers,
         batches,
         _losses(answering),
+        outputs=lambda logits, batch: answering.outputs(logits, batch.target),
         method=settings.score,
         generator=torch.Generator().manual_seed(seed),
         model=answering,

@@ -38,6 +38,7 @@ def score(
     batches: Iterable[Any],
     loss: Callable[[Tensor, Any], Tensor],
     *,
+    outputs: Callable[[Tensor, Any], Tensor] | None = None,
     method: str = "lntk",
     normalize: bool = True,
     gradients: str = "captured",
@@ -52,10 +53,12 @@ def score(
     dropout is on is refused: call `model.eval()` first.
 
     Args:
-        model_fn: from a batch to logits (B, C); samples must not depend on each other (no batch statistics).
+        model_fn: from a batch to logits (B, C), or to what `outputs` and `loss` take; samples must not depend on each
+            other (no batch statistics).
         layers: layer -> its L groups of parameters, those that could be trained; their order is the result's.
         batches: arguments of `model_fn` and `loss`. One batch of n samples needs the least time and memory.
         loss: from logits and batch to one loss for each sample (B,).
+        outputs: from logits and batch to the outputs (B, C) of which scores of the logits are taken; None: the logits.
         method: one of `names()`.
         normalize: divide by the sum; scores that can be negative (`grasp`) are shifted first, the smallest to 0.
             False: the method's own numbers.
@@ -78,6 +81,7 @@ def score(
         layers=layers,
         batches=tuple(batches),
         loss=loss,
+        outputs=outputs,
         gradients=gradients,
         generator=generator,
         model=model,

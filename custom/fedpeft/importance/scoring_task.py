@@ -33,6 +33,7 @@ class ScoringTask:
     layers: Mapping[Hashable, Sequence[Tensor]]
     batches: Sequence[Any]
     loss: Callable[[Tensor, Any], Tensor]
+    outputs: Callable[[Tensor, Any], Tensor] | None = None
     gradients: str = "captured"
     generator: torch.Generator | None = None
     model: nn.Module | None = None
@@ -57,16 +58,18 @@ class ScoringTask:
         return owners
 
     def logits(self, batch: Any) -> Tensor:
-        """Return the model's outputs (B, C).
+        """Return the outputs that are scored (B, C).
 
         Raises:
-            FedpeftError: they have another shape, as written answers have, or dropout is on.
+            FedpeftError: they have another shape, or dropout is on.
         """
         logits = self._outputs(batch)
+        if self.outputs is not None:
+            logits = self.outputs(logits, batch)
         if logits.ndim != 2:
             raise FedpeftError(
-                f"model_fn returned {_described(logits)}: this score needs logits of shape (B, C), where answers are "
-                f"written choose one of the loss (for lntk target='loss')."
+                f"the outputs are {_described(logits)}: this score needs logits of shape (B, C), pass outputs=, which "
+                f"makes them of others, or choose a score of the loss (for lntk target='loss')."
             )
         return logits
 

@@ -46,6 +46,7 @@ class LNTKSettings:
         target: differentiate the `loss` of every sample (n rows), or its `logits` (the paper's kernel).
         directions: with `logits`, how many combinations of each sample's logits to differentiate: those to which the
             sample is most sensitive ([how close that is](importance.md)); 0: every logit, n*C rows, C backward passes.
+            Of an answer that is written or ranked, the logits are those of its own tokens.
     """
 
     target: str = "loss"
@@ -61,7 +62,7 @@ class LNTKSettings:
             )
 
     def rows(self, samples: int, classes: int) -> int:
-        """Return the rows of the Jacobian of `samples` samples and `classes` logits."""
+        """Return the rows of the Jacobian of `samples` samples with `classes` logits each."""
         if self.target == "loss":
             return samples
         return samples * (min(self.directions, classes) if self.directions else classes)

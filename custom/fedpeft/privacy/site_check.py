@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from fedpeft import data, importance
 from fedpeft.alignment.settings import VALIDATION
 from fedpeft.backbones import usual_source
+from fedpeft.client import answering
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
 from fedpeft.data.image_sizes import fitting
@@ -248,8 +249,10 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
     if policy.sum_with and job.method.exchanges:
         _check_steps(job, len(loaded.train))
     if job.schedule.scored:
-        answers = len(job.answers or loaded.labels) or counts["least_answers"]
-        _check_score_rows(policy, job, samples=counts["least_score_samples"], answers=answers)
+        outputs = len(job.answers or loaded.labels) or counts["least_answers"]
+        if not loaded.labels and not answering.get(job.training.answering).head:
+            outputs = max(len(example.answer.encode()) for example in loaded.train) + 2  # tokens, begin and end
+        _check_score_rows(policy, job, samples=counts["least_score_samples"], outputs=outputs)
     return loaded
 
 
@@ -264,12 +267,12 @@ def _check_steps(job: SiteJob, samples: int) -> None:
         )
 
 
-def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, answers: int) -> None:
+def _check_score_rows(policy: SitePolicy, job: SiteJob, *, samples: int, outputs: int) -> None:
     settings = importance.method_settings(job.schedule.score, job.schedule.score_settings)
-    rows = settings.rows(samples, answers) if hasattr(settings, "rows") else samples
+    rows = settings.rows(samples, outputs) if hasattr(settings, "rows") else samples
     if rows > policy.most_score_rows:
         raise FedpeftError(
-            f"schedule.score {job.schedule.score!r} asks for {rows:,} rows of {samples} samples and {answers} answers, "
+            f"schedule.score {job.schedule.score!r} asks for {rows:,} rows of {samples} samples and {outputs} outputs, "
             f"most_score_rows is {policy.most_score_rows:,}: lower schedule.score_samples, or take fewer directions.",
             setting="schedule.score_settings",
             code=NOT_ALLOWED,

@@ -120,7 +120,8 @@ class SitePolicy:
         solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
         answering: what a job may name as `training.answering`; a plugin has to be listed.
         most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
-            differentiates every logit; memory grows with their square.
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest); memory
+            grows with their square.
         scores: whether layer scores leave; off: scheduled jobs are refused.
         metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
             of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and

@@ -12,7 +12,7 @@ import numpy as np
 from fedpeft import importance, scheduling
 from fedpeft.errors import FedpeftError
 from fedpeft.seeds import derive
-from fedpeft.settings import BY_SITE, MAX_ROUNDS, at_least, between, build, no_settings, one_of
+from fedpeft.settings import BY_SITE, MAX_ROUNDS, OWNER, at_least, between, build, no_settings, one_of
 
 if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod
@@ -67,9 +67,10 @@ class ScheduleSettings:
         solver: `all` (no scheduling: every site trains every layer), `own` (every site its own best layers, without a
             view of the others), a solver of `fedpeft.scheduling` that weighs importance against diversity, or `drawn`
             (drawn at random in each round, the same layers for all sites; nothing is scored). A method may set it.
-        solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)).
+        solver_settings: settings of that solver, e.g. `{"population": 100}` ([solvers](scheduling.md)). A part or
+            argument that names another solver drops them.
         score: the layer score, one of `fedpeft.importance.names()`.
-        score_settings: settings of that score.
+        score_settings: settings of that score. A part or argument that names another score drops them.
         scoring: `fresh` (a score task on the round's global adapters, the paper) or `with_reply` (scores of the site's
             just-trained model travel with its reply, for the next round).
         every: a fresh score task in every n-th round; the rounds between use the last scores.
@@ -85,9 +86,9 @@ class ScheduleSettings:
     """
 
     solver: str = ALL
-    solver_settings: Mapping[str, Any] = field(default_factory=dict)
+    solver_settings: Mapping[str, Any] = field(default_factory=dict, metadata={OWNER: "solver"})
     score: str = "lntk"
-    score_settings: Mapping[str, Any] = field(default_factory=dict)
+    score_settings: Mapping[str, Any] = field(default_factory=dict, metadata={OWNER: "score"})
     scoring: str = "fresh"
     every: int = 1
     score_samples: int = 16

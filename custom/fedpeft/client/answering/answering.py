@@ -59,6 +59,15 @@ class Answering(nn.Module):
         """
         raise NotImplementedError
 
+    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
+        """Return what the kernel of a layer score is taken of, (B, C).
+
+        Args:
+            logits: as `forward` returns them; here of one choice, (B, C), all of which count.
+            target: of the batch, as for `loss`; that of one choice does not matter.
+        """
+        return logits
+
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """Return KL(teacher || logits) of the answers, mean over the batch, for a method that distills.
 

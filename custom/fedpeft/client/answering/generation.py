@@ -17,7 +17,7 @@ from fedpeft.backbones.answer_tokens import NO_TOKEN, question_of, targets
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.writing import Writer
 from fedpeft.client.answering.answering import Answering, Scored
-from fedpeft.client.answering.losses import reduced, token_losses
+from fedpeft.client.answering.losses import reduced, token_logits, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import Example
@@ -58,6 +58,10 @@ class Generation(Answering):
         """Return the mean cross-entropy of an answer's tokens."""
         samples = token_losses(logits, target).sum(-1) / (target != NO_TOKEN).sum(-1)
         return reduced(samples, reduction)
+
+    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
+        return token_logits(logits, target)
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: the mean over the tokens of an answer, as its loss is."""

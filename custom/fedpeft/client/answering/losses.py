@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Loss of answers that are read or written token by token."""
+"""Loss and outputs of answers that are read or written token by token."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ def token_losses(logits: Tensor, target: Tensor) -> Tensor:
         target: tokens (B, T), `NO_TOKEN` behind an answer's end.
     """
     return nn.functional.cross_entropy(logits.transpose(1, 2), target, ignore_index=NO_TOKEN, reduction="none")
+
+
+def token_logits(logits: Tensor, target: Tensor) -> Tensor:
+    """Return the logit of each of an answer's tokens (B, T), 0 behind its end; arguments as above."""
+    chosen = logits.gather(-1, target.clamp_min(0)[..., None])[..., 0]
+    return chosen.masked_fill(target == NO_TOKEN, 0)
 
 
 def reduced(samples: Tensor, reduction: str) -> Tensor:

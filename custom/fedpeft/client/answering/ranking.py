@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Decoder, question_of, targets
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.client.answering.choices import Choosing, accepted
-from fedpeft.client.answering.losses import reduced, token_losses
+from fedpeft.client.answering.losses import reduced, token_logits, token_losses
 from fedpeft.client.batches import Batch
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
@@ -71,6 +71,10 @@ class Ranking(Choosing):
     def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
         """Return the cross-entropy of the answers, summed over their tokens."""
         return reduced(token_losses(logits, target).sum(-1), reduction)
+
+    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
+        return token_logits(logits, target)
 
     def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
         """See `Answering`: summed over the tokens of an answer, as its loss is."""
