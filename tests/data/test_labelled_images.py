@@ -14,6 +14,9 @@ from fedpeft import data
 from fedpeft.data.errors import DataError
 from fedpeft.data.medmnist import SETS
 from fedpeft.data.settings import DataSettings
+from fedpeft.federation import site_data
+from fedpeft.jobs import PACKAGED as CONFIGS
+from fedpeft.jobs import compose
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 
@@ -242,6 +245,36 @@ def test_flowers_have_the_owners_split(tmp_path):
     (tmp_path / "imagelabels.mat").write_bytes(b"not a file of MATLAB")
     with pytest.raises(DataError, match="has no entry 'labels' with whole numbers; download it again"):
         load("flowers102", tmp_path)
+
+
+def caltech_folder(root):
+    for name in ("accordion", "Faces_easy"):
+        for number in range(1, 61):
+            picture(root / "101_ObjectCategories" / name / f"image_{number:04}.jpg")
+
+
+def flowers_folder(root):
+    for number in range(1, 121):
+        picture(root / "jpg" / f"image_{number:05}.jpg")
+    savemat(root / "imagelabels.mat", {"labels": np.array([[1] * 60 + [102] * 60])})
+    savemat(root / "setid.mat", {"trnid": [range(1, 16)], "valid": [range(16, 31)], "tstid": [range(31, 121)]})
+
+
+@pytest.mark.parametrize(
+    ("job", "write", "train"),
+    [("paper/vit_caltech101", caltech_folder, 0.5), ("paper/vit_flowers102", flowers_folder, 0.25)],
+)
+def test_the_papers_jobs_train_on_the_papers_share(job, write, train, tmp_path):
+    write(tmp_path)
+    sections = compose(CONFIGS, job)
+    sites = [
+        data.load(DataSettings(**site_data(sections["data"], site), root=tmp_path))
+        for site in sections["federation"]["sites"]
+    ]
+    splits = {name: [e.image_id for site in sites for e in getattr(site, name)] for name in ("train", "test")}
+    assert {name: len(images) for name, images in splits.items()} == {"train": 120 * train, "test": 120 * (1 - train)}
+    assert len({*splits["train"], *splits["test"]}) == 120
+    assert not any(site.validation for site in sites)
 
 
 def arrays(kind, count=12, size=28, colors=True, **changes):

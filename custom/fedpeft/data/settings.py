@@ -38,7 +38,8 @@ class DataSettings:
             part of it, vqa-rad all of it. Phantom: which of its sites.
         split: "published": as the owner published it (a validation set is cut out of train, by image, where the owner
             has none); "image_disjoint": all pairs of the site split again by image; "paper": as FedPIA and F3OCUS used
-            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20).
+            it (VQA-Med 2019: train with validation; 2020 and 2021: validation and test pooled and split 80:20), and the
+            federated tuning of vision transformers (Flowers102: train with validation).
         seed: of every random choice; for procedural data also of the data.
         validation_fraction: share of the images (of train, or of all with "image_disjoint") in a validation set that
             has to be cut; 0: none.
