@@ -166,6 +166,8 @@ def run_sections(
     """`run_with`, of a job's sections as they are."""
     began = time.process_time()
     sent = refused = 0
+    rounds: list[dict[str, Any]] = []
+    layers: list[dict[str, list[int]]] = []
     with tempfile.TemporaryDirectory() as folder:
         sites = sections["federation"]["sites"]
         kind = learner or PEERS.get(method, Learner)
@@ -173,14 +175,16 @@ def run_sections(
         if method == "pooled":
             rounds = pooled(learners, seed)
         else:
-            rounds = []
             for result in federate(learners):
                 rounds.append({s: u.metrics for s, u in result.updates.items()})
                 sent = max(sent, *(sum(map(torch.numel, u.state.values())) for u in result.updates.values()))
                 refused += len(result.refused)
+                if result.assignment:
+                    layers.append({site: sorted(own) for site, own in result.assignment.layers.items()})
         trained = sum(map(torch.numel, next(iter(learners.values())).trainable.parameters().values()))
     cost = {"trained": trained, "sent": sent, "seconds": time.process_time() - began}
-    return {"method": method, "seed": seed, "rounds": rounds, "refused": refused, **cost}
+    scheduled = {"layers": layers} if layers else {}
+    return {"method": method, "seed": seed, "rounds": rounds, "refused": refused, **scheduled, **cost}
 
 
 def pooled(learners: dict[str, Learner], seed: int) -> list[dict[str, Any]]:

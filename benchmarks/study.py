@@ -96,6 +96,9 @@ AIMS = (  # in words, in which world, and the two rows whose difference it is
 )
 
 
+Schedule = Sequence[Mapping[str, Sequence[int]]]  # of a run: in each round, the layers that each site trained
+
+
 @dataclass(frozen=True)
 class Run:
     """One run of the study."""
@@ -153,9 +156,10 @@ def refusal(methods: Sequence[str], overrides: Sequence[str], file: Path) -> str
 
 
 def compact(result: Mapping[str, Any]) -> dict[str, Any]:
-    """What is kept of a run: its accuracies, and how many updates the server refused. Not its seconds: runs of a study
-    share a machine with whatever else runs there."""
-    return {**{name: result[name] for name in ("method", "seed", "refused")}, "rounds": overall(result["rounds"])}
+    """What is kept of a run: its accuracies, which layers each site trained where it did not train all, and how many
+    updates the server refused. Not its seconds: runs of a study share a machine with whatever else runs there."""
+    kept = {name: result[name] for name in ("method", "seed", "refused", "layers") if name in result}
+    return {**kept, "rounds": overall(result["rounds"])}
 
 
 def overall(rounds: Sequence[Mapping[str, Mapping[str, float]]]) -> list[dict[str, dict[str, float]]]:
@@ -209,14 +213,52 @@ def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> It
             yield ResultTable(f"{dialects} of 7 pairs swapped, {rounds} rounds of one epoch", heads, rows)
     methods = figures.get((WORLDS[0], SHORT), {})
     compared = (baseline, RANDOM, ALONE, OUTPUTS)
+    trained = trained_layers(results)
     rows = [
-        (name, _accuracy(methods, name), *(_difference(methods, name, o) for o in compared), str(len(methods[name])))
+        (
+            name,
+            _accuracy(methods, name),
+            *(_difference(methods, name, other) for other in compared),
+            trained.get(name, ""),
+            str(len(methods[name])),
+        )
         for name in LAYERS
         if name in methods
     ]
     if rows:
-        heads = ("method", "accuracy %", *(f"minus {name}, 95 %" for name in compared), "seeds")
+        heads = ("method", "accuracy %", *(f"minus {name}, 95 %" for name in compared), "layers", "seeds")
         yield ResultTable(f"4 of 12 layers, no pair swapped, {SHORT} rounds of one epoch", heads, rows)
+
+
+def trained_layers(results: Sequence[dict[str, Any]]) -> dict[str, str]:
+    """Say of each row of `LAYERS` what its schedules show, and with which rows before it they are the same.
+
+    Rows of one fixed choice are one method, whatever their names. Empty where no run of the row kept its schedule.
+    """
+    short = [one for one in results if (one["dialects"], len(one["rounds"])) == (WORLDS[0], SHORT)]
+    said: dict[str, str] = {}
+    by_row: dict[str, dict[int, Schedule]] = {}
+    for name in LAYERS:
+        schedules = {one["seed"]: one.get("layers", []) for one in short if one["method"] == name}
+        kept = {seed: schedule for seed, schedule in schedules.items() if schedule}
+        same = [other for other, theirs in by_row.items() if _agree(kept, theirs)]
+        some = f" ({len(kept)} of {len(schedules)} seeds)" if len(kept) < len(schedules) else ""
+        said[name] = ", as ".join([_described(list(kept.values())), *same[:1]]) + some if kept else ""
+        by_row[name] = kept
+    return said
+
+
+def _agree(mine: Mapping[int, Schedule], theirs: Mapping[int, Schedule]) -> bool:
+    """Whether two rows trained the same layers in all seeds that both have, at least one."""
+    common = mine.keys() & theirs.keys()
+    return bool(common) and all(mine[seed] == theirs[seed] for seed in common)
+
+
+def _described(runs: Sequence[Schedule]) -> str:
+    choices = {tuple(layers) for rounds in runs for sites in rounds for layers in sites.values()}
+    if len(choices) == 1:
+        return f"always {', '.join(map(str, *choices))}"
+    return "one choice a run" if all(sites == rounds[0] for rounds in runs for sites in rounds) else "changing"
 
 
 def aims(results: Sequence[dict[str, Any]]) -> ResultTable:

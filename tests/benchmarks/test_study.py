@@ -112,11 +112,49 @@ def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(stu
     assert [row[0] for row in methods.rows] == ["fedavg"]
     assert layers.title.startswith("4 of 12 layers")
     assert layers.heads[3:6] == tuple(f"minus {row}, 95 %" for row in (study.RANDOM, study.ALONE, study.OUTPUTS))
-    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "-0.5 ± 6.4", "2")
+    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "-0.5 ± 6.4", "", "2")
     assert [(row[0], row[3], row[5]) for row in layers.rows[1:]] == [
         (study.OUTPUTS, "+4.5 ± 19.1", ""),
         (study.RANDOM, "", "-4.5 ± 19.1"),
     ]
+
+
+SCHEDULES = {  # row -> by seed, the layers that two sites train in two rounds
+    "4 layers, first_k": [[([0, 1], [0, 1]), ([0, 1], [0, 1])]] * 2,
+    "4 layers, fishmask": [[([0, 1], [0, 1]), ([0, 1], [0, 1])]] * 2,
+    "4 layers, random, fixed": [[([0, 2], [1, 3]), ([0, 2], [1, 3])], [([3, 4], [1, 2]), ([3, 4], [1, 2])]],
+    "4 layers, random": [[([0, 2], [1, 3]), ([1, 2], [1, 3])]] * 2,
+    "4 layers, snip": [[([0, 2], [1, 3]), ([1, 2], [1, 3])], [([0, 1], [1, 3]), ([1, 2], [1, 3])]],
+    "4 layers, fedselect": [[([0, 2], [1, 3]), ([1, 2], [1, 3])], []],
+    "4 layers, last_k": [[], []],
+}
+
+
+def test_the_table_says_which_rows_are_one_choice_of_layers_from_their_schedules(study):
+    results = [
+        {**run, "layers": [dict(zip("ab", sites, strict=True)) for sites in schedule]}
+        for name, schedules in SCHEDULES.items()
+        for run, schedule in zip(runs(name, [70, 71], dialects=0, rounds=12), schedules, strict=True)
+    ]
+    said = study.trained_layers(results)
+    assert {name: said[name] for name in SCHEDULES} == {
+        "4 layers, first_k": "always 0, 1",
+        "4 layers, fishmask": "always 0, 1, as 4 layers, first_k",
+        "4 layers, random, fixed": "one choice a run",
+        "4 layers, random": "changing",
+        "4 layers, snip": "changing",
+        "4 layers, fedselect": "changing, as 4 layers, random (1 of 2 seeds)",
+        "4 layers, last_k": "",
+    }
+    table = list(study.groups(results))[-1]
+    assert {row[0]: row[6] for row in table.rows}["4 layers, fishmask"] == "always 0, 1, as 4 layers, first_k"
+
+
+def test_a_run_keeps_the_layers_that_each_site_trained(study, benchmark):
+    few = ["training.rounds=2", "training.local_epochs=1", "schedule.score_samples=2", "method.probe_samples=2"]
+    few += [f"data.{split}_size=6" for split in ("train", "validation", "test")]
+    kept = study.compact(benchmark("learning").run("4 layers, first_k", 0, few))
+    assert [set(map(tuple, sites.values())) for sites in kept["layers"]] == [{(0, 1, 2, 3)}] * 2
 
 
 def test_every_row_of_the_study_is_a_method_that_can_run(study, benchmark):
