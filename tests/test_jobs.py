@@ -100,7 +100,7 @@ EMPTIED = [
     (SCORED, [f"{OF_SCORE}={{}}"], OF_SCORE, {}),
     (SCORED, [f"{OF_SCORE}={{}}", f"{OF_SCORE}.target=logits"], OF_SCORE, {"target": "logits"}),
     (SCORED, [f"{OF_SCORE}.target=logits", f"{OF_SCORE}={{}}"], OF_SCORE, {}),
-    ("cases/unequal_widths", ["method.site_settings={}"], "method.site_settings", {}),
+    ("cases/unequal_widths", ["method.name=vpt", "method.site_settings={}"], "method.site_settings", {}),
     ("fedpia_task1", [f"{OF_HOULSBY}.reduction_factor=8", "method.settings={}"], OF_HOULSBY, {"reduction_factor": 4}),
 ]
 

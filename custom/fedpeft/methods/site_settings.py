@@ -53,7 +53,8 @@ def _check_ranks(method: MethodSettings) -> None:
         able = " or ".join(repr(name) for name, rule in fitting.items() if rule.unequal_ranks)
         raise FedpeftError(
             f"aggregation={method.aggregation!r} averages factors of one shape: sites of unequal rank "
-            f"(site_settings) need aggregation={able}."
+            f'(site_settings) need aggregation={able}; --set "method.site_settings={{}}" makes all equal.',
+            setting=SETTING,
         )
     scales = {site: method.method.product_scale(method.settings_of(site)) for site in ("", *method.site_settings)}
     for site, scale in scales.items():
@@ -81,7 +82,9 @@ def _check_widths(method: MethodSettings) -> None:
     pia = cast("PIASettings", method.pia)
     if not method.method.unequal_widths:
         raise FedpeftError(
-            f"unequal widths are not supported for name={method.name!r}: leave out method.site_settings."
+            f"unequal widths are not supported for name={method.name!r}: leave method.site_settings out, or add --set "
+            f'"method.site_settings={{}}".',
+            setting=SETTING,
         )
     if not method.aligns or not (pia.aligns_on_server and pia.client) or pia.solver == "identity":
         raise FedpeftError("unequal widths (site_settings) need alignment both at the server and at the sites.")
