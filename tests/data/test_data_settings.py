@@ -43,6 +43,8 @@ WRONG = [
         {"dataset": "nih_cxr14", "uncertain": "positive"},
         "uncertain='positive' is not a setting of dataset='nih_cxr14'; remove it",
     ),
+    ("no sample", {"samples": 0}, "samples=0 must be a whole number, 1 or more, or None"),
+    ("samples are a share", {"samples": 0.5}, "samples=0.5 must be a whole number"),
     ("exclude is one text", {"exclude": "synpic1"}, "exclude='synpic1'"),
 ]
 

@@ -22,6 +22,7 @@ from fedpeft.data.omni_med_vqa import CLIENTS
 from fedpeft.data.omni_med_vqa_answers import PRINTED
 from fedpeft.data.readable import LEFT_OUT
 from fedpeft.data.settings import DataSettings
+from fedpeft.data.sharing import NOT_DRAWN
 
 CUTS = {"validation_fraction": 0.2, "test_fraction": 0.2, "unreadable": 0.5}
 OWN = "FEDPEFT_DATA"
@@ -262,6 +263,33 @@ def test_a_client_counts_what_is_at_the_others(tmp_path, name, client, shared):
     site = data.load(DataSettings(dataset=name, root=tmp_path, site=client, **CUTS, **shared))
     assert counted(site) == samples
     assert sum(map(len, site.splits().values())) < samples
+
+
+SHARED = {"partition": "iid", "parts": 2, "split": "image_disjoint", "validation_fraction": 0}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_of_every_data_set_a_part_can_be_used_and_the_rest_is_reported(tmp_path, name):
+    samples = WRITTEN[name](tmp_path)
+    client = {"site": SITES.get(name)}
+    whole = data.load(DataSettings(dataset=name, root=tmp_path, **CUTS, **client))
+    most = sum(map(len, whole.splits().values())) - 1
+    site = data.load(DataSettings(dataset=name, root=tmp_path, samples=most, **CUTS, **client))
+    assert 0 < sum(map(len, site.splits().values())) <= most
+    assert counted(site) == samples
+    assert NOT_DRAWN in dict(site.left_out)
+
+
+def test_sites_share_the_samples_that_are_used_and_those_of_mimic_have_findings(tmp_path):
+    samples, shared = mimic_cxr_jpg(tmp_path), {**CUTS, **SHARED}
+    both = [
+        data.load(DataSettings(dataset="mimic_cxr_jpg", root=tmp_path, samples=10, site=site, **shared))
+        for site in ("client-1", "client-2")
+    ]
+    unreadable = sum(dict(site.left_out).get(LEFT_OUT, 0) for site in both)
+    assert sum(len(split) for site in both for split in site.splits().values()) + unreadable == 10
+    assert {dict(site.left_out)[NOT_DRAWN] for site in both} == {11 - 10}
+    assert all(counted(site) == samples for site in both)
 
 
 def test_every_data_set_of_the_package_is_in_the_table():

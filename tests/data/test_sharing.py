@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fedpeft.data.errors import DataError
 from fedpeft.data.schema import Example
 from fedpeft.data.settings import DataSettings
-from fedpeft.data.sharing import own_parts
+from fedpeft.data.sharing import drawn, own_parts
 
 LABELS = ("edema", "effusion", "mass", "nodule")
 IMAGE = np.zeros((4, 4, 3), np.uint8)
@@ -125,3 +125,20 @@ def test_too_many_parts_are_refused():
 def test_settings_that_make_no_partition_are_refused(values, message):
     with pytest.raises(Exception, match=message):
         DataSettings(**{"dataset": "nih_cxr14", **values})
+
+
+def used(samples, examples, seed=0):
+    return drawn(DataSettings(dataset="nih_cxr14", samples=samples, seed=seed), examples)[0]
+
+
+def test_a_part_of_a_data_set_cuts_no_patient_and_is_in_every_larger_part():
+    every = images(300, 1, patients=60)
+    sizes = {patient: sum(e.group == patient for e in every) for patient in {e.group for e in every}}
+    parts = [used(samples, every) for samples in (30, 100, 200, 300, 400)]
+    for samples, part in zip((30, 100, 200), parts, strict=False):
+        assert samples - max(sizes.values()) < len(part) <= samples
+        assert all(sum(e.group == patient for e in part) == sizes[patient] for patient in {e.group for e in part})
+    ids = [{e.image_id for e in part} for part in parts]
+    assert ids[0] < ids[1] < ids[2] < ids[3] == ids[4]
+    assert used(100, every) == parts[1] != used(100, every, seed=1)
+    assert [e for e in every if e.image_id in ids[1]] == list(parts[1]), "in their order"

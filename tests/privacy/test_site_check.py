@@ -193,6 +193,19 @@ REFUSED = [
         {},
         "data.partition",
     ),
+    ("as many samples as the job says", {"data": {"dataset": "nih_cxr14", "samples": 900}}, {}, "data.samples"),
+    (
+        "as many samples as the job says, in a sum",
+        {"method": SUMMED, "data": {"samples": 900}},
+        {"sum_with": MEMBERS},
+        "data.samples",
+    ),
+    (
+        "fewer samples of one site in a sum",
+        {"method": SUMMED, "data": {"sites": {"south": {"samples": 9}}}},
+        {"sum_with": MEMBERS},
+        "data.sites",
+    ),
     ("data of others", {"data": {"pool": ["south"]}}, {}, "data.pool"),
     ("the head", {"method": {"head": "federated"}, "data": {"dataset": "phantom"}}, {}, "method.head"),
     (
@@ -317,6 +330,7 @@ HARMLESS = {  # numbers that cost a site nothing, or that are checked elsewhere
     "data.unreadable": "the site's own holds",
     "data.parts": "a partition is refused",
     "data.alpha": "a partition is refused",
+    "data.samples": "any number is refused",
     "data.dialects": "questions that are drawn by program are asked in so many ways; none is added",
     "data.label_skew": "other types of question, and as many; its range is checked by the settings",
 }

@@ -16,7 +16,7 @@ from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.data.sharing import own_parts
+from fedpeft.data.sharing import NOT_DRAWN, drawn, own_parts
 from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 TAKES = frozenset({"partition"})
@@ -70,8 +70,10 @@ def site_of(
     if settings.split == "paper":
         raise DataError(f"split='paper' has no meaning for {settings.dataset}; choose published or image_disjoint.")
     whole = (train,) if test is None else (train, validation or (), test)
-    own = own_parts(settings, *whole)
-    others = sum(map(len, whole)) - sum(map(len, own))
+    used = drawn(settings, *whole)
+    own = own_parts(settings, *used)
+    counts = [sum(map(len, splits)) for splits in (whole, used, own)]
+    unused = ((NOT_DRAWN, counts[0] - counts[1]), ("it is another client's", counts[1] - counts[2]))
     if test is None:
         splits = pooled(own[0], settings)
     else:
@@ -85,7 +87,7 @@ def site_of(
         source,
         labels=known,
         metric=MACRO_F1 if known else BALANCED_ACCURACY,
-        left_out=tuple((why, count) for why, count in (*left_out, ("it is another client's", others)) if count),
+        left_out=tuple((why, count) for why, count in (*left_out, *unused) if count),
         notes=tuple(notes),
     )
 

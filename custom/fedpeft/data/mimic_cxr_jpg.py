@@ -11,13 +11,15 @@ owners' split, by patient, is `published`; the papers train on 80 % of the sampl
 `test_fraction=0.2`. No patient is in two splits or at two sites.
 
 Left out and counted: other views, images without file, split or labels, and those whose report is not there or has no
-FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports.
+FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports, unless
+`data.samples` is set: samples are drawn among those with findings.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -61,7 +63,7 @@ def load(settings: DataSettings) -> SiteData:
     images = _frontal(root, left_out)
     labels = _labels(root, settings.uncertain)
     parts = _split(root, images)
-    splits: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
+    read: dict[str, list[Example]] = {name: [] for name in SPLITS.values()}
     for image, study in images.items():
         file = root / IMAGES / mimic_reports.folder_of(study[0]) / f"s{study[1]}" / f"{image}.jpg"
         if image not in parts:
@@ -73,7 +75,9 @@ def load(settings: DataSettings) -> SiteData:
         else:
             known, unknown = labels[study]
             example = label_example(file, known, unknown=unknown, image_id=image, group=f"patient {study[0]}")
-            splits[parts[image]].append(example)
+            read[parts[image]].append(example)
+    drawn = settings.samples is not None
+    splits = _with_findings(read, root, left_out) if drawn else read
     data = site_of(
         settings,
         "mimic-cxr",
@@ -84,7 +88,11 @@ def load(settings: DataSettings) -> SiteData:
         labels=answers(),
         left_out=left_out.items(),
     )
-    return _with_findings(data, root)
+    if drawn:
+        return data
+    without: Counter[str] = Counter()
+    own: dict[str, Any] = dict(_with_findings(data.splits(), root, without))
+    return replace(data, **own, left_out=added(data.left_out, without.items()))
 
 
 def _frontal(root: Path, left_out: Counter[str]) -> dict[str, Study]:
@@ -134,19 +142,23 @@ def _split(root: Path, images: dict[str, Study]) -> dict[str, str]:
     return parts
 
 
-def _with_findings(data: SiteData, root: Path) -> SiteData:
-    """Add the findings to each example, and leave out those without."""
+def _with_findings(
+    splits: Mapping[str, Sequence[Example]], root: Path, left_out: Counter[str]
+) -> dict[str, Sequence[Example]]:
+    """Return the examples with their findings; those without are counted."""
     roots = tuple(root / name for name in REPORTS)
-    studies = sorted({_folder(example) for examples in data.splits().values() for example in examples})
+    studies = sorted({_folder(example) for examples in splits.values() for example in examples})
     texts = {folder: _findings(roots, folder) for folder in studies}
-    splits: dict[str, Any] = {}
-    left_out: Counter[str] = Counter()
-    for name, examples in data.splits().items():
-        own = [(example, texts[_folder(example)]) for example in examples]
-        splits[name] = tuple(replace(example, question=text) for example, text in own if text)
-        left_out["its report is not there"] += sum(text is None for _, text in own)
-        left_out["its report has no findings"] += sum(text == "" for _, text in own)
-    return replace(data, **splits, left_out=added(data.left_out, left_out.items()))
+    left_out["its report is not there"] += _number_of(None, splits, texts)
+    left_out["its report has no findings"] += _number_of("", splits, texts)
+    return {
+        name: tuple(replace(example, question=text) for example in examples if (text := texts[_folder(example)]))
+        for name, examples in splits.items()
+    }
+
+
+def _number_of(text: str | None, splits: Mapping[str, Sequence[Example]], texts: Mapping[Path, str | None]) -> int:
+    return sum(texts[_folder(example)] == text for examples in splits.values() for example in examples)
 
 
 def _folder(example: Example) -> Path:

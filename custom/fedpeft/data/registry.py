@@ -105,6 +105,7 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
     """
     from fedpeft.data.readable import readable
     from fedpeft.data.schema import EXCLUDED
+    from fedpeft.data.sharing import NOT_DRAWN, drawn
 
     data_set = DATASETS.get(settings.dataset)
     try:
@@ -115,6 +116,10 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         data = data.without_images(settings.exclude)
     if dropped := frozenset(without):
         data = data.without(dropped, EXCLUDED)
+    if settings.samples is not None:  # what sites share, its loader has drawn before
+        used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}
+        images = {example.image_id for split in data.splits().values() for example in split}
+        data = data.without(images - used, NOT_DRAWN)
     data = readable(data, settings.unreadable)
     if not data.validation and settings.validation_fraction > 0 and settings.validation_size != 0:
         raise DataError(

@@ -59,6 +59,8 @@ class DataSettings:
             its part. No patient or image is at two sites.
         parts: number of sites that share it, with "iid" and "dirichlet".
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
+        samples: at most so many samples of the data set, drawn by `seed` before sites share them and before they are
+            split; no patient and no image is cut. None: all.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
         window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
@@ -92,6 +94,7 @@ class DataSettings:
     partition: str = NATURAL
     parts: int = 1
     alpha: float = 0.5
+    samples: int | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
     uncertain: str = IGNORED
@@ -125,6 +128,8 @@ class DataSettings:
         self._check_partition()
         self._check_columns()
         self._check_window()
+        if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
+            raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")

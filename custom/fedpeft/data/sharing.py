@@ -1,14 +1,16 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Share one data set out to several sites (`data.partition`): at random, or with labels in other proportions at each.
+"""Draw a part of a data set (`data.samples`), and share it out to several sites (`data.partition`).
 
-Every site computes the same partition from the whole table and the seed, and keeps its own part. What is never divided,
+It is shared at random, or with labels in other proportions at each site. Every site computes the same partition from the whole table and the seed, and keeps its own part. What is never divided,
 an image or a group of images such as those of one patient, is a unit here.
 """
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 
 import numpy as np
 
@@ -16,11 +18,33 @@ from fedpeft.data.errors import DataError
 from fedpeft.data.partition import check_units
 from fedpeft.data.schema import Example
 from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
+from fedpeft.seeds import derive
 
 LEAST_UNITS = 3  # of a part: one for each split
 DRAWS = 100
 _NUMBER = re.compile(r"(?<![0-9])0*([1-9][0-9]{0,4})$")
 NO_LABEL = ""
+NOT_DRAWN = "not among data.samples"
+
+
+def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
+    """Return the examples that take part, split by split and in their order.
+
+    Units are taken in a random order until the next one would exceed `samples`, so a smaller number draws a part of
+    what a larger one draws.
+
+    Args:
+        settings: `samples` and `seed`.
+        splits: of the whole data set.
+    """
+    sizes = Counter(example.unit for examples in splits for example in examples)
+    if settings.samples is None or sizes.total() <= settings.samples:
+        return [tuple(examples) for examples in splits]
+    units = sorted(sizes)
+    order = [units[i] for i in np.random.default_rng(derive(settings.seed, "samples")).permutation(len(units))]
+    totals = accumulate(sizes[unit] for unit in order)
+    chosen = {unit for unit, total in zip(order, totals, strict=True) if total <= settings.samples}
+    return [tuple(example for example in examples if example.unit in chosen) for examples in splits]
 
 
 def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:

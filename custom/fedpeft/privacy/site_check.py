@@ -142,6 +142,8 @@ def _of_data(policy: SitePolicy, job: SiteJob) -> Iterator[tuple[str, str]]:
             "data.partition",
             "is set: a site trains on all of its own data, partitions are for the simulator",
         )
+    if chosen.samples is not None:
+        yield "data.samples", "is set: a site trains on all of its own data, a part of them is for the simulator"
     if chosen.columns and chosen.columns != policy.columns:
         yield "data.columns", "is set: only this site decides what is read as question and answer, columns names them"
     if chosen.window and chosen.window != policy.window:
