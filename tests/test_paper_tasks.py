@@ -7,6 +7,7 @@ import pytest
 
 from fedpeft import cli, data
 from fedpeft.data.registry import DATASETS
+from fedpeft.federation import site_data
 from fedpeft.job_folder import job_folder
 from fedpeft.jobs import CONFIGS, PACKAGED, compose, configs_of, recipes, usual_configs
 from fedpeft.metrics import TITLES
@@ -38,9 +39,18 @@ def test_all_fifteen_have_clients_a_metric_data_and_a_job(tasks):
 def test_what_the_papers_say_of_a_task(tasks):
     by_title = {task.title: task for task in tasks}
     assert (len(by_title["FedPIA 4"].sites), by_title["FedPIA 4"].partition) == (10, "dirichlet 0.5")
-    assert by_title["FedPIA 5"].metrics == ("accuracy", "macro_f1")
+    assert by_title["FedPIA 5"].metrics == by_title["F3OCUS 6"].metrics == ("macro_f1",), "FedPIA, table 4"
     assert by_title["ViT, Caltech101"].metrics == ("balanced_accuracy",)
     assert by_title["F3OCUS 3"].metrics == ("accuracy",)
+
+
+def test_the_jobs_of_mimic_take_as_many_samples_as_the_papers():
+    """FedPIA: 73,348 in task 4; in task 5 34,323 less those of SLAKE, VQA-RAD, VQA-Med 2019 and Open-I; each 80 %."""
+    of_mimic = {"fedpia_task4": 73_348, "fedpia_task5": 34_323 - 4_919 - 1_799 - 14_792 - 2_837}
+    for name, samples in {**of_mimic, "f3ocus_task5": 73_348, "f3ocus_task6": of_mimic["fedpia_task5"]}.items():
+        sections = compose(ROOT / "app_configs", f"paper/{name}")
+        own = site_data(sections["data"], sections["federation"]["sites"][-1])
+        assert (own["dataset"], own["split"], 0.8 * own["samples"]) == ("mimic_cxr_jpg", "image_disjoint", samples)
 
 
 @pytest.mark.parametrize("name", data.names())

@@ -69,7 +69,7 @@ def paper_tasks(configs: Path) -> Iterator[PaperTask]:
             sites=sites,
             datasets=datasets,
             partition=_partition(settings[0]),
-            metrics=tuple(dict.fromkeys(DATASETS.get(name).metric for name in datasets)),
+            metrics=tuple(dict.fromkeys(one.metric or DATASETS.get(one.dataset).metric for one in settings)),
             embedded=name if name in jobs else "",
             recipe=RECIPE + name,
         )

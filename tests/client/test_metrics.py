@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from fedpeft.client.batches import Batch
-from fedpeft.client.metrics import MEASURES, best_threshold, check_metric, measured
+from fedpeft.client.metrics import OF_ANSWERS, MacroF1, best_threshold, check_metric, measured
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES, title_of
 
@@ -16,6 +16,9 @@ class Fixed:
     """A model whose answers stand in the batch's inputs."""
 
     metrics = tuple(TITLES)
+
+    def __init__(self, labelled=False):
+        self.labelled = labelled
 
     def right(self, batch):
         return batch.inputs["chosen"] == batch.target
@@ -32,14 +35,20 @@ def batches(size=3, **columns):
     count = len(columns["target"])
     columns = {name: torch.as_tensor(values) for name, values in columns.items()}
     closed = columns.pop("closed", torch.zeros(count, dtype=torch.bool))
-    target = columns.pop("target")
+    target, accepted = columns.pop("target"), columns.pop("accepted", None)
     for start in range(0, count, size):
         rows = slice(start, start + size)
-        yield Batch({name: values[rows] for name, values in columns.items()}, target[rows], None, closed[rows])
+        yield Batch(
+            {name: values[rows] for name, values in columns.items()},
+            target[rows],
+            None if accepted is None else accepted[rows],
+            closed[rows],
+        )
 
 
 def figures(metric, least=1, unseen=0, **columns):
-    return measured(Fixed(), batches(**columns), device=CPU, metric=metric, least=least, unseen=unseen).figures()
+    model = Fixed(labelled="probabilities" in columns)
+    return measured(model, batches(**columns), device=CPU, metric=metric, least=least, unseen=unseen).figures()
 
 
 def test_accuracy_is_the_share_of_right_answers_also_of_open_and_closed_questions():
@@ -107,7 +116,7 @@ def test_a_threshold_has_the_highest_f1_of_all(seed):
 
 
 def test_thresholds_come_from_the_validation_split():
-    validation, test = MEASURES[MACRO_F1](), MEASURES[MACRO_F1]()
+    validation, test = MacroF1(), MacroF1()
     for batch in batches(target=[[1, 0], [0, 0]], probabilities=[[0.2, 0.3], [0.1, 0.3]]):
         validation.add(Fixed(), batch)
     for batch in batches(target=[[1, 1], [1, 0]], probabilities=[[0.25, 0.6], [0.15, 0.4]]):
@@ -117,12 +126,38 @@ def test_thresholds_come_from_the_validation_split():
     assert test.by_label() == [pytest.approx(2 / 3), 1.0], "0.2 of the first label, 0.5 of the one that nobody has"
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_the_macro_f1_of_answers_is_that_of_each_answer_against_all_others(seed):
+    f1_score = pytest.importorskip("sklearn.metrics").f1_score
+    target, chosen = torch.randint(0, 5, (2, 17), generator=torch.Generator().manual_seed(seed))
+    expected = f1_score(target, chosen, labels=sorted(set(target.tolist())), average="macro", zero_division=0)
+    found = figures(MACRO_F1, target=target, chosen=chosen)
+    assert found == {"overall": pytest.approx(expected), "open": None, "closed": None}
+
+
+ANSWERS = [  # what, the questions, F1 of their answers
+    ("each right", {"target": [0, 1, 2], "chosen": [0, 1, 2]}, [1, 1, 1]),
+    ("one answer for all", {"target": [0, 0, 1], "chosen": [0, 0, 0]}, [4 / 5, 0]),
+    ("another that is accepted", {"target": [0, 1], "chosen": [1, 1], "accepted": [[0, 1], [1, -1]]}, [1, 1]),
+    ("an answer that training lacks", {"target": [-1, 0], "chosen": [0, 0], "unseen": 1}, [2 / 3, 0]),
+    ("one of them, accepted by another name", {"target": [-1, 0], "chosen": [0, 0], "accepted": [[0], [0]]}, [1]),
+    ("an answer of few questions", {"target": [0, 0, 1], "chosen": [0, 1, 0], "least": 2}, [1 / 2]),
+    ("none with enough questions", {"target": [0, 1], "chosen": [0, 1], "least": 2}, []),
+]
+
+
+@pytest.mark.parametrize(("columns", "scores"), [row[1:] for row in ANSWERS], ids=[row[0] for row in ANSWERS])
+def test_the_macro_f1_of_answers_is_the_mean_over_those_that_occur(columns, scores):
+    expected = pytest.approx(sum(scores) / len(scores)) if scores else None
+    assert figures(MACRO_F1, **columns)["overall"] == expected
+
+
 def test_without_any_positive_label_nothing_is_measured():
     assert figures(MACRO_F1, target=[[0, -1]], probabilities=[[0.9, 0.9]])["overall"] is None
 
 
 def test_every_metric_has_a_measure_and_a_title():
-    assert set(MEASURES) == set(TITLES)
+    assert set(OF_ANSWERS) == set(TITLES)
     assert title_of([ACCURACY, MACRO_F1, ACCURACY]) == "accuracy or macro-F1"
     assert title_of([]) == "accuracy"
 

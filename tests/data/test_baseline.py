@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedpeft.client.metrics import MEASURES
+from fedpeft.client.metrics import MacroF1
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
@@ -21,6 +21,10 @@ def site(answers, tested, metric):
 
 def test_accuracy_is_that_of_the_most_frequent_training_answer():
     assert baseline(site(["no", "yes", "no"], ["no", "yes", "never", "no"], ACCURACY)) == 0.5
+
+
+def test_the_macro_f1_of_answers_is_that_of_the_most_frequent_one():
+    assert baseline(site(["no", "yes", "no"], ["no", "yes", "never", "no"], MACRO_F1)) == pytest.approx(2 / 3 / 3)
 
 
 def test_one_class_is_recognized_wholly_and_the_others_never():
@@ -44,7 +48,7 @@ def test_macro_f1_of_predicting_every_label():
     class Rows:
         target = None
 
-    measure, batch = MEASURES[MACRO_F1](), Rows()
+    measure, batch = MacroF1(), Rows()
     batch.target = target
     measure.add(Everything(), batch)
     assert baseline(data) == pytest.approx(measure.figures()["overall"])

@@ -43,6 +43,7 @@ WRONG = [
         {"dataset": "nih_cxr14", "uncertain": "positive"},
         "uncertain='positive' is not a setting of dataset='nih_cxr14'; remove it",
     ),
+    ("unknown metric", {"metric": "f1"}, "metric.*'f1'.*accuracy, balanced_accuracy, macro_f1"),
     ("no sample", {"samples": 0}, "samples=0 must be a whole number, 1 or more, or None"),
     ("samples are a share", {"samples": 0.5}, "samples=0.5 must be a whole number"),
     ("exclude is one text", {"exclude": "synpic1"}, "exclude='synpic1'"),
@@ -114,3 +115,11 @@ def test_images_can_be_left_out():
         site.without_images(["a", "z"])
     with pytest.raises(DataError, match="empty test split"):
         site.without_images(["b", "d"])
+
+
+def test_a_job_may_choose_the_metric_of_questions_and_labels_have_macro_f1_alone():
+    sizes = {"train_size": 12, "validation_size": 4, "test_size": 8}
+    assert data.load(DataSettings(site="slake", **sizes)).metric == "accuracy"
+    assert data.load(DataSettings(site="slake", metric="macro_f1", **sizes)).metric == "macro_f1"
+    with pytest.raises(DataError, match="metric='accuracy' is none of images with labels, as site 'open-i' has"):
+        data.load(DataSettings(dataset="phantom_chest", site="open-i", metric="accuracy", **sizes))

@@ -95,6 +95,38 @@ class BalancedAccuracy(Measure):
         return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
 
 
+class AnswersF1(Measure):
+    """Mean over the answers of the split of their F1, 2 tp / (2 tp + fp + fn): one answer against all others.
+
+    A question that is answered with another accepted answer counts as one with its own. The F1 of an answer that
+    training does not have is 0.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        chosen, target = answering.chosen(batch), batch.target.cpu()
+        accepted = chosen == target
+        if batch.accepted is not None:
+            accepted |= (chosen[:, None] == batch.accepted.cpu()).any(-1)
+        self._chosen.append(torch.where(accepted, target, chosen))
+        self._target.append(target)
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not an answer of training
+        answers = 1 + int(torch.maximum(chosen, target).max())
+        count = target.bincount(minlength=answers)
+        right = target[chosen == target].bincount(minlength=answers)
+        scores = 2 * right / (count + chosen.bincount(minlength=answers)).clamp_min(1)
+        counted = scores[1:][count[1:] >= self.least]
+        number = len(counted) + self.unseen
+        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
+
+
 class MacroF1(Measure):
     """Mean over the labels that occur in the split of their F1, a label predicted from its threshold on.
 
@@ -152,7 +184,22 @@ def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
     return sorted_[torch.where(last_of_equal, scores, -1.0).argmax()]
 
 
-MEASURES: dict[str, type[Measure]] = {ACCURACY: Accuracy, BALANCED_ACCURACY: BalancedAccuracy, MACRO_F1: MacroF1}
+OF_LABELS: dict[str, type[Measure]] = {MACRO_F1: MacroF1}
+OF_ANSWERS: dict[str, type[Measure]] = {
+    ACCURACY: Accuracy,
+    BALANCED_ACCURACY: BalancedAccuracy,
+    MACRO_F1: AnswersF1,
+}
+
+
+def new_measure(metric: str, *, labelled: bool) -> Measure:
+    """Return an empty measure.
+
+    Args:
+        metric: one of `fedpeft.metrics`.
+        labelled: whether images have any number of labels; otherwise each has one answer.
+    """
+    return (OF_LABELS if labelled else OF_ANSWERS)[metric]()
 
 
 def check_metric(name: str, answering: Answering) -> None:
@@ -164,7 +211,7 @@ def check_metric(name: str, answering: Answering) -> None:
     if name not in answering.metrics:
         raise FedpeftError(
             f"these data are measured by {name}, and with this way of answering there is "
-            f"{' and '.join(answering.metrics)} alone: set another training.answering.",
+            f"{' and '.join(answering.metrics)} alone: set another training.answering, or leave data.metric out.",
             setting="training.answering",
         )
 
@@ -188,7 +235,7 @@ def measured(
         metric: one of `fedpeft.metrics`.
         least, unseen: see `Measure`.
     """
-    measure = MEASURES[metric]()
+    measure = new_measure(metric, labelled=answering.labelled)
     measure.least, measure.unseen = least, unseen
     for batch in batches:
         measure.add(answering, batch.to(device))

@@ -14,15 +14,32 @@ from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 def baseline(data: SiteData) -> float | None:
     """Return the figure of the best constant answer, a fraction; None: nothing can be measured.
 
-    Accuracy: the most frequent answer of training. Balanced accuracy: any one class. Macro-F1: every label.
+    Accuracy and the macro-F1 of answers: the most frequent answer of training. Balanced accuracy: any one class. The
+    macro-F1 of labels: every label.
     """
-    return _BASELINES[data.metric](data)
+    return (_OF_LABELS if data.labels else _OF_ANSWERS)[data.metric](data)
 
 
 def _accuracy(data: SiteData) -> float:
+    answer = _most_frequent(data)
+    return sum(answer in answers for answers in _accepted(data)) / len(data.test)
+
+
+def _most_frequent(data: SiteData) -> str:
     [(answer, _)] = Counter(sorted(normalize(example.answer) for example in data.train)).most_common(1)
-    accepted = [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
-    return sum(answer in answers for answers in accepted) / len(accepted)
+    return answer
+
+
+def _accepted(data: SiteData) -> list[set[str]]:
+    return [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
+
+
+def _f1_of_answers(data: SiteData) -> float:
+    answer, target = _most_frequent(data), [normalize(example.answer) for example in data.test]
+    chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
+    right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
+    counts, times = Counter(target), Counter(chosen)
+    return sum(2 * right[own] / (count + times[own]) for own, count in counts.items()) / len(counts)
 
 
 def _balanced_accuracy(data: SiteData) -> float:
@@ -39,8 +56,6 @@ def _macro_f1(data: SiteData) -> float | None:
     return sum(scores) / len(scores) if scores else None
 
 
-_BASELINES: dict[str, Callable[[SiteData], float | None]] = {
-    ACCURACY: _accuracy,
-    BALANCED_ACCURACY: _balanced_accuracy,
-    MACRO_F1: _macro_f1,
-}
+_Baselines = dict[str, Callable[[SiteData], float | None]]
+_OF_LABELS: _Baselines = {MACRO_F1: _macro_f1}
+_OF_ANSWERS: _Baselines = {ACCURACY: _accuracy, BALANCED_ACCURACY: _balanced_accuracy, MACRO_F1: _f1_of_answers}

@@ -11,8 +11,8 @@ owners' split, by patient, is `published`; the papers train on 80 % of the sampl
 `test_fraction=0.2`. No patient is in two splits or at two sites.
 
 Left out and counted: other views, images without file, split or labels, and those whose report is not there or has no
-FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports, unless
-`data.samples` is set: samples are drawn among those with findings.
+FINDINGS section. With `data.partition` a site counts the latter two for its own part, and reads no other reports. With
+`data.samples` it reads all of them, because samples are drawn among those with findings.
 """
 
 from __future__ import annotations

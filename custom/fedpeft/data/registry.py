@@ -120,6 +120,8 @@ def load(settings: DataSettings, *, without: Iterable[str] = ()) -> SiteData:
         used = {example.image_id for split in drawn(settings, *data.splits().values()) for example in split}
         images = {example.image_id for split in data.splits().values() for example in split}
         data = data.without(images - used, NOT_DRAWN)
+    if settings.metric:
+        data = data.measured_by(settings.metric)
     data = readable(data, settings.unreadable)
     if not data.validation and settings.validation_fraction > 0 and settings.validation_size != 0:
         raise DataError(

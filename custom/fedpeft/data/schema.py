@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.errors import DataError
-from fedpeft.metrics import ACCURACY
+from fedpeft.metrics import ACCURACY, MACRO_F1
 
 if TYPE_CHECKING:
     import numpy as np
@@ -122,6 +122,20 @@ class SiteData:
     def splits(self) -> dict[str, tuple[Example, ...]]:
         """Return the three splits by name."""
         return {"train": self.train, "validation": self.validation, "test": self.test}
+
+    def measured_by(self, metric: str) -> SiteData:
+        """Return the site's data with another metric.
+
+        Raises:
+            DataError: its images have labels, which are measured by macro-F1 alone.
+        """
+        if self.labels and metric != MACRO_F1:
+            raise DataError(
+                f"metric={metric!r} is none of images with labels, as site {self.site!r} has; leave it out, or set "
+                f"{MACRO_F1}.",
+                setting="metric",
+            )
+        return replace(self, metric=metric)
 
     def without_images(self, image_ids: Iterable[str]) -> SiteData:
         """Return the site's data without some images, for images that another site has as well.

@@ -13,6 +13,7 @@ from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.data.window import window_of
+from fedpeft.metrics import TITLES
 from fedpeft.settings import BY_SITE, one_of
 
 SPLITS = ("published", "image_disjoint", "paper")
@@ -61,6 +62,9 @@ class DataSettings:
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
         samples: at most so many samples of the data set, drawn by `seed` before sites share them and before they are
             split; no patient and no image is cut. None: all.
+        metric: by which sites are measured: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data
+            declare. Labels have macro_f1 alone. Of questions it is the mean, over the answers that occur in the test
+            split, of the F1 of one answer against all others.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
         window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
@@ -95,6 +99,7 @@ class DataSettings:
     parts: int = 1
     alpha: float = 0.5
     samples: int | None = None
+    metric: str = ""
     columns: Mapping[str, str] = field(default_factory=dict)
     window: Mapping[str, Any] = field(default_factory=dict)
     uncertain: str = IGNORED
@@ -130,6 +135,7 @@ class DataSettings:
         self._check_window()
         if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
+        one_of("metric", self.metric, ("", *TITLES))
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")

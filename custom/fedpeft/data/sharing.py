@@ -1,8 +1,9 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Draw a part of a data set (`data.samples`), and share it out to several sites (`data.partition`).
 
-It is shared at random, or with labels in other proportions at each site. Every site computes the same partition from the whole table and the seed, and keeps its own part. What is never divided,
-an image or a group of images such as those of one patient, is a unit here.
+It is shared at random, or with labels in other proportions at each site. Every site computes the same part and the same
+partition from the whole table and the seed, and keeps its own share. What is never divided, an image or a group of
+images such as those of one patient, is a unit here.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from fedpeft.backbones import BACKBONES, BackboneSettings, skeleton
 from fedpeft.client import computing
 from fedpeft.client.answering.answering import Scored
 from fedpeft.client.batches import Batch, Batches
-from fedpeft.client.metrics import MEASURES, THRESHOLD, Measure
+from fedpeft.client.metrics import THRESHOLD, Measure, new_measure
 from fedpeft.client.model_record import ModelRecord
 from fedpeft.client.site_model import SiteModel
 from fedpeft.data.answers import AnswerVocabulary
@@ -97,7 +97,7 @@ class Predictor:
 
     def measure(self, unseen: int) -> Measure:
         """Return an empty measure of the site's metric, with the thresholds of the run."""
-        measure = MEASURES[self.record.metric]()
+        measure = new_measure(self.record.metric, labelled=self.record.labelled)
         measure.least, measure.unseen, measure.thresholds = self._least, unseen, self.record.thresholds
         return measure
 

@@ -16,11 +16,8 @@ from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 from fedpeft.printable import one_line
 from fedpeft.report.wording import percent
 
-CONSTANT = {
-    ACCURACY: "the most frequent answer of training",
-    BALANCED_ACCURACY: "any one class",
-    MACRO_F1: "every label",
-}
+FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"
+CONSTANT = {ACCURACY: FREQUENT, BALANCED_ACCURACY: "any one class", MACRO_F1: FREQUENT}
 HEADS = (
     "train",
     "validation",
@@ -65,8 +62,8 @@ def remarks(sites: Sequence[SiteData]) -> Iterator[str]:
     Args:
         sites: data of each site.
     """
-    for metric in dict.fromkeys(data.metric for data in sites):
-        yield f"Measured by {TITLES[metric]}; the baseline is {CONSTANT[metric]}."
+    for metric, labelled in dict.fromkeys((data.metric, bool(data.labels)) for data in sites):
+        yield f"Measured by {TITLES[metric]}; the baseline is {EVERY_LABEL if labelled else CONSTANT[metric]}."
     counts: dict[str, dict[str, int]] = {}
     of_sites: dict[str, list[str]] = {}
     for data in sites:

@@ -28,6 +28,7 @@ class Answering(nn.Module):
 
     Attributes:
         metrics: by which it can be measured (`fedpeft.metrics`).
+        labelled: whether it gives any number of labels in place of one answer.
 
     Args:
         backbone: frozen but for what the method trains.
@@ -36,6 +37,7 @@ class Answering(nn.Module):
     """
 
     metrics: ClassVar[tuple[str, ...]] = (ACCURACY,)
+    labelled: ClassVar[bool] = False
 
     def __init__(self, backbone: Backbone, head: nn.Module) -> None:
         super().__init__()

@@ -15,7 +15,7 @@ from fedpeft.client.batches import Batch
 from fedpeft.client.heads import build_head
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.training_settings import TrainingSettings
 
 
@@ -28,7 +28,7 @@ class Classification(Choosing):
         vocabulary: the C answers.
     """
 
-    metrics = (ACCURACY, BALANCED_ACCURACY)
+    metrics = (ACCURACY, BALANCED_ACCURACY, MACRO_F1)
 
     def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
         """Make target the class of the answer (B,), -1 without one, accepted the classes that are right (B, A)."""

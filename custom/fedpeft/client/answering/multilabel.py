@@ -35,7 +35,7 @@ class Multilabel(Answering):
         vocabulary: the L labels.
     """
 
-    metrics = (MACRO_F1,)
+    metrics, labelled = (MACRO_F1,), True
 
     def __init__(self, backbone: Backbone, head: nn.Module, vocabulary: AnswerVocabulary) -> None:
         super().__init__(backbone, head)
