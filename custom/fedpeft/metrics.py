@@ -7,7 +7,8 @@ and `closed`, of questions of these kinds.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 
 VALIDATION = "validation"  # the name of the same figure on the validation split
 ACCURACY, BALANCED_ACCURACY, MACRO_F1 = "accuracy", "balanced_accuracy", "macro_f1"
@@ -17,3 +18,20 @@ TITLES = {ACCURACY: "accuracy", BALANCED_ACCURACY: "balanced accuracy", MACRO_F1
 def title_of(metrics: Iterable[str]) -> str:
     """Return the metrics' names in their order, each once, as in "accuracy or macro-F1"; of none: accuracy."""
     return " or ".join(TITLES[name] for name in dict.fromkeys(metrics)) or TITLES[ACCURACY]
+
+
+def pooled_balanced_accuracy(sites: Iterable[Mapping[str, tuple[int, int]]]) -> float | None:
+    """Return the balanced accuracy on the images of all sites together, a fraction; None: there are none.
+
+    It is the mean over classes c of (sum_k right_kc) / (sum_k n_kc), which is not the mean of the sites' own figures.
+
+    Args:
+        sites: of each site k, by class: its images n_kc, and how many of them are recognized.
+    """
+    images: Counter[str] = Counter()
+    right: Counter[str] = Counter()
+    for site in sites:
+        for name, (count, recognized) in site.items():
+            images[name] += count
+            right[name] += recognized
+    return sum(right[name] / count for name, count in images.items()) / len(images) if images else None

@@ -21,6 +21,9 @@ class Evaluation:
         data: the site's splits.
         batches: from examples and a batch size to batches.
         least: test images that a class or label must have to count.
+
+    Attributes:
+        tested: what the last round answered to the test split; None before the first one.
     """
 
     def __init__(
@@ -28,6 +31,7 @@ class Evaluation:
     ) -> None:
         self._model, self._data, self._batches, self._least = model, data, batches, least
         training = model.training
+        self.tested: Measure | None = None
         self._tunes = training.thresholds == VALIDATION and bool(data.validation)
         self._validates = training.validate and bool(data.validation)
 
@@ -44,6 +48,7 @@ class Evaluation:
             validation.tune(validation)
         wanted = validation if self._validates else None
         figures = test.figures() | {VALIDATION: wanted.figures()["overall"] if wanted else None}
+        self.tested = test
         return figures, test.thresholds
 
     def of(self, examples: Sequence[Example]) -> Measure:

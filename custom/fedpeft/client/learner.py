@@ -6,6 +6,7 @@ FLARE's executor and the benchmarks' bare loop both drive this class, so both co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -37,11 +38,13 @@ from fedpeft.client.site_batches import SiteBatches
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_record import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.answers import normalize
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import LocalError
 from fedpeft.keys import belongs, layers_of
 from fedpeft.layer_matching import LayerNumbers
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.metrics import BALANCED_ACCURACY
 from fedpeft.privacy.released_metrics import rounded_count
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
@@ -361,6 +364,17 @@ class Learner:
     def measured(self, examples: Sequence[Example]) -> Measure:
         """Answer examples, to measure the current model by the metric of the site's data."""
         return self._evaluation.of(examples)
+
+    def recognized(self) -> dict[str, tuple[int, int]]:
+        """Return by class the test images, and how many of them the last round recognized; they stay at the site.
+
+        Empty: the site is not measured by balanced accuracy, or has not trained.
+        """
+        if self.data.metric != BALANCED_ACCURACY or self._evaluation.tested is None:
+            return {}
+        right = self._evaluation.tested.recognized()
+        images = Counter(normalize(example.answer) for example in self.data.test)
+        return {name: (count, right.get(self.vocabulary.index(name), 0)) for name, count in sorted(images.items())}
 
     def integrate(
         self, round: int, own: State | None, received: State, agreement: float | None = None

@@ -34,6 +34,10 @@ class Measure:
         """Answer a batch, which is on the model's device."""
         raise NotImplementedError
 
+    def recognized(self) -> dict[int, int]:
+        """Return how many images of each class are recognized, by its number in training; only balanced accuracy."""
+        return {}
+
     def tune(self, validation: Measure) -> None:
         """Choose on the validation split what a metric leaves to be chosen; of most metrics nothing.
 
@@ -81,6 +85,11 @@ class BalancedAccuracy(Measure):
         """See `Measure`."""
         self._chosen.append(answering.chosen(batch))
         self._target.append(batch.target.cpu())
+
+    def recognized(self) -> dict[int, int]:
+        """See `Measure`."""
+        chosen, target = torch.cat(self._chosen), torch.cat(self._target)
+        return dict(enumerate(target[chosen == target].bincount().tolist()))
 
     def figures(self) -> Measured:
         """See `Measure`."""

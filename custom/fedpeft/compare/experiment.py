@@ -26,6 +26,7 @@ from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import changed, check_used, unused
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.metrics import pooled_balanced_accuracy
 from fedpeft.trackers import NONE, SETTING
 
 RUNS = "runs.jsonl"
@@ -170,7 +171,10 @@ def carry_out(run: Run) -> Outcome:
         learners = {site: Learner.from_sections(run.sections, site=site, folder=Path(folder) / site) for site in sites}
         on_cpu = all(learner.device.type == "cpu" for learner in learners.values())
         before = _cpu_seconds()  # without the imports, which only the first run of a process pays for
-        rounds = [result.updates for result in federate(learners)]
+        rounds, pooled = [], []
+        for result in federate(learners):
+            rounds.append(result.updates)
+            pooled.append(pooled_balanced_accuracy(learners[site].recognized() for site in result.updates))
         spent = _cpu_seconds() - before
     return Outcome(
         task=run.task,
@@ -187,6 +191,8 @@ def carry_out(run: Run) -> Outcome:
         tiny=is_tiny(run.sections["backbone"]["name"]),
         settings=run.settings,
         recipe=run.recipe,
+        samples={site: one.samples for updates in rounds for site, one in updates.items()},
+        pooled=tuple(value for value in pooled if value is not None),
         cpu_seconds=spent if on_cpu else None,
     )
 

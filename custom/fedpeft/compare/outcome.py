@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedpeft.errors import FedpeftError
@@ -32,6 +32,9 @@ class Outcome:
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.
         recipe: the method of `app_configs/` that ran as it stands there; empty where settings were changed.
+        samples: site -> training samples; a site may be missing where nobody counted.
+        pooled: for each round, the balanced accuracy on the test images of all sites together, a fraction; empty where
+            nobody counted them by class, as in a finished run, whose sites send no such counts.
         cpu_seconds: of all threads and child processes, from the first round to the last; None where nobody measured,
             or an accelerator did the work.
     """
@@ -47,6 +50,8 @@ class Outcome:
     tiny: bool
     settings: str = ""
     recipe: str = ""
+    samples: Mapping[str, int] = field(default_factory=dict)
+    pooled: tuple[float, ...] = ()
     cpu_seconds: float | None = None
 
     def figure(self, metric: str, *, last: int = 1) -> float:
@@ -57,6 +62,11 @@ class Outcome:
             for site, value in sites.items()
             if self.metrics[site] == metric and math.isfinite(value)
         ]
+        return 100 * sum(values) / len(values) if values else math.nan
+
+    def pooled_figure(self, *, last: int = 1) -> float:
+        """Return the mean of `pooled` over the last rounds, in percent; NaN: there is none."""
+        values = self.pooled[-last:]
         return 100 * sum(values) / len(values) if values else math.nan
 
     def complete(self, *, last: int = 1) -> bool:
@@ -90,8 +100,11 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
         FedpeftError: it is not such a line.
     """
     try:
-        outcome = Outcome(**{**values, "figures": tuple(values["figures"]), "sent": tuple(values["sent"])})
+        of_rounds = {name: tuple(values.get(name, ())) for name in ("figures", "sent", "pooled")}
+        outcome = Outcome(**{**values, **of_rounds})
         fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
+        fine = fine and all(0 <= value <= 1 for value in outcome.pooled)
+        fine = fine and all(count == int(count) >= 0 for count in outcome.samples.values())
         fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
         fine = fine and 0 <= outcome.seconds < math.inf and outcome.seed == int(outcome.seed)
         fine = fine and all(0 <= value < math.inf for sites in outcome.sent for value in sites.values())
@@ -132,6 +145,7 @@ def of_history(history: History, *, method: str, recipe: str = "") -> Outcome:
         procedural=history.procedural,
         tiny=history.tiny,
         recipe=recipe,
+        samples={s: r.samples for one in rounds for s, r in one.sites.items() if r.samples is not None},
     )
 
 

@@ -10,12 +10,13 @@ from collections.abc import Sequence
 from fedpeft.compare.forms import Comparison
 from fedpeft.compare.intervals import interval, paired, signed
 from fedpeft.compare.outcome import Outcome, caution_of
-from fedpeft.compare.published import CAUTION, NOT_COMPARABLE, comparable, published, source_of
+from fedpeft.compare.published import NOT_COMPARABLE, differences, published, source_of
 from fedpeft.errors import FedpeftError
-from fedpeft.metrics import TITLES
+from fedpeft.metrics import BALANCED_ACCURACY, TITLES
 from fedpeft.report.wording import DASH, FEWER
 
 MOST_SITES = 12  # with a column of their own
+MEAN, POOLED = "mean", "pooled"
 CPU_SECONDS = (
     "CPU seconds: what all threads and child processes computed in the rounds, in seconds of a core, the "
     "median of the seeds; runs beside it hardly change them."
@@ -52,8 +53,12 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         if len(by_method) > 1:
             of_metric = f", {TITLES[metric]}" * (len(metrics) > 1)
             columns.differences(f"minus {baseline}{of_metric}", [_pairs(name, figures, baseline) for name in figures])
+    if any(one.pooled for one in outcomes):
+        of_runs = [[one.pooled_figure(last=last) for one in runs if one.pooled] for runs in by_method.values()]
+        whole = [all(one.complete(last=last) for one in runs) for runs in by_method.values()]
+        columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
     if beside:
-        columns.published([beside.get(name) for name in by_method], sure=comparable(outcomes))
+        columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
     columns.numbers("Mbit a round", [_megabits(runs) for runs in by_method.values()], ".2f")
     if any(one.cpu_seconds is not None for one in outcomes):
         columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
@@ -87,21 +92,23 @@ class _Columns:
         self._mark(means)
         self.numbers(site, means, ".1f")
 
-    def means(self, metric: str, of_seeds: Sequence[Sequence[float]], whole: Sequence[bool]) -> None:
-        """Add means over sites and seeds; those of some sites only are marked."""
+    def means(
+        self, metric: str, of_seeds: Sequence[Sequence[float]], whole: Sequence[bool], *, what: str = MEAN
+    ) -> None:
+        """Add means over seeds, of means over sites or of figures of all sites; those of some sites only are marked."""
         means = [_mean(figures) for figures in of_seeds]
         spreads = [statistics.stdev(figures) if len(figures) > 1 else None for figures in of_seeds]
         several = any(spread is not None for spread in spreads)
         self._mark(means)
-        head = f"mean {metric} (%)"
+        head, of_metric = f"{what} {metric} (%)", metric if what == MEAN else f"{what} {metric}"
         shown = [_with_spread(mean, spread) for mean, spread in zip(means, spreads, strict=True)]
         marked = [text + FEWER * (text != DASH and not sites) for text, sites in zip(shown, whole, strict=True)]
         self._add(head + " ± sd" * several, marked)
         self._keep(head, means)
         if several:
-            self._keep(f"sd {metric} (%)", spreads)
+            self._keep(f"sd {of_metric} (%)", spreads)
         if not all(whole):
-            self._keep(f"all sites, {metric}", [int(sites) for sites in whole])
+            self._keep(f"all sites, {of_metric}", [int(sites) for sites in whole])
 
     def differences(self, head: str, pairs: Sequence[Sequence[float]]) -> None:
         """Add differences with their intervals; a row without any is that of the baseline."""
@@ -179,10 +186,13 @@ def _notes(outcomes: Sequence[Outcome], beside: bool, last: int) -> tuple[str, .
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
     if not all(one.complete(last=last) for one in outcomes):
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
+    if any(one.pooled for one in outcomes):
+        notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
     notes += ["Mbit: adapters that all sites send in a round."]
     if any(one.cpu_seconds is not None for one in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):
         notes.append(f"published: {source.title}.")
-        notes += [] if comparable(outcomes) else [f"{CAUTION}."]
+        if why := differences(outcomes):
+            notes.append(f"{NOT_COMPARABLE} not comparable: {'; '.join(why)}.")
     return tuple(notes)
