@@ -16,7 +16,7 @@ from fedpeft.compare.page import page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.table import compared
 from fedpeft.errors import FedpeftError
-from fedpeft.metrics import ACCURACY, MACRO_F1
+from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
 
 
@@ -65,7 +65,15 @@ def test_a_run_comes_back_from_its_line():
 
 @pytest.mark.parametrize(
     "changed",
-    [{"figures": [{"north": 2.0}]}, {"figures": []}, {"metrics": {}}, {"metrics": {"north": "luck"}}, {"extra": 1}],
+    [
+        {"figures": [{"north": 2.0}]},
+        {"figures": []},
+        {"metrics": {}},
+        {"metrics": {"north": "luck"}},
+        {"extra": 1},
+        {"pooled": [2.0]},
+        {"samples": {"north": -1}},
+    ],
 )
 def test_a_damaged_line_is_refused_with_its_place(changed):
     with pytest.raises(FedpeftError, match=r"^runs\.jsonl, line 3 .*remove the line\.$"):
@@ -81,6 +89,12 @@ def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
     assert cells(table, "north") == ["45.0", "55.0"]
     assert cells(table, "Mbit a round") == ["16.00", "8.00"]
     assert cells(table, "seeds") == ["2", "2"]
+
+
+def test_the_balanced_accuracy_of_all_images_is_not_the_mean_of_the_sites():
+    north, south = {"nevus": (8, 8), "melanoma": (2, 0)}, {"nevus": (2, 0), "keratosis": (4, 3)}
+    assert pooled_balanced_accuracy([north, south]) == pytest.approx((8 / 10 + 0 + 3 / 4) / 3)
+    assert pooled_balanced_accuracy([{}, {}]) is None
 
 
 def test_each_metric_has_a_mean_of_its_own():
@@ -108,13 +122,46 @@ def test_of_a_hundred_sites_none_has_a_column():
 def test_published_figures_are_marked_where_ours_cannot_be_compared(procedural, mark):
     rows = {"whole": "full", "fedavg": ""}  # the name of a row is the user's, its recipe is not
     runs = [
-        outcome(name, 0, (0.2, 0.4), task="paper/fedpia_task2", procedural=procedural, recipe=recipe)
+        outcome(
+            name,
+            0,
+            (0.2, 0.4),
+            task="paper/fedpia_task2",
+            procedural=procedural,
+            recipe=recipe,
+            samples={"north": 30_000, "south": 4_000},
+        )
         for name, recipe in rows.items()
     ]
     table = compared(runs, baseline="whole")
     assert cells(table, "published (%)") == [f"89.0{mark}", "–"]
     assert any("not comparable" in note for note in table.notes) == procedural
     assert any("nothing about medicine" in note for note in table.notes) == procedural
+
+
+def test_a_run_that_does_not_say_its_samples_is_not_comparable():
+    runs = [outcome("full", 0, (0.2, 0.4), task="paper/fedpia_task2", recipe="full", samples={"north": 34_026})]
+    assert any("do not say on how many samples" in note for note in compared(runs, baseline="full").notes)
+
+
+def test_balanced_accuracy_of_all_sites_together_has_a_column_and_is_what_the_paper_prints():
+    changed = {
+        "task": "paper/vit_ham10000",
+        "metrics": dict.fromkeys(("north", "south"), BALANCED_ACCURACY),
+        "samples": dict.fromkeys(("north", "south"), 4_006),
+    }
+    runs = [
+        outcome("vpt", 0, (0.2, 0.4), (0.4, 0.6), recipe="vpt", pooled=(0.1, 0.7), **changed),
+        outcome("lora", 0, (0.2, 0.4), (0.4, 0.6), pooled=(0.1, 0.6), **changed),
+    ]
+    table = compared(runs, baseline="lora")
+    assert cells(table, "mean balanced accuracy (%)") == ["50.0", "50.0"]
+    assert cells(table, "pooled balanced accuracy (%)") == ["70.0", "60.0"]
+    assert (0, table.columns.index("pooled balanced accuracy (%)")) in table.best
+    assert cells(table, "published (%)") == ["78.9", "–"]
+    assert cells(compared(runs, baseline="lora", last=2), "pooled balanced accuracy (%)") == ["40.0", "35.0"]
+    assert from_json(runs[0].as_json(), origin="runs.jsonl") == runs[0]
+    assert any(note.startswith("pooled: on the test images of all sites together") for note in table.notes)
 
 
 @pytest.mark.parametrize("seeds", [(0,), (0, 1)])

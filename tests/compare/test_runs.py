@@ -2,6 +2,7 @@
 """Finished runs, and experiments: what is read, what is composed, what is refused."""
 
 import json
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from undrawn import in_one_form
 
 from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
+from fedpeft.client.learner import Learner
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
 from fedpeft.compare.table import compared
 from fedpeft.compare.variants import Variant, sections_of, variants
 from fedpeft.data import is_procedural
+from fedpeft.data.registry import DATASETS
 from fedpeft.errors import FedpeftError
 from fedpeft.federation import site_data
 from fedpeft.jobs import compose
@@ -89,8 +92,8 @@ def test_runs_that_cannot_be_compared_are_refused(tmp_path, changed, message):
         outcomes([written(tmp_path / "one"), written(tmp_path / "other", **changed)])
 
 
-def recorded(folder, job, *overrides, method=""):
-    """A run of a job as the server records it."""
+def recorded(folder, job, *overrides, method="", samples=9):
+    """A run of a job as the server records it, with training samples of all sites together."""
     sections = (
         sections_of(CONFIGS, job, *variants([method]), list(overrides)) if method else compose(CONFIGS, job, overrides)
     )
@@ -103,7 +106,7 @@ def recorded(folder, job, *overrides, method=""):
             procedural=is_procedural(dataset),
             backbone=sections["backbone"]["name"],
             tiny=is_tiny(sections["backbone"]["name"]),
-            metric="accuracy",
+            metric=site_data(sections["data"], site).get("metric") or DATASETS.get(dataset).metric or "accuracy",
             samples={"train": 8, "test": 4},
             baseline=0.5,
             classes=2,
@@ -115,10 +118,13 @@ def recorded(folder, job, *overrides, method=""):
     recorder.begin(
         settings, build(TrainingSettings, sections["training"], section="training"), introductions, {}, schedule
     )
-    figures = {"overall": 0.5, "open": None, "closed": None}
+    figures = {"overall": 0.5, "open": None, "closed": None, "samples": samples // len(sites)}
     history = {**recorder.history, "rounds": [{"round": 1, "sites": dict.fromkeys(sites, figures)}]}
     (folder / "history.json").write_text(json.dumps(history))
     return folder
+
+
+IN_ALL = {"paper/fedpia_task2": 34_000, "paper/f3ocus_task1_unequal": 22_900, "paper/vit_ham10000": 8_012}
 
 
 @pytest.mark.parametrize(
@@ -130,16 +136,39 @@ def recorded(folder, job, *overrides, method=""):
         ("paper/fedpia_task2", "", ["data.sites.ct.dataset=phantom"], "", None),
         ("paper/f3ocus_task1_unequal", "", [], "pfeiffer+f3ocus_1_6+kernel_of_outputs", "40.2"),
         ("paper/f3ocus_task1", "", [], "", None),
-        ("paper/vit_ham10000", "", [], "lora_vit", "77.0"),
+        ("paper/vit_ham10000", "", [], "lora_vit", "77.0†"),
+        ("paper/vit_ham10000", "vpt", [], "vpt", "78.9†"),
+        ("paper/vit_ham10000", "local_full", [], "local_full", "67.4†"),
         ("fedpia_task2", "fedpia_paper", [], "fedpia_paper", "88.0†"),
         ("vqa_rad", "", [], "", None),
     ],
 )
 def test_a_finished_run_of_a_published_recipe_has_the_papers_figure(tmp_path, job, method, overrides, recipe, figure):
-    (one,) = outcomes([recorded(tmp_path / "run", job, *overrides, method=method)])
+    run = recorded(tmp_path / "run", job, *overrides, method=method, samples=IN_ALL.get(job, 99))
+    (one,) = outcomes([run])
     assert one.recipe == recipe
     table = compared([one], baseline=one.method)
     assert dict(zip(table.columns, table.rows[0], strict=True)).get("published (%)") == figure
+
+
+@pytest.mark.parametrize(
+    ("job", "samples", "why"),
+    [
+        ("paper/fedpia_task1", 23_000, ""),
+        ("paper/fedpia_task4", 73_300, ""),
+        ("paper/fedpia_task4", 190_000, "the paper trains on 73,348 samples, ours on 190,000"),
+        ("paper/fedpia_task5", 34_300, "the paper's metric is F1 of questions without a definition, ours macro-F1"),
+        ("paper/vit_caltech101", 6_941, "of all clients' images together, ours the means of the sites; the paper tr"),
+        ("paper/vit_ham10000", 8_012, "the paper's figures are of all clients' images together"),
+    ],
+)
+def test_a_figure_of_another_metric_or_of_other_samples_is_marked_with_the_reason(tmp_path, job, samples, why):
+    (one,) = outcomes([recorded(tmp_path / "run", job, samples=samples)])
+    table = compared([one], baseline=one.method)
+    assert dict(zip(table.columns, table.rows[0], strict=True))["published (%)"].endswith("†") == bool(why)
+    marked = [note for note in table.notes if "not comparable" in note]
+    assert len(marked) == bool(why)
+    assert all(why in note for note in marked)
 
 
 def test_the_forms_of_fedpia_have_names_of_their_own(tmp_path):
@@ -199,6 +228,65 @@ def small(*methods, seeds=(0,), rounds=1):
     sizes = ["data.train_size=8", "data.validation_size=4", "data.test_size=8", "training.local_epochs=1"]
     sites = ["federation.sites=[slake, vqa-rad]", f"training.rounds={rounds}", "method.probe_samples=8"]
     return plan(CONFIGS, "fedpia_task1", variants(methods), seeds, [*sizes, *sites])
+
+
+VISION = ["vit_ham10000", "paper/vit_caltech101"]
+
+
+@pytest.mark.parametrize("task", VISION)
+@pytest.mark.parametrize(
+    ("method", "head"),
+    [
+        *((name, "federated") for name in ("vpt", "classifier", "full", "lora_vit")),
+        *((name, "private") for name in ("local", "local_full")),
+    ],
+)
+def test_the_vision_tasks_exchange_the_head_with_any_method_that_exchanges(task, method, head):
+    section = sections_of(CONFIGS, task, *variants([method]), [])["method"]
+    assert build(MethodSettings, section, section="method").head == head
+    other = sections_of(CONFIGS, "fedpia_task1", *variants([method]), [])["method"]
+    assert build(MethodSettings, other, section="method").head == ("federated" if method == "lora_vit" else "private")
+
+
+@pytest.mark.parametrize("task", VISION)
+def test_the_documented_command_of_the_vision_papers_local_training_trains_everything(task):
+    page = (CONFIGS.parent / "docs" / "vision_transformers.md").read_text().replace("\\\n", " ")
+    (command,) = [
+        line
+        for line in page.splitlines()
+        if line.startswith("fedpeft simulate jobs/vit_ham10000 --set method.name=full")
+    ]
+    section = compose(CONFIGS, task, [word for word in command.split()[3:] if word != "--set"])["method"]
+    method = build(MethodSettings, section, section="method")
+    assert (method.name, method.aggregation, method.head) == ("full", "none", "private")
+    packaged = build(
+        MethodSettings, sections_of(CONFIGS, task, *variants(["local_full"]), [])["method"], section="method"
+    )
+    assert replace(method, settings={}) == packaged
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["vpt", "local_full"])
+def test_the_balanced_accuracy_of_all_sites_is_counted_on_the_images_of_all(method, monkeypatch):
+    made = {}
+
+    def kept(sections, *, site, **others):
+        made[site] = from_sections(sections, site=site, **others)
+        return made[site]
+
+    from_sections = Learner.from_sections
+    monkeypatch.setattr(Learner, "from_sections", kept)
+    words = ["data.train_size=16", "data.validation_size=4", "data.test_size=12", "data.parts=2"]
+    words += ["federation.sites=[client-1, client-2]", "training.rounds=1", "training.local_epochs=1"]
+    done = carry_out(plan(CONFIGS, "vit_ham10000", variants([method]), (0,), words)[0])
+    right, images = Counter(), Counter()
+    for learner in made.values():
+        for example in learner.data.test:
+            images[example.answer] += 1
+            right[example.answer] += learner.evaluate([example])["overall"]
+    assert done.pooled == (pytest.approx(sum(right[name] / count for name, count in images.items()) / len(images)),)
+    assert done.samples == {site: len(learner.data.train) for site, learner in made.items()}
+    assert len(images) > 2
 
 
 @pytest.mark.slow
