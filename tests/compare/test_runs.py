@@ -262,7 +262,7 @@ def test_the_documented_command_of_the_vision_papers_local_training_trains_every
     packaged = build(
         MethodSettings, sections_of(CONFIGS, task, *variants(["local_full"]), [])["method"], section="method"
     )
-    assert replace(method, settings={}) == packaged
+    assert replace(method, settings={}) == replace(packaged, settings={})
 
 
 @pytest.mark.slow

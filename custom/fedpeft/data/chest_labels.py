@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """The 15 labels of FedPIA's tasks 3 and 4 (Open-I, MIMIC-CXR), and how the owners' labels become them.
 
-The papers say "15 classes" and name none; table 2 of F3OCUS's supplement shows reports with 13 of CheXpert's 14 labels,
-"No Finding" among them. The numbers that they print, 3,547 pairs of Open-I and 73,348 training samples of MIMIC-CXR
-(80 % of 91,685), are those of MedViLL (Moon et al., 2022), which has CheXpert's 14 labels and "Others" for a report
-with none of them. So the fifteenth is taken to be "Others".
+One text of FedPIA names all 15: CheXpert's 14 labels and "Others", for a report with none of them. Table 2 of F3OCUS's
+supplement shows reports with 13 of the 14, "No Finding" among them. The numbers that they print, 3,547 pairs of Open-I
+and 73,348 training samples of MIMIC-CXR (80 % of 91,685), are those of MedViLL (Moon et al., 2022), which has the same
+15 labels.
 
 The papers do not say how Open-I's MeSH terms become labels. Here a term counts for a label where CheXpert's labeler
 (Irvin et al., AAAI 2019) counts the same words in a report: a scar or interstitial markings are Lung Opacity, a nodule
