@@ -104,7 +104,7 @@ def from_json(values: Mapping[str, Any], *, origin: str) -> Outcome:
         outcome = Outcome(**{**values, **of_rounds})
         fine = all(0 <= value <= 1 for sites in outcome.figures for value in sites.values())
         fine = fine and all(0 <= value <= 1 for value in outcome.pooled)
-        fine = fine and all(count == int(count) >= 0 for count in outcome.samples.values())
+        fine = fine and all(isinstance(count, int) and count >= 0 for count in outcome.samples.values())
         fine = fine and 0 <= (outcome.cpu_seconds or 0) < math.inf
         fine = fine and 0 <= outcome.seconds < math.inf and outcome.seed == int(outcome.seed)
         fine = fine and all(0 <= value < math.inf for sites in outcome.sent for value in sites.values())
