@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Twenty thousand spoilt hellos, scores and adapters through the real controller, drawn with a seed, by kind.
 
-In each job of one round two sites reply as they should and all others send something spoilt. Every sound adapter is the
-same one, so that the global adapter must be that one, whoever is accepted. What FLARE's serialization can carry goes
+In each job of one round more than half of the sites reply as they should and all others send something spoilt. Every
+sound adapter is the same one, so that the global adapter must be that one, whoever is accepted. What FLARE's serialization can carry goes
 through it; the rest is handed over as it is, as if a site had another way to send it.
 """
 
@@ -39,8 +39,8 @@ sys.path.insert(0, str(ROOT / "tests" / "support"))
 
 from harness import LAYERS, SCHEDULE, START, Harness, starting
 
-HONEST = ("honest-1", "honest-2")
-SPOILT = tuple(f"spoilt-{number}" for number in range(50))
+SPOILT = tuple(f"spoilt-{number}" for number in range(25))
+HONEST = tuple(f"honest-{number}" for number in range(len(SPOILT) + 1))
 TASKS = (HELLO, SCORE, TRAIN)
 COUNT, SEED = 20_000, 0
 SOUND = {key: torch.full(shape, 0.25) for key, shape in LAYERS.items()}

@@ -62,7 +62,7 @@ def introduction(**changes):
 
 
 def agreement(**changes):
-    sites = {"slake": introduction(), "north": introduction(**changes)}
+    sites = {"slake": introduction(), "chest": introduction(), "north": introduction(**changes)}
     _, problems = handshake.agree(sites, version=fedpeft.__version__, method=METHOD)
     return problems["north"]
 

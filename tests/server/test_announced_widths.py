@@ -89,6 +89,10 @@ def test_of_a_method_that_does_not_say_its_widths_sites_of_equal_settings_are_al
     )
     assert re.search(f"site c announces 1048576 neurons in .* give it at most {MOST_WIDTH}", problems["c"])
     assert set(problems) == {"a", "c"}
+    for first, second in ((7, 6), (6, 7)):  # of two alone neither counts, and the others go on
+        problems = agreed(WIDE, {"a": bottleneck(first), "b": bottleneck(second), "c": bottleneck(8)})
+        assert set(problems) == {"a", "b"}
+        assert all("none of them takes part" in problem for problem in problems.values())
 
 
 @pytest.mark.slow

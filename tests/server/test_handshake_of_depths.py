@@ -88,12 +88,28 @@ def test_unequal_widths_and_depths_go_together():
 
 
 def test_without_the_setting_other_layers_are_refused_and_the_setting_is_named():
-    able, problems = agreed(MethodSettings(), a=introduction(4), x=introduction(2))
-    assert list(able) == ["a"]
+    able, problems = agreed(MethodSettings(), a=introduction(4), b=introduction(4), x=introduction(2))
+    assert list(able) == ["a", "b"]
     assert problems["x"] == (
         "sites a and x have 4 and 2 layers: use one backbone, or set method.matched_layers to the layers of the "
         "deepest."
     )
+
+
+@pytest.mark.parametrize(
+    ("kinds", "able"),
+    [("xa", ""), ("ax", ""), ("xyaa", ""), ("xxaa", ""), ("axxab", ""), ("xaa", "aa"), ("xyaaa", "aaa"), ("x", "x")],
+)
+def test_a_kind_of_adapter_is_used_only_if_more_than_half_have_it(kinds, able):
+    layers = {"a": 4, "b": 3, "x": 2, "y": 1}
+    sites = {f"{kind}{number}": introduction(layers[kind]) for number, kind in enumerate(kinds)}
+    taking_part, problems = agreed(MethodSettings(), **sites)
+    assert "".join(site[0] for site in taking_part) == able
+    assert set(problems) == set(sites) - set(taking_part)
+    assert all(
+        f"{site} have " in said or f"{site} and " in said or f"sites {site}" in said for site, said in problems.items()
+    )
+    assert all(("none of them takes part" in said) != bool(able) for said in problems.values())
 
 
 def test_somebody_must_have_all_layers():

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Hashable, Iterable, Mapping
 
 import torch
 
@@ -21,6 +21,15 @@ from fedpeft.messages.reply_contract import RESTART
 from fedpeft.messages.types import Schema
 from fedpeft.methods.setting_limits import MOST_WIDTH
 from fedpeft.methods.settings import MethodSettings
+
+NO_MAJORITY = " No kind is that of more than half of the sites, so that none of them takes part."
+
+
+def majority(values: Iterable[Hashable]) -> Hashable | None:
+    """Return the value that more than half have, None if there is none."""
+    counts = Counter(values)
+    value, count = counts.most_common(1)[0]
+    return value if 2 * count > counts.total() else None
 
 
 def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
@@ -42,7 +51,7 @@ def refused_widths(schemas: Mapping[str, Schema], method: MethodSettings) -> dic
 
 
 def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict[str, str]:
-    """Return, by site, why it differs from most sites of equal settings; of two schemas as frequent the first counts.
+    """Return, by site, why it differs from most sites of equal settings; without a majority all of them are refused.
 
     Args:
         schemas: by site, of the same keys.
@@ -54,14 +63,16 @@ def unlike_equals(schemas: Mapping[str, Schema], method: MethodSettings) -> dict
         groups.setdefault(settings, {})[site] = frozenset((key, tuple(shape)) for key, shape in schema.items())
     refused = {}
     for group in groups.values():
-        usual, _ = Counter(group.values()).most_common(1)[0]
-        first = next(site for site, shapes in group.items() if shapes == usual)
-        for site in (site for site, shapes in group.items() if shapes != usual):
-            key = min(key for key, _ in group[site] ^ usual)
+        usual = majority(group.values())
+        for site, shapes in group.items():
+            if shapes == usual:
+                continue
+            other = next(one for one, own in group.items() if own == usual or (usual is None and own != shapes))
+            key = min(key for key, _ in shapes ^ group[other])
             refused[site] = (
-                f"site {site} has {key} with shape {schemas[site][key]} and site {first} with {schemas[first][key]}, "
+                f"site {site} has {key} with shape {schemas[site][key]} and site {other} with {schemas[other][key]}, "
                 f"and method.site_settings gives both the same settings: use the same backbone, or declare their "
-                f"widths there."
+                f"widths there." + NO_MAJORITY * (usual is None)
             )
     return refused
 

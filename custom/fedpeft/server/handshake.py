@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from fedpeft.layer_matching import one_layer
 from fedpeft.messages.limits import MB, Limit
 from fedpeft.messages.types import Introduction, Schema
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.server.announced_widths import open_shapes, refused_widths, unlike_equals
+from fedpeft.server.announced_widths import NO_MAJORITY, majority, open_shapes, refused_widths, unlike_equals
 
 SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers
 INTRODUCTION = Limit(SLACK, "an introduction holds names and numbers; look at the log there.")
@@ -42,7 +41,7 @@ def agree(
 ) -> tuple[dict[str, Introduction], dict[str, str]]:
     """Split the sites into those with the same kind of adapter, and the reasons why others cannot take part.
 
-    The most frequent kind of adapter is used; of two equally frequent ones, that of the first site. Where sites may
+    The kind of adapter of more than half of the sites is used; if there is none, no site takes part. Where sites may
     differ in widths, each must have that of its own settings.
 
     Args:
@@ -80,13 +79,12 @@ def agree(
     if not compared:
         return {}, problems
     kinds = {site: _kind(introduction, method) for site, introduction in compared.items()}
-    common, _ = Counter(kinds.values()).most_common(1)[0]
-    first = next(site for site, kind in kinds.items() if kind == common)
-    problems |= {
-        site: _difference(first, compared[first], site, compared[site], method)
-        for site, kind in kinds.items()
-        if kind != common
-    }
+    common = majority(kinds.values())
+    for site, kind in kinds.items():
+        if kind != common:
+            other = next(one for one, own in kinds.items() if own == common or (common is None and own != kind))
+            problems[site] = _difference(other, compared[other], site, compared[site], method)
+            problems[site] += NO_MAJORITY * (common is None)
     if method.site_settings:
         alike = {site: introduction for site, introduction in compared.items() if kinds[site] == common}
         problems |= unlike_equals(_schemas(alike), method)
