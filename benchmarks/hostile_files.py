@@ -1,8 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Data files that a stranger made, read as a site reads them: Parquet and Arrow tables, and reports in XML.
+"""Files that a stranger made, read as a site reads them: Parquet and Arrow tables, reports in XML, and safetensors.
 
 Each is written and then read in a process of its own, which may take 4 GB. The largest memory is that of the reading
-process, of which 0.3 GB are Python, PyArrow and what they import.
+process with Python and what it imports. Hostile ONNX is not among them: fedpeft writes ONNX and reads none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -23,16 +24,22 @@ READER = """
 import resource, sys, json
 from pathlib import Path
 resource.setrlimit(resource.RLIMIT_DATA, (4 * 10**9, 4 * 10**9))
-from fedpeft.data import DataError, DataSettings, load
-from fedpeft.data.images import open_image
+from fedpeft.errors import FedpeftError
 said = {}
 try:
-    site = load(DataSettings(dataset=sys.argv[1], root=sys.argv[2]))
-    examples = [*site.train, *site.validation, *site.test]
-    for example in examples:
-        open_image(example.image)
-    said["what"] = f"read: {len(examples):,} examples, {sum(n for _, n in site.left_out):,} left out"
-except DataError as error:
+    if sys.argv[1] == "adapter":
+        from fedpeft.methods.adapter_folder import read_config, read_state
+        adapter = read_state(sys.argv[2], read_config(sys.argv[2]), "vilt")
+        said["what"] = f"read: {len(adapter):,} tensors"
+    else:
+        from fedpeft.data import DataSettings, load
+        from fedpeft.data.images import open_image
+        site = load(DataSettings(dataset=sys.argv[1], root=sys.argv[2]))
+        examples = [*site.train, *site.validation, *site.test]
+        for example in examples:
+            open_image(example.image)
+        said["what"] = f"read: {len(examples):,} examples, {sum(n for _, n in site.left_out):,} left out"
+except FedpeftError as error:
     said["what"] = str(error)
 except MemoryError:
     said["what"] = "MemoryError: more than 4 GB"
@@ -108,7 +115,7 @@ def _arrow_nulls(folder: Path) -> None:
     import pyarrow
 
     names = ["image", "question", "answer"]
-    rows = pyarrow.Array.from_buffers(pyarrow.null(), 2**40, [None])
+    rows = pyarrow.Array.from_buffers(pyarrow.null(), 2**31 - 1, [None])
     table = pyarrow.Table.from_batches([pyarrow.RecordBatch.from_arrays([rows] * 3, names)])
     with pyarrow.ipc.new_stream(folder / "data.arrow", table.schema) as stream:
         stream.write_table(table)
@@ -155,7 +162,7 @@ PARQUET: dict[str, Callable[[Path], None]] = {
     "40 images of 50 MB of zeros in one row group": lambda folder: _zeros(folder, 50, 40),
     "an image of 500 MB of zeros": lambda folder: _zeros(folder, 500, 1),
     "a hundred million rows without a value": lambda folder: _nulls(folder, 10**8),
-    "2**40 rows of type null in an Arrow file": _arrow_nulls,
+    "2**31 - 1 rows of type null in an Arrow file": _arrow_nulls,
     "questions that are lists, 200 deep": lambda folder: _nested(folder, 200),
     "20,000 columns": lambda folder: _wide(folder, 20_000),
     "images of 30,000 x 30,000 pixels": _bomb,
@@ -165,6 +172,7 @@ PARQUET: dict[str, Callable[[Path], None]] = {
     "a path of 1 MB": _path("a/" * 500_000),
     "a link to /dev/zero": _link,
 }
+REPORT = '<eCitation><parentImage id="{}"/><AbstractText Label="FINDINGS">Clear lungs.</AbstractText></eCitation>'
 ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "ha"}">' for n in range(10))
 XML: dict[str, str] = {
     "entities that expand to 10**10 letters": f"<!DOCTYPE r [{ENTITIES}]><r>&e9;</r>",
@@ -173,13 +181,70 @@ XML: dict[str, str] = {
     "a parameter entity": '<!DOCTYPE r [<!ENTITY % p SYSTEM "file:///etc/passwd"> %p;]><r/>',
     "elements 100,000 deep": "<a>" * 100_000 + "</a>" * 100_000,
     "a text of 100 MB": f"<r><AbstractText Label='FINDINGS'>{'x' * 10**8}</AbstractText></r>",
-    "100,000 attributes": "<r " + " ".join(f'a{n}="1"' for n in range(60_000)) + "/>",
+    "60,000 attributes": "<r " + " ".join(f'a{n}="1"' for n in range(60_000)) + "/>",
+    "an attribute of 100 MB": f"<r a='{'x' * 10**8}'/>",
     "100,000 elements": f"<r>{'<a/>' * 100_000}</r>",
     "an undeclared entity": "<r>&nothing;</r>",
     "an unknown encoding": '<?xml version="1.0" encoding="x-unheard-of"?><r/>',
     "UTF-16 with a document type": "\ufeff<!DOCTYPE r [<!ENTITY e 'x'>]><r>&e;</r>",
-    "an image of the name ../../../etc/passwd": '<r><parentImage id="../../../etc/passwd"/></r>',
+    "an image of the name ../../../etc/passwd": REPORT.format("../../../etc/passwd"),
+    "nothing wrong": REPORT.format("CXR1_IM-0001-1001"),
 }
+
+
+def _tensors(header: bytes | dict, values: bytes = b"", length: int | None = None) -> Callable[[Path], None]:
+    """An adapter whose weights have this header."""
+
+    def write(folder: Path) -> None:
+        text = header if isinstance(header, bytes) else json.dumps(header).encode()
+        (folder / "adapter_config.json").write_text(
+            json.dumps({"peft_type": "LORA", "r": 2, "target_modules": ["query"], "base_model_name_or_path": "x"})
+        )
+        size = struct.pack("<Q", len(text) if length is None else length)
+        (folder / "adapter_model.safetensors").write_bytes(size + text + values)
+
+    return write
+
+
+def _zero_link(folder: Path) -> None:
+    _tensors({})(folder)
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "adapter_model.safetensors").symlink_to("/dev/zero")
+
+
+def _of(name: str, shape: list[int], begin: int, end: int, dtype: str = "F32") -> dict:
+    return {name: {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}}
+
+
+KEY = "base_model.model.encoder.layer.{}.attention.attention.query.lora_A.weight"
+FIRST, SECOND = KEY.format(0), KEY.format(1)
+TENSORS: dict[str, Callable[[Path], None]] = {
+    "nothing wrong": _tensors(_of(FIRST, [2, 4], 0, 32), bytes(32)),
+    "a header of 2**63 bytes": _tensors({}, length=2**63),
+    "a header of 200 MB of blanks": _tensors(b" " * 2 * 10**8),
+    "a header that is a list, 100,000 deep": _tensors(b"[" * 10**5 + b"]" * 10**5),
+    "a header that is no text": _tensors(b"\xff\xfe{}"),
+    "a million tensors without a value": _tensors(
+        {key: value for n in range(10**6) for key, value in _of(KEY.format(n), [0, 4], 0, 0).items()}
+    ),
+    "a shape of 2**62 x 2**62": _tensors(_of(FIRST, [2**62, 2**62], 0, 32), bytes(32)),
+    "a shape larger than its bytes": _tensors(_of(FIRST, [2**30, 4], 0, 32), bytes(32)),
+    "a shape of -1 rows": _tensors(_of(FIRST, [-1, 4], 0, 32), bytes(32)),
+    "bytes beyond the end": _tensors(_of(FIRST, [2, 4], 0, 32)),
+    "bytes before the beginning": _tensors(_of(FIRST, [2, 4], -32, 0), bytes(32)),
+    "two tensors of the same bytes": _tensors(_of(FIRST, [2, 4], 0, 32) | _of(SECOND, [2, 4], 0, 32), bytes(32)),
+    "bytes that belong to no tensor": _tensors(_of(FIRST, [2, 4], 0, 32), bytes(32 + 10**6)),
+    "an unknown kind of number": _tensors(_of(FIRST, [2, 4], 0, 32, "F128"), bytes(32)),
+    "a path for a tensor's name": _tensors(_of("../../etc/passwd", [2, 4], 0, 32), bytes(32)),
+    "a pickle in place of the file": _tensors(b"", b"cos\nsystem\n(S'id'\ntR.", length=0x80),
+    "a link to /dev/zero": _zero_link,
+}
+
+
+def tensor_rows() -> Iterator[Row]:
+    """Adapters of a stranger, as `fedpeft predict` and `fedpeft.adapters` read them."""
+    for name, write in TENSORS.items():
+        yield name, *_read("adapter", write)
 
 
 def parquet_rows() -> Iterator[Row]:
@@ -197,6 +262,8 @@ def xml_rows() -> Iterator[Row]:
             (folder / "ecgen-radiology").mkdir()
             encoding = "utf-16" if text.startswith("\ufeff") else "utf-8"
             (folder / "ecgen-radiology" / "1.xml").write_bytes(text.removeprefix("\ufeff").encode(encoding))
+            (folder / "images").mkdir()
+            (folder / "images" / "CXR1_IM-0001-1001.png").write_bytes(_png())
 
         yield name, *_read("open_i", write)
 

@@ -133,6 +133,8 @@ REPLIES: dict[str, Reply] = {
     "a tensor of integers": _tensor(lambda tensor: tensor.to(torch.int64)),
     "a tensor of float64": _tensor(lambda tensor: tensor.to(torch.float64)),
     "a tensor of bfloat16": _tensor(lambda tensor: tensor.to(torch.bfloat16)),
+    "a nested tensor": _tensor(lambda tensor: torch.nested.nested_tensor([tensor, tensor])),
+    "a sparse tensor": _tensor(lambda tensor: tensor.to_sparse()),
     "a text in place of a tensor": _tensor(lambda _: "a text"),
     "a number for a tensor's name": lambda sent: sent.tensors.update({7: torch.ones(2)}),
     "a path for a tensor's name": lambda sent: sent.tensors.update({"../../../etc/passwd": torch.ones(2)}),
