@@ -24,6 +24,7 @@ from typing import Any
 
 import fuzzed_replies
 import hostile_files
+import hostile_folders
 import hostile_handshakes
 import hostile_servers
 import poisoning
@@ -145,6 +146,8 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "fuzz": ("Spoilt hellos, scores and adapters, drawn with a seed (in this process)", fuzzed_replies.rows),
     "parquet": ("Parquet and Arrow files of a stranger (a process for each)", hostile_files.parquet_rows),
     "xml": ("Open-I's reports, of a stranger (a process for each)", hostile_files.xml_rows),
+    "safetensors": ("An adapter's file, of a stranger (a process for each)", hostile_files.tensor_rows),
+    "folders": ("Run folders, ledgers and visitors of the live page (on this machine)", hostile_folders.rows),
     "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
 }
 

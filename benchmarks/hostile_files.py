@@ -172,7 +172,10 @@ PARQUET: dict[str, Callable[[Path], None]] = {
     "a path of 1 MB": _path("a/" * 500_000),
     "a link to /dev/zero": _link,
 }
-REPORT = '<eCitation><parentImage id="{}"/><AbstractText Label="FINDINGS">Clear lungs.</AbstractText></eCitation>'
+REPORT = (
+    '<eCitation><AbstractText Label="FINDINGS">Clear lungs.</AbstractText><MeSH><major>normal</major></MeSH>'
+    '<parentImage id="{}"><caption>Xray Chest PA and Lateral</caption></parentImage></eCitation>'
+)
 ENTITIES = "".join(f'<!ENTITY e{n} "{f"&e{n - 1};" * 10 if n else "ha"}">' for n in range(10))
 XML: dict[str, str] = {
     "entities that expand to 10**10 letters": f"<!DOCTYPE r [{ENTITIES}]><r>&e9;</r>",
@@ -190,6 +193,7 @@ XML: dict[str, str] = {
     "an image of the name ../../../etc/passwd": REPORT.format("../../../etc/passwd"),
     "nothing wrong": REPORT.format("CXR1_IM-0001-1001"),
 }
+REPORTS = 12  # of which the first is the stranger's
 
 
 def _tensors(header: bytes | dict, values: bytes = b"", length: int | None = None) -> Callable[[Path], None]:
@@ -263,7 +267,11 @@ def xml_rows() -> Iterator[Row]:
             encoding = "utf-16" if text.startswith("\ufeff") else "utf-8"
             (folder / "ecgen-radiology" / "1.xml").write_bytes(text.removeprefix("\ufeff").encode(encoding))
             (folder / "images").mkdir()
-            (folder / "images" / "CXR1_IM-0001-1001.png").write_bytes(_png())
+            for number in range(1, REPORTS + 1):
+                name = f"CXR{number}_IM-{number:04}-1001"
+                (folder / "images" / f"{name}.png").write_bytes(_png(number))
+                if number > 1:
+                    (folder / "ecgen-radiology" / f"{number}.xml").write_text(REPORT.format(name))
 
         yield name, *_read("open_i", write)
 

@@ -143,6 +143,13 @@ def arguments(config):
         (SERVER, lambda c: arguments(c).pop("federation"), "setting"),
         (SERVER, lambda c: arguments(c)["training"].update(rounds=10**9), "setting"),
         (CLIENT, lambda c: arguments(c)["training"].update(learning_rate=0.5), "setting"),
+        (CLIENT, lambda c: arguments(c)["data"].update(train_size=-1), "setting"),
+        (CLIENT, lambda c: arguments(c)["data"].update(unheard_of=1), "setting"),
+        (CLIENT, lambda c: arguments(c)["data"].update(sites={"slake": {"seed": "x"}}), "setting"),
+        (CLIENT, lambda c: arguments(c)["data"].update(sites=[]), "setting"),
+        (CLIENT, lambda c: arguments(c)["backbone"].update(text_length=0), "setting"),
+        (CLIENT, lambda c: arguments(c)["backbone"].update(sites={"slake": {"name": None}}), "setting"),
+        (CLIENT, lambda c: arguments(c).pop("backbone"), "setting"),
         (CLIENT, lambda c: arguments(c)["data"].update(sites={"slake": NESTED}), "shape"),
         (
             CLIENT,
@@ -200,6 +207,13 @@ def arguments(config):
 )
 def test_what_no_job_has_is_refused(files, name, edit, reason):
     assert refused(lambda: admit_submission(packed(changed(files, name, edit)), "small")).reason == reason
+
+
+def test_a_plugin_that_sites_may_have_is_left_to_them(files):
+    for section, key in (("data", "dataset"), ("backbone", "name")):
+        name = {key: "of-a-site", "own": 1}
+        plugged = changed(files, CLIENT, lambda c, section=section, name=name: arguments(c)[section].update(name))
+        admit_submission(packed(plugged), "small")
 
 
 def test_what_others_are_told_names_the_setting_and_not_its_value(files):

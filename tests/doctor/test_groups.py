@@ -322,6 +322,19 @@ def test_the_check_of_jobs_fits_the_installed_flare():
     assert text(admission.probe()).startswith("pass")
 
 
+@pytest.mark.parametrize("role", ["server", "site", "admin"])
+def test_a_script_of_an_older_kit_that_imports_where_it_is_called_is_named(role, make_kit):
+    context = open_context(startup_kit=make_kit(role))
+    script = context.kit.folder / "startup" / "sub_start.sh"
+    script.write_text("#!/usr/bin/env bash\nexport PYTHONSAFEPATH=1\npython3 -u -m nvflare\n")
+    assert not text(admission.scripts(context.kit))
+    script.write_text("#!/usr/bin/env bash\npython3 -u -m nvflare\n")
+    assert re.search(
+        r"warn: .*sub_start\.sh has Python import from .*: insert `export PYTHONSAFEPATH=1` as its second line",
+        text(next(admission.check(context))),
+    )
+
+
 def test_leftovers_of_earlier_jobs_are_named(make_kit):
     context = open_context(startup_kit=make_kit("site"))
     config = context.kit.folder / "0b2e" / "app_slake" / "config"

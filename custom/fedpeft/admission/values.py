@@ -10,6 +10,7 @@ from typing import Any
 from fedpeft.admission.refusal import AdmissionError
 from fedpeft.errors import FedpeftError
 from fedpeft.jobs import ARGUMENTS, CONTROLLER, SECTIONS, FlareSettings
+from fedpeft.registry import Registry
 from fedpeft.settings import about, build
 
 ALLOWED = 1.0  # in place of an interval or timeout that a file does not have
@@ -42,6 +43,11 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
     Raises:
         AdmissionError: naming the setting.
     """
+    from fedpeft.backbones.registry import BACKBONES
+    from fedpeft.backbones.settings import BackboneSettings
+    from fedpeft.data.registry import DATASETS
+    from fedpeft.data.settings import DataSettings
+    from fedpeft.federation import site_backbone, site_data
     from fedpeft.job_settings import ServerJob
 
     sections: dict[str, Any] = {}
@@ -59,8 +65,18 @@ def check_values(parts: Iterable[Mapping[str, Any]], deployed: Iterable[str]) ->
         job = ServerJob.from_sections(sections)
         with about("federation.sites"):
             _check_sites(job.federation.sites, deployed)
+        for site in job.federation.sites:
+            _check_own(DataSettings, "data", site_data(sections.get("data"), site), "dataset", DATASETS)
+            _check_own(BackboneSettings, "backbone", site_backbone(sections.get("backbone"), site), "name", BACKBONES)
     except FedpeftError as error:
         raise AdmissionError(str(error), reason="setting", setting=error.setting) from error
+
+
+def _check_own(kind: type, section: str, values: Mapping[str, Any], key: str, registry: Registry) -> None:
+    """Check what one site gets; a plugin, which may be installed there alone, is left to the site."""
+    name = values.get(key)
+    if not isinstance(name, str) or (name in registry.names() and not registry.is_plugin(name)):
+        build(kind, values, section=section)
 
 
 def _check_sites(sites: Iterable[str], deployed: Iterable[str]) -> None:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Check that this participant checks jobs before FLARE reads them, and that the check works in this FLARE."""
+"""Check that nothing of a job, or of the folder of the start, is read before this participant has checked it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 
 from fedpeft.admission.job import FILES
 from fedpeft.doctor.context import Context
-from fedpeft.doctor.finding import Finding, failed, passed
+from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, Kit
-from fedpeft.python_environment import python_environment
+from fedpeft.python_environment import SAFE_PATH, python_environment
 from fedpeft.workspace import GUARDS
 
 PROBE = "fedpeft.flare.flare_guards"
@@ -20,12 +20,26 @@ _APP_FILES = {name.rpartition("/")[2] for name in FILES}
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Check the component in the kit's resources.json, its hooks in FLARE, and files left from earlier jobs."""
-    if context.kit is None or context.kit.role == ADMIN:
+    """Check the kit's scripts, the component in its resources.json, its hooks in FLARE, and files of earlier jobs."""
+    if context.kit is None:
+        return
+    yield from scripts(context.kit)
+    if context.kit.role == ADMIN:
         return
     yield component(context.kit.resources(), context.kit)
     yield probe()
     yield from leftovers(context.kit)
+
+
+def scripts(kit: Kit) -> Iterator[Finding]:
+    """Find a script of a kit that was provisioned before its Pythons were kept from importing where it is called."""
+    for file in sorted((kit.folder / "startup").glob("*.sh")):
+        if f"export {SAFE_PATH}=1" not in file.read_text():
+            yield warned(
+                f"{file} has Python import from the folder in which it is called: insert `export {SAFE_PATH}=1` as its "
+                f"second line, or have the kit provisioned again."
+            )
+            return
 
 
 def component(resources: Mapping[str, Any], kit: Kit) -> Finding:
