@@ -2,8 +2,8 @@
 """Twenty thousand spoilt hellos, scores and adapters through the real controller, drawn with a seed, by kind.
 
 In each job of one round more than half of the sites reply as they should and all others send something spoilt. Every
-sound adapter is the same one, so that the global adapter must be that one, whoever is accepted. What FLARE's serialization can carry goes
-through it; the rest is handed over as it is, as if a site had another way to send it.
+sound adapter is the same one, so that the global adapter must be that one, whoever is accepted. What FLARE's
+serialization can carry goes through it; the rest is handed over as it is, as if a site had another way to send it.
 """
 
 from __future__ import annotations
