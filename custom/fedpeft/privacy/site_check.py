@@ -16,7 +16,6 @@ from fedpeft.backbones import usual_source
 from fedpeft.client import answering
 from fedpeft.data import DataSettings, SiteData
 from fedpeft.data.answer_space import with_answers
-from fedpeft.data.image_sizes import fitting
 from fedpeft.data.pool import pooled
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.settings import NATURAL
@@ -224,6 +223,8 @@ def load_data(policy: SitePolicy | None, job: SiteJob) -> SiteData:
         DataError: the data cannot be read.
         LocalError: there are fewer than the site's file requires.
     """
+    from fedpeft.data.image_sizes import fitting  # it imports Pillow, which a site's FLARE process does not need
+
     without = policy.exclude if policy else ()
     parts = [data.load(part, without=without) for part in job.pooled or (job.data,)]
     loaded = pooled(job.site, parts) if job.pooled else parts[0]
