@@ -112,7 +112,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         (
             "manifest.csv",
             ["image,question,answer", "scans/0.png,a,"],
-            r"line 2: 'answer' is empty, or what .* in 1 of 1 rows; fill",
+            r"line 2: 'answer' is empty, or what .*; fill it in",
         ),
         ("manifest.csv", ["image,question,answer", "scans/z.png,a,b"], r"scans.z\.png, named in .*line 2, is missing"),
         ("manifest.csv", ["image,question,answer", "../0.png,a,b"], r"line 2: the image \.\./0\.png is not inside"),
@@ -205,13 +205,75 @@ def test_a_header_that_can_be_read_in_two_ways_or_none_says_what_was_found_and_w
 
 @pytest.mark.parametrize("value", ["", " ", "nan", "NaN", "N/A", "na", "NULL", "<NA>"])
 @pytest.mark.parametrize("column", ["question", "answer", "label"])
-def test_a_value_that_is_missing_is_refused_with_the_first_row_and_the_number(tmp_path, value, column):
+def test_a_value_that_is_missing_is_refused_in_every_row(tmp_path, value, column):
     _scans(tmp_path)
     rows = [{"image": r["image"], "label": "a"} for r in _rows()] if column == "label" else _rows()
     rows[3][column] = rows[7][column] = value
     _csv(tmp_path, rows)
-    with pytest.raises(DataError, match=rf"line 5: '{column}' is empty, or .* in 2 of 10 rows; fill it in"):
+    sentence = (
+        rf"2 of 10 rows cannot be used:\nline 5: '{column}' is empty, or .*; fill .*\nline 9: '{column}' is empty"
+    )
+    with pytest.raises(DataError, match=sentence):
         _load(tmp_path)
+
+
+WRONG_CSV = {  # line -> its fields, and what is wrong with it
+    3: ("scans/z.png,Is it?,yes,train", "The image {root}/scans/z.png, named in line 3, is missing; restore"),
+    5: ("scans/3.png,Is it?,n/a,train", "line 5: 'answer' is empty, or"),
+    6: ("scans/4.png,Is it?,yes,held", "line 6: split is 'held'; allowed"),
+    7: ("scans/5.png,Is it?,yes", "line 7: it has fewer or more fields"),
+    8: ("../6.png,Is it?,yes,train", "line 8: the image ../6.png is not inside"),
+    9: ("scans/7.png,Is it?,yes,", "line 9: 'split' is empty while other rows have one"),
+    10: ('scans/8.png,"Is" it?,yes,train', "line 10: not valid CSV"),
+}
+WRONG_JSONL = {
+    2: ('{"image": "scans/0.png"', "line 2: not valid JSON"),
+    4: ('{"image": "scans/0.png", "question": "Is it?"}', "line 4: 'answer' is missing, which other rows have"),
+    5: ("[1]", "line 5: it is not a JSON object"),
+    7: (
+        '{"image": "scans/0.png", "Image": "x", "question": "Is it?", "answer": "yes"}',
+        "line 7: 'image' is there twice",
+    ),
+    8: ('{"image": "scans/0.png", "question": "", "answer": "yes"}', "line 8: 'question' is empty"),
+    9: ('{"image": 7, "question": "Is it?", "answer": "yes"}', "line 9: 'image' is empty or not text"),
+    10: ('{"image": "scans/0.png", "question": "Is it?", "answer": ["yes"]}', "line 10: an answer is list"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "right", "wrong"),
+    [
+        ("manifest.csv", ["image,question,answer,split"], "scans/{n}.png,Is it?,yes,train", WRONG_CSV),
+        (
+            "manifest.jsonl",
+            ['{"image": "scans/0.png", "question": "Is it?", "answer": "yes"}'],
+            '{{"image": "scans/{n}.png", "question": "Is it?", "answer": "yes"}}',
+            WRONG_JSONL,
+        ),
+    ],
+    ids=["csv", "jsonl"],
+)
+def test_all_bad_rows_are_named_at_once(tmp_path, name, head, right, wrong):
+    _scans(tmp_path)
+    rows = [wrong[line][0] if line in wrong else right.format(n=line - 2) for line in range(2, 11)]
+    lines(tmp_path / name, [*head, *rows])
+    with pytest.raises(DataError) as error:
+        _load(tmp_path)
+    first, *others = str(error.value).split("\n")
+    count = len(rows) + (name == "manifest.jsonl")
+    assert first == f"{tmp_path / name}: {len(wrong)} of {count} rows cannot be used:"
+    assert len(others) == len(wrong)
+    for _, sentence in wrong.values():
+        assert any(one.startswith(sentence.format(root=tmp_path)) for one in others), sentence
+
+
+def test_of_many_bad_rows_the_first_twenty_are_named_and_all_are_counted(tmp_path):
+    lines(tmp_path / "manifest.csv", ["image,question,answer", *(f"{n}.png,Is it?,yes" for n in range(1500))])
+    with pytest.raises(DataError) as error:
+        _load(tmp_path)
+    first, *others = str(error.value).split("\n")
+    assert first.endswith("manifest.csv: 1,500 of 1,500 rows cannot be used, the first 20 are:")
+    assert [f"{n}.png, named in line {n + 2}" in one for n, one in enumerate(others)] == [True] * 20
 
 
 def test_none_is_an_answer_and_counted_as_such(tmp_path):
@@ -225,7 +287,7 @@ def test_labels_may_be_empty_and_not_missing(tmp_path):
     _csv(tmp_path, [{"image": row["image"], "labels": ("mass", "")[n % 2]} for n, row in enumerate(_rows())])
     assert _load(tmp_path).left_out == ()
     _csv(tmp_path, [{"image": row["image"], "labels": ("mass", "nan")[n % 2]} for n, row in enumerate(_rows())])
-    with pytest.raises(DataError, match=r"line 3: 'labels' is empty, or .* in 5 of 10 rows"):
+    with pytest.raises(DataError, match=r"5 of 10 rows cannot be used:\nline 3: 'labels' is empty, or .*\nline 5"):
         _load(tmp_path)
 
 

@@ -30,7 +30,7 @@ from fedpeft.data.glance import Glance, tree
 from fedpeft.data.hub_files import Shard, columns_of, encoded, image_bytes, rows, shards
 from fedpeft.data.images import EncodedImage
 from fedpeft.data.partition import SPELLINGS, arrange, pooled
-from fedpeft.data.records import Row, reading
+from fedpeft.data.records import BadRows, Row, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.repeated_rows import published
 from fedpeft.data.schema import Example, SiteData, added
@@ -102,25 +102,30 @@ def _examples(
                 f"{shard.file} has no column {name!r:.80}; it has {', '.join(there):.200}: set data.columns.{key}.",
                 setting="columns",
             )
-    of_file = SPELLINGS.get(shard.split, shard.split)
+    of_file, bad, count = SPELLINGS.get(shard.split, shard.split), BadRows(shard.file), 0
     for number, values in enumerate(rows(shard.file, list(columns.values()))):
-        where = f"{shard.file}, row {number + 1}"
+        where, count = f"{shard.file}, row {number + 1}", number + 1
         named_cells = zip(columns, values, strict=True)
-        row = Row(where, {key: _named(value, classes.get(columns[key]), where) for key, value in named_cells})
-        cells = row.values
-        split = of_file if "split" not in named else SPELLINGS.get(row.label("split").lower(), "other")
-        image = encoded(cells["image"])
-        if image is None or not all(_filled(cells[key]) for key in ("question", "answer")):
-            yield split, None
-            continue
-        digest = hashlib.sha256(image).hexdigest() if isinstance(image, bytes) else inside(root, image, where=row.where)
-        if digest not in images:
-            images[digest] = (
-                EncodedImage(row.where, partial(image_bytes, shard.file, columns["image"], number))
-                if isinstance(image, bytes)
-                else image_file(root, digest, where=row.where)
-            )
-        yield split, _example(row, images[digest], digest, texts)
+        split, example = of_file, None
+        with bad.gathering():
+            row = Row(where, {key: _named(value, classes.get(columns[key]), where) for key, value in named_cells})
+            cells = row.values
+            if "split" in named:
+                split = SPELLINGS.get(row.label("split").lower(), "other")
+            image = encoded(cells["image"])
+            if image is not None and all(_filled(cells[key]) for key in ("question", "answer")):
+                digest = (
+                    hashlib.sha256(image).hexdigest() if isinstance(image, bytes) else inside(root, image, where=where)
+                )
+                if digest not in images:
+                    images[digest] = (
+                        EncodedImage(where, partial(image_bytes, shard.file, columns["image"], number))
+                        if isinstance(image, bytes)
+                        else image_file(root, digest, where=where)
+                    )
+                example = _example(row, images[digest], digest, texts)
+        yield split, example
+    bad.check(count)
 
 
 def _named(value: Any, classes: list[str] | None, where: str) -> Any:

@@ -31,7 +31,7 @@ from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import class_example, label_example
 from fedpeft.data.manifest_table import table
 from fedpeft.data.partition import SPELLINGS, Splits, arrange, check_units, pooled
-from fedpeft.data.records import Row, reading
+from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.registry import DataSet
 from fedpeft.data.repeated_rows import Placed, across_splits, cleaned
 from fedpeft.data.schema import Example, SiteData, added
@@ -68,13 +68,12 @@ def load(settings: DataSettings) -> SiteData:
     if settings.split == "paper":
         raise DataError("split='paper' has no meaning for a manifest; choose published or image_disjoint.")
     root = dataset_folder(settings, (settings.site, ".") if settings.site else (".",))
-    rows, columns, notes = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
-    kind, window = _kind(rows, columns), window_of(settings.window)
-    splits_of_rows = [_split_of(row) for row in rows]
-    if None in splits_of_rows and any(splits_of_rows):
-        row = rows[splits_of_rows.index(None)]
-        raise DataError(f"{row.where}: 'split' is empty while other rows have one; fill it in.")
-    placed = [(split, _example(row, root, kind, window)) for split, row in zip(splits_of_rows, rows, strict=True)]
+    read = table(root, (_IMAGE, *_OPTIONAL, *(key for kind in KINDS for key in kind.keys)))
+    rows, bad = read.rows, read.bad
+    kind, window = _kind(rows, read.columns), window_of(settings.window)
+    some_split = not all(is_missing(row.values.get("split"), or_none=True) for row in rows)
+    placed = of_rows(rows, lambda row: (_split_of(row, some_split), _example(row, root, kind, window)), bad)
+    bad.check(read.count)
     check_units(example for _, example in placed)
     kept, left_out = cleaned(placed)
     site = settings.site or root.resolve().name
@@ -86,7 +85,7 @@ def load(settings: DataSettings) -> SiteData:
         labels=_labels(settings, [example for _, example in placed]),
         metric=kind.metric,
         left_out=added(left_out.items()),
-        notes=(*notes, *_unusual(settings, rows, kept)),
+        notes=(*read.notes, *_unusual(settings, rows, kept)),
         own_ids=True,
     )
 
@@ -104,7 +103,7 @@ def _kind(rows: list[Row], columns: list[str]) -> Kind:
     """Return what a table is about.
 
     Raises:
-        DataError: it has columns of two kinds, or a row lacks what its kind needs.
+        DataError: it has columns of two kinds, or lacks one that its kind needs.
     """
     there = {name for row in rows for name in row.values}
     has = ", ".join(map(repr, columns))
@@ -113,24 +112,24 @@ def _kind(rows: list[Row], columns: list[str]) -> Kind:
     if len(kinds) > 1:
         file = rows[0].where.rpartition(",")[0]
         raise DataError(f"{file} has the columns {has:.200}, and a manifest has {needed}: keep those of one kind.")
-    for row in rows:
-        if missing := [key for key in (_IMAGE, *kinds[0].keys) if key not in row.values]:
-            raise DataError(
-                f"{row.where}: {missing[0]!r} is missing; a manifest needs {needed}, and this one has {has:.200}."
-            )
-    for key in kinds[0].keys:
-        _check_filled(rows, key, may_be_empty=kinds[0].may_be_empty)
+    if missing := [key for key in (_IMAGE, *kinds[0].keys) if key not in there]:
+        raise DataError(
+            f"{rows[0].where}: {missing[0]!r} is missing; a manifest needs {needed}, and this one has {has:.200}."
+        )
     return kinds[0]
 
 
-def _check_filled(rows: list[Row], key: str, *, may_be_empty: bool) -> None:
-    """Refuse cells without a value, or where they may be empty those that programs write for one."""
-    empty = [row for row in rows if is_missing(row.values[key]) and (row.label(key) or not may_be_empty)]
-    if empty:
-        raise DataError(
-            f"{empty[0].where}: {key!r} is empty, or what programs write where a value is missing (nan, n/a, null), as "
-            f"in {len(empty):,} of {len(rows):,} rows; fill it in, or remove them."
-        )
+def _check_filled(row: Row, kind: Kind) -> None:
+    """Refuse a row that lacks what its kind needs, or holds what programs write for a value that is missing."""
+    for key in (_IMAGE, *kind.keys):
+        if key not in row.values:
+            raise DataError(f"{row.where}: {key!r} is missing, which other rows have; fill it in, or remove the row.")
+    for key in kind.keys:
+        if is_missing(row.values[key]) and (row.label(key) or not kind.may_be_empty):
+            raise DataError(
+                f"{row.where}: {key!r} is empty, or what programs write where a value is missing (nan, n/a, null); "
+                f"fill it in, or remove the row."
+            )
 
 
 def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Iterable[str]:
@@ -143,9 +142,11 @@ def _unusual(settings: DataSettings, rows: list[Row], kept: list[Placed]) -> Ite
         yield f"{alone:,} rows name no patient; their images count as different patients."
 
 
-def _split_of(row: Row) -> str | None:
+def _split_of(row: Row, needed: bool) -> str | None:
     label = row.values.get("split")
     if is_missing(label, or_none=True):
+        if needed:
+            raise DataError(f"{row.where}: 'split' is empty while other rows have one; fill it in.")
         return None
     if not isinstance(label, str) or label.strip().lower() not in SPELLINGS:
         raise DataError(f"{row.where}: split is {label!r}; allowed are train, validation and test.")
@@ -153,6 +154,7 @@ def _split_of(row: Row) -> str | None:
 
 
 def _example(row: Row, root: Path, kind: Kind, window: Window | None) -> Example:
+    _check_filled(row, kind)
     name = inside(root, row.text(_IMAGE), where=row.where)
     image, file = image_of(root, name, window, where=row.where)
     with reading(row):

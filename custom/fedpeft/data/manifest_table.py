@@ -13,18 +13,28 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fedpeft.data.errors import DataError
-from fedpeft.data.records import SEPARATORS, Row, csv_rows, header, jsonl_rows, read_text
+from fedpeft.data.records import SEPARATORS, BadRows, Row, csv_rows, header, jsonl_rows, of_rows, read_text
 
 FILES = ("manifest.csv", "manifest.jsonl")
 _SHOWN = 300
 
 
 class Table(NamedTuple):
-    """A folder's table: its rows under the known names, its columns as they are spelled, and what is unusual."""
+    """A folder's table.
+
+    Args:
+        rows: under the known names, without those that cannot be read.
+        columns: as they are spelled.
+        notes: what is unusual.
+        bad: has gathered those that cannot be read; whoever reads the others checks it at the end.
+        count: rows in all.
+    """
 
     rows: list[Row]
     columns: list[str]
     notes: list[str]
+    bad: BadRows
+    count: int
 
 
 def table(root: Path, known: Iterable[str]) -> Table:
@@ -35,8 +45,8 @@ def table(root: Path, known: Iterable[str]) -> Table:
         known: names of columns.
 
     Raises:
-        DataError: there is no folder or no table, there are two, it cannot be read, or two of its columns have the same
-            name.
+        DataError: there is no folder or no table, there are two, no row of it can be read, or two of its columns have
+            the same name.
     """
     if not root.is_dir():
         raise DataError(f"{root} is not a folder; name the one that holds the table, or its {' or '.join(FILES)}.")
@@ -46,21 +56,25 @@ def table(root: Path, known: Iterable[str]) -> Table:
     if len(files) > 1:
         raise DataError(f"Both {files[0]} and {files[1]} are there; keep one of them.")
     file, known = files[0], frozenset(known)
-    notes = []
+    notes, bad = [], BadRows(files[0])
     if file.suffix.lower() == ".csv":
         separator = _separator(file, known)
-        rows = csv_rows(file, (), separator=separator)
+        rows = csv_rows(file, (), separator=separator, bad=bad)
         if separator != ",":
             notes.append(f"The columns of {file.name} are separated by {SEPARATORS[separator]}.")
     else:
-        rows = jsonl_rows(file, ())
+        rows = jsonl_rows(file, bad)
     columns = list(dict.fromkeys(name for row in rows for name in row.values))
     as_known = {name: _spelled(name) for name in columns if _spelled(name) in known}
     if others := [f"{name!r} as {read}" for name, read in as_known.items() if name != read]:
         notes.append(f"Columns of {file.name} that are spelled otherwise are read: {', '.join(others)}.")
     if unread := [repr(name) for name in columns if name not in as_known]:
         notes.append(f"Columns of {file.name} that are not read: {', '.join(unread):.{_SHOWN}}.")
-    return Table([Row(row.where, _named(row, as_known)) for row in rows], columns, notes)
+    count = len(rows) + bad.count
+    named = of_rows(rows, lambda row: _named(row, as_known), bad)
+    if not named:
+        bad.check(count)
+    return Table(named, columns, notes, bad, count)
 
 
 def _separator(file: Path, known: frozenset[str]) -> str:
@@ -75,14 +89,14 @@ def _separator(file: Path, known: frozenset[str]) -> str:
     return separator
 
 
-def _named(row: Row, as_known: dict[str, str]) -> dict[str, object]:
+def _named(row: Row, as_known: dict[str, str]) -> Row:
     values: dict[str, object] = {}
     for name, value in row.values.items():
         if name in as_known:
             if as_known[name] in values:
                 raise DataError(f"{row.where}: {as_known[name]!r} is there twice; remove one of them.")
             values[as_known[name]] = value
-    return values
+    return Row(row.where, values)
 
 
 def _spelled(name: object) -> str:

@@ -11,18 +11,20 @@ import codecs
 import csv
 import io
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from fedpeft.data.answers import clean_values, is_missing
 from fedpeft.data.errors import DataError
 
 SEPARATORS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 INCOMPLETE = "it lacks an image, a question or an answer"
+MAX_NAMED = 20  # bad rows that one message names
 _MOST_LEVELS = 20
+T = TypeVar("T")
 UTF_16 = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
 
@@ -50,12 +52,68 @@ class Row:
         return value.strip()
 
 
+class BadRows:
+    """Gathers what is wrong with single rows of a file, so that one error names all of them.
+
+    Args:
+        file: the table.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._first: list[DataError] = []
+        self.count = 0
+
+    @contextmanager
+    def gathering(self) -> Iterator[None]:
+        """Gather the error of one row in place of raising it."""
+        try:
+            yield
+        except DataError as error:
+            self.count += 1
+            if self.count <= MAX_NAMED:
+                self._first.append(error)
+
+    def check(self, of: int) -> None:
+        """Refuse the file where a row was bad.
+
+        Args:
+            of: rows that it has.
+
+        Raises:
+            DataError: of the only bad row, or with the first of several, a line each, and their number.
+        """
+        if self.count == 1:
+            raise self._first[0]
+        if self.count:
+            some = f", the first {MAX_NAMED} are" if self.count > MAX_NAMED else ""
+            lines = "\n".join(str(error).replace(f"{self._file}, ", "") for error in self._first)
+            raise DataError(f"{self._file}: {self.count:,} of {of:,} rows cannot be used{some}:\n{lines}")
+
+
+def of_rows(rows: Sequence[Row], read: Callable[[Row], T], bad: BadRows) -> list[T]:
+    """Return what `read` makes of each row, without those that it refuses, which are gathered.
+
+    Args:
+        rows: of one file.
+        read: raises `DataError` for a bad row.
+        bad: gathers them.
+    """
+    made: list[T] = []
+    for row in rows:
+        with bad.gathering():
+            made.append(read(row))
+    return made
+
+
 @contextmanager
 def reading(row: Row) -> Iterator[None]:
     """Add a row's file and line to errors about its values."""
     try:
         yield
     except DataError as error:
+        if str(error).startswith(row.where):
+            raise
         raise DataError(f"{row.where}: {error}; correct that row.") from error
 
 
@@ -74,48 +132,62 @@ def json_rows(path: Path, keys: Iterable[str]) -> list[Row]:
     return _checked(path, rows, keys)
 
 
-def jsonl_rows(path: Path, keys: Iterable[str]) -> list[Row]:
-    """Read a file with one JSON object per line; blank lines are skipped."""
+def jsonl_rows(path: Path, bad: BadRows) -> list[Row]:
+    """Read a file with one JSON object per line; blank lines are skipped.
+
+    Args:
+        path: the file.
+        bad: gathers the lines that cannot be read.
+    """
     rows = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(Row(f"{path}, line {number}", _parsed(line)))
-        except json.JSONDecodeError as error:
-            raise DataError(f"{path}, line {number}: not valid JSON ({error.msg}); correct that line.") from error
-        except (ValueError, RecursionError) as error:
-            raise DataError(
-                f"{path}, line {number}: nested too deeply, or with too long a number; correct that line."
-            ) from error
-    return _checked(path, rows, keys)
+        if line.strip():
+            with bad.gathering():
+                rows.append(_object(Row(f"{path}, line {number}", _of_line(line, f"{path}, line {number}"))))
+    return _checked(path, rows, (), bad=bad)
 
 
-def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "") -> list[Row]:
+def _of_line(line: str, where: str) -> Any:
+    try:
+        return _parsed(line)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{where}: not valid JSON ({error.msg}); correct that line.") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where}: nested too deeply, or with too long a number; correct that line.") from error
+
+
+def csv_rows(path: Path, keys: Iterable[str], *, separator: str = "", bad: BadRows | None = None) -> list[Row]:
     """Read a CSV file with a header; quoted fields may hold separators and line breaks.
 
     Args:
         path: the file.
         keys: columns that it must have.
         separator: what is between the columns; empty: that of `SEPARATORS` which gives most of the keys.
+        bad: gathers the lines that cannot be read; None: they are refused here.
     """
+    gathered = bad or BadRows(path)
     text, keys = read_text(path), tuple(keys)
     separator = separator or max(SEPARATORS, key=lambda each: len({*keys}.intersection(header(text, each))))
     reader = csv.DictReader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     rows = []
-    try:
-        for record in reader:
-            where = f"{path}, line {reader.line_num}"
-            if None in record or None in record.values():
-                raise DataError(
-                    f"{where}: it has fewer or more fields than the header; quote fields that hold {separator!r}."
-                )
-            rows.append(Row(where, record))
-    except csv.Error as error:
-        raise DataError(
-            f"{path}, line {reader.reader.line_num}: not valid CSV ({error}); correct that line."
-        ) from error
-    return _checked(path, rows, keys, columns=reader.fieldnames or ())
+    with gathered.gathering():
+        try:
+            for record in reader:
+                where = f"{path}, line {reader.line_num}"
+                with gathered.gathering():
+                    if None in record or None in record.values():
+                        raise DataError(
+                            f"{where}: it has fewer or more fields than the header; quote fields that hold "
+                            f"{separator!r}."
+                        )
+                    rows.append(Row(where, record))
+        except csv.Error as error:  # nothing after it can be read
+            raise DataError(
+                f"{path}, line {reader.reader.line_num}: not valid CSV ({error}); correct that line."
+            ) from error
+    if bad is None:
+        gathered.check(len(rows) + gathered.count)
+    return _checked(path, rows, keys, columns=reader.fieldnames or (), bad=bad)
 
 
 def header(text: str, separator: str) -> list[str]:
@@ -210,17 +282,29 @@ def _line(data: bytes, place: int) -> int:
     return 1 + data.count(b"\n", 0, place)
 
 
-def _checked(path: Path, rows: list[Row], keys: Iterable[str], columns: Sequence[str] | None = None) -> list[Row]:
+def _checked(
+    path: Path,
+    rows: list[Row],
+    keys: Iterable[str],
+    columns: Sequence[str] | None = None,
+    bad: BadRows | None = None,
+) -> list[Row]:
     keys = tuple(keys)
     missing = [key for key in keys if columns is not None and key not in columns]
     if missing:
         raise DataError(f"{path} has no column {missing[0]!r}; it needs the columns {', '.join(keys)}.")
     if not rows:
+        if bad:
+            bad.check(bad.count)
         raise DataError(f"{path} holds no record; put the data set's file there.")
-    for row in rows:
-        if not isinstance(row.values, dict):
-            raise DataError(f"{row.where}: it is not a JSON object; correct that row.")
+    for row in map(_object, rows):
         for key in keys:
             if key not in row.values:
                 raise DataError(f"{row.where}: the key {key!r} is missing; it needs {', '.join(keys)}.")
     return [Row(row.where, clean_values(row.values)) for row in rows]
+
+
+def _object(row: Row) -> Row:
+    if not isinstance(row.values, dict):
+        raise DataError(f"{row.where}: it is not a JSON object; correct that row.")
+    return row

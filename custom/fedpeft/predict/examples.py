@@ -21,7 +21,7 @@ from fedpeft.data.images import ChosenImage
 from fedpeft.data.labelled_images import label_example
 from fedpeft.data.manifest import KINDS, optional
 from fedpeft.data.manifest_table import FILES, table
-from fedpeft.data.records import Row, reading
+from fedpeft.data.records import Row, of_rows, reading
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.window import Window, window_of
 from fedpeft.errors import FedpeftError
@@ -94,26 +94,29 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
         FedpeftError: a column, image or value is missing or wrong.
     """
     root = named.parent if named.name.lower() in FILES else named
-    rows, _, notes = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
-    for key in ("image", "question") if record.asks else ("image",):
-        if lacking := [row.where for row in rows if key not in row.values]:
-            raise FedpeftError(f"{lacking[0]}: {key!r} is missing, which this model needs: add it.")
+    read = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
+    needed = ("image", "question") if record.asks else ("image",)
     keys = ("labels",) if record.labelled else ("question", "answer") if record.asks else ("label",)
     kind = next(kind for kind in KINDS if kind.keys == keys)
     vocabulary = AnswerVocabulary(record.answers)
-    examples, known = [], []
-    for row in rows:
+
+    def example_of(row: Row) -> tuple[Example, bool]:
+        if lacking := [key for key in needed if key not in row.values]:
+            raise DataError(f"{row.where}: {lacking[0]!r} is missing, which this model needs: add it.")
         name = inside(root, row.text("image"), where=row.where)
         image, _ = image_of(root, name, window, where=row.where)
         is_known = "labels" in row.values if record.labelled else not is_missing(row.values.get(keys[-1]))
         with reading(row):
             example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
             _check_labels(example, vocabulary)
-        examples.append(example)
-        known.append(is_known)
+        return example, is_known
+
+    pairs = of_rows(read.rows, example_of, read.bad)
+    read.bad.check(read.count)
+    examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, record)
-    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(notes))
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(read.notes))
 
 
 def of_split(split: str, kept: KeptModel) -> Wanted:
