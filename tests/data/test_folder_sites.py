@@ -291,6 +291,41 @@ def test_too_few_images_for_a_validation_split_go_without(tmp_path):
     assert [len(part) for part in found.data[0].splits().values()] == [1, 0, 1]
 
 
+def test_a_small_site_and_one_with_shared_images_leave_the_others_their_splits(tmp_path):
+    manifest(tmp_path / "north", images=20)
+    alone = sites_in(tmp_path).data[0].splits()
+    for site, pairs in (("few", [("1", "train"), ("2", "train"), ("3", "test")]), ("two", [("1", "train")] * 2)):
+        rows = [f"{name}.png,Is it?,yes,{split},{'p' if site == 'few' else ''}" for name, split in pairs]
+        if site == "two":
+            rows = [
+                f"{n}.png,Is {word}?,yes,{split},"
+                for n in range(9)
+                for word, split in (("it", "train"), ("he", "test"))
+            ]
+        for number in range(9):
+            layouts.picture(tmp_path / site / f"{number}.png")
+        rows = [row.replace(",test,p", ",test,q") for row in rows]
+        layouts.lines(tmp_path / site / "manifest.csv", ["image,question,answer,split,patient", *rows])
+    found = sites_in(tmp_path)
+    data = dict(zip(found.of_sites, found.data, strict=True))
+    assert found.of_sites == {
+        "few": {"root": str(tmp_path / "few"), "validation_fraction": 0},
+        "north": {"root": str(tmp_path / "north")},
+        "two": {"root": str(tmp_path / "two"), "split": "image_disjoint"},
+    }
+    assert data["north"].splits() == alone
+    assert [len(part) for part in data["few"].splits().values()] == [2, 0, 1]
+    assert "Too few images for a validation split, so that there is none: few." in found.notes
+    assert "9 images or patients are in two splits: everything is split again by image at two." in found.notes
+
+
+def test_a_site_that_cannot_be_split_at_all_is_named(tmp_path):
+    manifest(tmp_path / "north", images=20)
+    manifest(tmp_path / "few", images=1)
+    with pytest.raises(DataError, match="Site 'few': 1 images are too few for parts"):
+        sites_in(tmp_path)
+
+
 def test_chosen_settings_hold_for_all_sites(tmp_path):
     found = sites_in(classes(tmp_path, each=20), {"partition": "dirichlet", "alpha": 100.0, "parts": 2, "seed": 3})
     assert {key: found.section[key] for key in ("partition", "parts", "seed")} == {

@@ -198,27 +198,46 @@ def _taken_for(parts: Sequence[tuple[str, str, Glance]]) -> Iterator[str]:
 
 
 def _with_split(found: FolderSites) -> FolderSites:
-    """Load all sites, without a validation split where images are too few, and split again where images are in two.
-
-    What was chosen stays.
+    """Load all sites: without a validation split where a site has too few images for one, and split again by image
+    where a site has images in two splits. The other sites keep theirs, and what was chosen stays.
     """
-    notes, chosen = list(found.notes), set(found.common)
-    try:
-        data = tuple(_all(found))
-    except DataError as error:
-        if "validation_fraction" in chosen:
-            raise
-        found = replace(found, common={**found.common, "validation_fraction": 0})
+    chosen = set(found.common)
+    few: list[str] = []
+    shared: dict[str, int] = {}
+    data = []
+    for site in found.of_sites:
         try:
-            data = tuple(_all(found))
-        except DataError:
-            raise error from None
-        notes.append("Some site has too few images for a validation split: there is none.")
-    if "split" not in chosen and (shared := sum(map(_in_two_splits, data))):
-        found = replace(found, common={**found.common, "split": "image_disjoint"})
-        data = tuple(_all(found))
-        notes.append(f"{shared:,} images or patients are in two splits: everything is split again by image.")
-    return replace(found, data=data, notes=tuple(notes))
+            loaded = _load_site(found, site)
+        except DataError as error:
+            if "validation_fraction" in chosen:
+                raise
+            found = _with_own(found, site, validation_fraction=0)
+            try:
+                loaded = _load_site(found, site)
+            except DataError:
+                raise DataError(f"Site {site!r}: {error}") from error
+            few.append(site)
+        if "split" not in chosen and (count := _in_two_splits(loaded)):
+            found = _with_own(found, site, split="image_disjoint")
+            loaded = _load_site(found, site)
+            shared[site] = count
+        data.append(loaded)
+    notes = list(found.notes)
+    if few:
+        notes.append(f"Too few images for a validation split, so that there is none: {', '.join(few)}.")
+    if shared:
+        notes.append(
+            f"{sum(shared.values()):,} images or patients are in two splits: everything is split again by image at "
+            f"{', '.join(shared)}."
+        )
+    return replace(found, data=tuple(data), notes=tuple(notes))
+
+
+def _with_own(found: FolderSites, site: str, **settings: Any) -> FolderSites:
+    """Return the sites with settings of one of them, which are all sites' where there is no other."""
+    if len(found.of_sites) == 1:
+        return replace(found, common={**found.common, **settings})
+    return replace(found, of_sites={**found.of_sites, site: {**found.of_sites[site], **settings}})
 
 
 def _in_two_splits(site: SiteData) -> int:
@@ -226,9 +245,8 @@ def _in_two_splits(site: SiteData) -> int:
     return sum(count > 1 for count in units.values())
 
 
-def _all(found: FolderSites) -> Iterator[SiteData]:
-    for site, settings in found.of_sites.items():
-        yield _loaded({**found.common, **settings}, site)
+def _load_site(found: FolderSites, site: str) -> SiteData:
+    return _loaded({**found.common, **found.of_sites[site]}, site)
 
 
 def _with_data(common: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, dict[str, Any]], tuple[str, ...]]:
