@@ -2,6 +2,7 @@
 """`fedpeft new` writes a job for a folder, and `fedpeft data` shows a job, a site of it, or a folder."""
 
 import json
+import shutil
 from pathlib import Path
 
 import layouts
@@ -156,7 +157,22 @@ def test_equal_names_of_images_at_two_sites_say_nothing(clinics, capsys):
     for file in clinics.rglob("*.png"):
         file.rename(file.with_name(file.name.partition("-")[2]))
     assert cli.main(["data", str(clinics)]) == 0
-    assert "images in common, 0 of them" not in capsys.readouterr().out
+    assert "No image is in two sites or two splits." in capsys.readouterr().out
+
+
+def test_an_image_that_training_at_another_site_knows_is_said_with_the_remedy(clinics, capsys):
+    names = sorted(clinics.iterdir())
+    assert cli.main(["data", str(clinics)]) == 0
+    before = capsys.readouterr().out
+    assert "test images are in a training" not in before and "total" not in before
+    for file in names[0].rglob("*.png"):
+        shutil.copy(file, names[1] / file.relative_to(names[0]).with_name(f"again-{file.name}"))
+    assert cli.main(["data", str(clinics)]) == 0
+    printed = capsys.readouterr().out
+    assert "test images are in a training or validation split as well" in printed
+    assert f"data.sites.{names[1].name}.exclude: [" in printed
+    [total] = [line.split() for line in printed.splitlines() if line.startswith("total")]
+    assert total[1:3] == [str(len(list(names[0].rglob("*.png"))))] * 2
 
 
 @pytest.mark.parametrize(

@@ -234,14 +234,18 @@ def _print_found(found: FolderSites) -> None:
 
 def _print_data(sites: Sequence[SiteData]) -> None:
     from fedpeft.console import Console
-    from fedpeft.data.duplicates import duplicates, fingerprints, summary
+    from fedpeft.data.duplicates import fingerprints
     from fedpeft.report.data_summary import data_summary, remarks
+    from fedpeft.report.overlap import NONE, Overlap
 
     console = Console()
     console.print(data_summary(sites))
     for remark in remarks(sites):
         console.print(remark, markup=False, highlight=False, soft_wrap=True)
-    print(summary(duplicates(mark for site in sites for mark in fingerprints(site))))
+    overlap = Overlap([mark for site in sites for mark in fingerprints(site)])
+    console.print(overlap.table() if overlap.common else NONE)
+    for remark in overlap.remarks():
+        console.print(remark, markup=False, highlight=False, soft_wrap=True)
 
 
 def _new(arguments: argparse.Namespace) -> None:

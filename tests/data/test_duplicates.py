@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from fedpeft.data import DataError, DataSettings, Example, SiteData, load
-from fedpeft.data.duplicates import content_digest, duplicates, fingerprints, summary
+from fedpeft.data.duplicates import content_digest, duplicates, fingerprints
+from fedpeft.report.overlap import Overlap
 
 SALT = bytes(range(16))
 
@@ -46,28 +47,54 @@ def test_images_are_found_by_id_and_by_content(salt):
         [("north", "train"), ("south", "train")],
     ]
     assert [duplicate.same_content for duplicate in common] == [True, True, False]
-    assert summary(common).splitlines() == [
-        "north/test and north/train: 1 images in common, 1 of them equal pixel by pixel",
-        "north/test and south/train: 1 images in common, 1 of them equal pixel by pixel",
-        "north/train and south/train: 3 images in common, 2 of them equal pixel by pixel",
+
+
+def _rows(overlap: Overlap) -> list[str]:
+    columns = [[str(text) for text in column.cells] for column in overlap.table().columns]
+    return [" ".join(row) for row in zip(*columns, strict=True)]
+
+
+def test_one_table_has_all_pairs_the_totals_and_how_many_test_images_training_knows():
+    overlap = Overlap([mark for site in _sites() for mark in fingerprints(site)])
+    assert _rows(overlap) == [
+        "north/test north/train 1 1 1",
+        "north/test south/train 1 1 1",
+        "north/train south/train 3 2 0",
+        "total  3 2 1",
     ]
+    assert list(overlap.remarks()) == [
+        "1 of 3 test images are in a training or validation split as well, which flatters the figures: leave them out "
+        "there with data.exclude (at a hospital exclude in its own file).",
+        "data.sites.south.exclude: [i1]",
+        "An image that is in two splits of north itself: set data.split=image_disjoint there.",
+    ]
+
+
+def test_what_the_remedy_names_leaves_no_test_image_in_training():
+    north, south = _sites()
+    north = replace(north, train=_part(("copy of i1", 1), ("i2", 2)))
+    remarks = list(Overlap([mark for site in (north, south) for mark in fingerprints(site)]).remarks())
+    assert remarks[1:] == ["data.sites.north.exclude: [copy of i1]", "data.sites.south.exclude: [i1]"]
+    left = [north.without_images(["copy of i1"]), south.without_images(["i1"])]
+    overlap = Overlap([mark for site in left for mark in fingerprints(site)])
+    assert _rows(overlap) == ["north/train south/train 1 1 0", "total  1 1 0"]
+    assert list(overlap.remarks()) == []
 
 
 @pytest.mark.parametrize("salt", [None, SALT])
 def test_names_in_a_sites_own_folder_are_compared_with_no_other_site(salt):
     marks = [mark for site in _sites() for mark in fingerprints(replace(site, own_ids=True), salt=salt)]
-    assert summary(duplicates(marks)).splitlines() == [
-        "north/test and north/train: 1 images in common, 1 of them equal pixel by pixel",
-        "north/test and south/train: 1 images in common, 1 of them equal pixel by pixel",
-        "north/train and south/train: 2 images in common, 2 of them equal pixel by pixel",
+    assert _rows(Overlap(marks)) == [
+        "north/test north/train 1 1 1",
+        "north/test south/train 1 1 1",
+        "north/train south/train 2 2 0",
+        "total  2 2 1",
     ]
 
 
-def test_sites_without_common_images_say_so():
+def test_sites_without_common_images_have_no_overlap():
     assert duplicates([]) == ()
-    assert summary(duplicates(fingerprints(SiteData("north", _part(("a", 1)), (), _part(("b", 2)), "")))).startswith(
-        "No "
-    )
+    assert Overlap(fingerprints(SiteData("north", _part(("a", 1)), (), _part(("b", 2)), ""))).common == ()
 
 
 def test_the_digest_is_of_the_pixels_not_of_the_file(tmp_path):
@@ -99,7 +126,7 @@ def test_salted_fingerprints_name_no_image_and_change_with_the_salt():
 @pytest.mark.real_data
 def test_vqa_rad_as_published_shares_202_images_and_its_five_sites_none():
     whole = fingerprints(load(DataSettings(dataset="vqa_rad", validation_fraction=0)))
-    assert summary(duplicates(whole)).startswith("vqa-rad/test and vqa-rad/train: 202 images in common, 202 ")
+    assert _rows(Overlap(whole)) == ["vqa-rad/test vqa-rad/train 202 202 202", "total  202 202 202"]
     sites = ("head", "chest-a", "chest-b", "abd-a", "abd-b")
     five = [load(DataSettings(dataset="vqa_rad", site=site, split="image_disjoint")) for site in sites]
     assert duplicates(place for site in five for place in fingerprints(site)) == ()

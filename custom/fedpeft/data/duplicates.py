@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -122,24 +121,6 @@ def duplicates(fingerprints: Iterable[Fingerprint]) -> tuple[Duplicate, ...]:
         Duplicate(tuple(places), same_content=len({place.content for place in places}) == 1)
         for places in groups.values()
         if len({(place.site, place.split) for place in places}) > 1
-    )
-
-
-def summary(common: Iterable[Duplicate]) -> str:
-    """Return one line per pair of splits with the number of images they share; no image is named."""
-    counts: Counter[tuple[str, str]] = Counter()
-    equal: Counter[tuple[str, str]] = Counter()
-    for duplicate in common:
-        places = sorted({f"{place.site}/{place.split}" for place in duplicate.places})
-        for position, one in enumerate(places):
-            for other in places[position + 1 :]:
-                counts[one, other] += 1
-                equal[one, other] += duplicate.same_content
-    if not counts:
-        return "No image is in two sites or two splits."
-    return "\n".join(
-        f"{one} and {other}: {count} images in common, {equal[one, other]} of them equal pixel by pixel"
-        for (one, other), count in sorted(counts.items())
     )
 
 

@@ -12,6 +12,7 @@ from fedpeft.client.answering import ANSWERING
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.cut_texts import cut_texts_of
+from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.readable import images_of, refusal, unreadable
 from fedpeft.data.remarks import remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
@@ -19,6 +20,7 @@ from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.errors import FedpeftError
 from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.report.overlap import Overlap
 from fedpeft.run_names import DATA_VARIABLE
 from fedpeft.site_job import SiteJob
 
@@ -27,13 +29,14 @@ MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Count the samples of every site and decode its images, of many a part."""
+    """Count the samples of every site, decode its images, of many a part, and compare those of all sites."""
     folder = os.environ.get(DATA_VARIABLE, "")
     if context.kit and context.sites and folder and not Path(folder).is_absolute():
         yield warned(
             f"{DATA_VARIABLE} is {folder!r}, and FLARE runs in another folder: use an absolute path when you start the "
             f"site."
         )
+    whole: list[SiteData] = []
     for site in context.sites:
         try:
             job = SiteJob.from_sections(context.job.sections, site=site, policy=context.policy)
@@ -46,11 +49,15 @@ def check(context: Context) -> Iterator[Finding]:
             continue
         counts = ", ".join(f"{name} {len(examples)}" for name, examples in loaded.splits().items())
         yield passed(f"site {site}: {counts}; {_answers(loaded, answers)}; {opened}.")
+        whole += [loaded] * opened.startswith("all")
         serious = set(without_variety(loaded))
         for remark in (*unread_questions(loaded, job.backbone.name), *_cut_texts(loaded, job, context.downloads)):
             yield warned(f"site {site}: {remark}")
         for remark in remarks(loaded):
             yield (warned if remark in serious or UNLISTED in remark else passed)(f"site {site}: {remark}")
+    if len(whole) == len(context.sites) and any(map(images_of, whole)):
+        for remark in Overlap([mark for loaded in whole for mark in fingerprints(loaded)]).remarks():
+            yield warned(remark)
 
 
 def _cut_texts(loaded: SiteData, job: SiteJob, download: bool) -> list[str]:
