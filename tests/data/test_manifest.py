@@ -336,6 +336,18 @@ def test_images_with_one_class_are_measured_by_balanced_accuracy(tmp_path, write
     }
 
 
+def test_the_most_frequent_spelling_of_a_class_or_label_is_kept(tmp_path):
+    _scans(tmp_path)
+    words = ("Viral  Pneumonia", "viral pneumonia", "viral pneumonia", "COVID-19", "Covid-19", "COVID-19", "normal")
+    _csv(tmp_path, [{"image": row["image"], "label": words[n % 7]} for n, row in enumerate(_rows())])
+    assert _load(tmp_path).spellings() == {"covid-19": "COVID-19"}  # 2 of 4 rows write the other one in small letters
+    _csv(
+        tmp_path,
+        [{"image": row["image"], "labels": ("Mass|Edema", "edema|Mass")[n > 2]} for n, row in enumerate(_rows())],
+    )
+    assert _load(tmp_path).spellings() == {"mass": "Mass"}
+
+
 @pytest.mark.parametrize("write", [_csv, _jsonl])
 def test_images_with_labels_are_measured_by_macro_f1(tmp_path, write):
     _scans(tmp_path)

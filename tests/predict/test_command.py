@@ -78,8 +78,25 @@ def test_every_label_has_its_column(predict, tables, tmp_path):
     assert code == 0
     assert "macro-F1" in printed
     for row in read(tmp_path / "out.csv"):
-        assert all(0 <= float(row[f"probability of {label}"]) <= 1 for label in ("gray", "light"))
-        assert set(filter(None, row["predicted"].split("|"))) <= {"gray", "light"}
+        assert all(0 <= float(row[f"probability of {label}"]) <= 1 for label in ("Gray", "Light"))
+        for column in ("predicted", "answer"):
+            assert set(filter(None, row[column].split("|"))) <= {"Gray", "Light"}
+    assert {label for row in read(tmp_path / "out.csv") for label in row["answer"].split("|")} == {"Gray", "Light", ""}
+
+
+def test_classes_are_called_as_the_site_writes_them(predict, of_tables, tables, tmp_path):
+    kept, exported = find(of_tables["classes"][0], site=None), tmp_path / "exported"
+    export(kept, exported)
+    backbone = ["--backbone", kept.record.sections["backbone"]["source"]]
+    for run, more in ((of_tables["classes"][0], []), (exported, backbone)):
+        arguments = ["--manifest", tables["classes"], "--out", tmp_path / "out.csv", *more]
+        assert main(["predict", str(run), *map(str, arguments)]) == 0
+        rows = read(tmp_path / "out.csv")
+        assert {row["answer"] for row in rows} == {"Dark", "Gray", "Light"}
+        assert {row[f"predicted{rank}"] for row in rows for rank in ("", "_2", "_3")} == {"Dark", "Gray", "Light"}
+        assert all((row["right"] == "yes") is (row["answer"] == row["predicted"]) for row in rows)
+    _, printed, _ = predict("classes", "--image", tables["classes"] / "test-0.png")
+    assert sum(name in printed for name in ("Dark", "Gray", "Light")) == 3
 
 
 def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):

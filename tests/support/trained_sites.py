@@ -14,7 +14,8 @@ SHADES = {"dark": 40, "gray": 120, "light": 220}
 def row(kind, shade, number):
     if kind == "questions":
         return f"how {'bright' if number % 2 else 'dark'} is it ?,{shade}"
-    return shade if kind == "classes" else "" if shade == "dark" else "gray|light" if number % 4 == 0 else shade
+    shade = shade.title()  # as people write classes
+    return shade if kind == "classes" else "" if shade == "Dark" else "Gray|Light" if number % 4 == 0 else shade
 
 
 def table(folder, kind, *, count=16):

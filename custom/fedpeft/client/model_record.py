@@ -23,6 +23,7 @@ class ModelRecord:
         fedpeft: version that wrote it.
         sections: of the job; empty: the learner was made without a job.
         answers: what the head tells apart, or the answers of training; labels where images have these.
+        spellings: by class or label how the site writes it, where that differs from the answer.
         labelled: whether images have labels instead of a question with one answer.
         asks: whether its examples have questions.
         metric: by which the site is measured (`fedpeft.metrics`).
@@ -50,6 +51,7 @@ class ModelRecord:
     source: str = ""
     samples: Mapping[str, int] = field(default_factory=dict)
     rounds: tuple[Figures, ...] = ()
+    spellings: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         one_of("metric", self.metric, TITLES)
@@ -60,6 +62,8 @@ class ModelRecord:
             )
         if not all(type(one.get("round")) is int for one in self.rounds):
             raise FedpeftError("rounds has an entry without a number as round: leave it out.")
+        if not all(isinstance(one, str) for one in self.spellings.values()):
+            raise FedpeftError("spellings has a value that is no text: leave it out.")
 
 
 def as_json(record: ModelRecord) -> dict[str, Any]:

@@ -66,4 +66,5 @@ class SiteRecord:
             source=self.data.source,
             samples={split: len(examples) for split, examples in self.data.splits().items()},
             rounds=rounds,
+            spellings=self.data.spellings(),
         )

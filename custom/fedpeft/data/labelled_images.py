@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fedpeft.data.answers import normalize
+from fedpeft.data.answers import clean_text, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import files_below, is_hidden, is_image
 from fedpeft.data.partition import arrange, pooled
@@ -24,7 +25,8 @@ TAKES = frozenset({"partition"})
 
 def class_example(image: Any, name: str, *, image_id: str, group: str = "") -> Example:
     """Return an image with its class; see `Example` for the arguments."""
-    return Example(image, "", normalize(name), closed=False, image_id=image_id, group=group)
+    written = _written([name])
+    return Example(image, "", normalize(name), closed=False, image_id=image_id, group=group, written=written)
 
 
 def label_example(
@@ -37,8 +39,25 @@ def label_example(
         labels, unknown: that apply, and of which nobody knows whether they do.
         text: beside the image, for instance a report.
     """
+    labels, unknown = tuple(labels), tuple(unknown)
     has, open_ = (tuple(sorted(map(normalize, names))) for names in (labels, unknown))
-    return Example(image, text, "", closed=False, image_id=image_id, labels=has, unknown_labels=open_, group=group)
+    return Example(
+        image,
+        text,
+        "",
+        closed=False,
+        image_id=image_id,
+        labels=has,
+        unknown_labels=open_,
+        group=group,
+        written=_written((*labels, *unknown)),
+    )
+
+
+def _written(names: Iterable[str]) -> tuple[str, ...]:
+    """Return names without repeated blanks, those that their normal form changes."""
+    spelled = (clean_text(" ".join(str(name).split())) for name in names)
+    return tuple(sys.intern(name) for name in spelled if name != normalize(name))
 
 
 def site_of(

@@ -73,7 +73,7 @@ def load(settings: DataSettings) -> SiteData:
     kind, window = _kind(rows, read.columns), window_of(settings.window)
     some_split = not all(is_missing(row.values.get("split"), or_none=True) for row in rows)
     placed = of_rows(rows, lambda row: (_split_of(row, some_split), _example(row, root, kind, window)), bad)
-    bad.check(read.count)
+    bad.check(read.total)
     check_units(example for _, example in placed)
     kept, left_out = cleaned(placed)
     site = settings.site or root.resolve().name

@@ -27,14 +27,14 @@ class Table(NamedTuple):
         columns: as they are spelled.
         notes: what is unusual.
         bad: has gathered those that cannot be read; whoever reads the others checks it at the end.
-        count: rows in all.
+        total: rows in all.
     """
 
     rows: list[Row]
     columns: list[str]
     notes: list[str]
     bad: BadRows
-    count: int
+    total: int
 
 
 def table(root: Path, known: Iterable[str]) -> Table:

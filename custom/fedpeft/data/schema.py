@@ -39,6 +39,7 @@ class Example:
         labels: what is in the image, of `SiteData.labels`; None: this is a question with an answer.
         unknown_labels: labels of which nobody knows whether they apply; neither trained nor measured.
         group: what never has images in two splits or at two sites, such as a patient; empty: the image alone.
+        written: class and labels as their author wrote them, where that differs from the normal form.
     """
 
     image: Path | np.ndarray | EncodedImage | ChosenImage = field(compare=False)
@@ -51,6 +52,7 @@ class Example:
     labels: tuple[str, ...] | None = None
     unknown_labels: tuple[str, ...] = ()
     group: str = ""
+    written: tuple[str, ...] = field(default=(), compare=False)
 
     @property
     def unit(self) -> str:
@@ -118,6 +120,20 @@ class SiteData:
     def unseen(self, vocabulary: AnswerVocabulary) -> int:
         """How many test questions have no accepted answer in a vocabulary; 0 where images have labels."""
         return 0 if self.labels else vocabulary.unseen(self.test)
+
+    def spellings(self) -> dict[str, str]:
+        """Return by class or label how it is mostly written, where that differs from the normal form."""
+        written: dict[str, Counter[str]] = {}
+        total: Counter[str] = Counter()
+        for example in chain.from_iterable(self.splits().values()):
+            total.update((example.answer,) if example.labels is None else (*example.labels, *example.unknown_labels))
+            for name in example.written:
+                written.setdefault(normalize(name), Counter())[name] += 1
+        found = {}
+        for name, counts in sorted(written.items()):
+            counts[name] = total[name] - counts.total()
+            found[name] = max(sorted(counts), key=lambda one: counts[one])
+        return {name: one for name, one in found.items() if name != one}
 
     def splits(self) -> dict[str, tuple[Example, ...]]:
         """Return the three splits by name."""

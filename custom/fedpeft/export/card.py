@@ -134,7 +134,11 @@ def _thresholds(record: ModelRecord) -> str:
     if not record.thresholds:
         return "A label counts as predicted from a probability of 0.5 on."
     pairs = zip(record.answers, record.thresholds, strict=True)
-    return "Labels count as predicted from these probabilities on: " + ", ".join(f"{a} {t:.4g}" for a, t in pairs) + "."
+    return (
+        "Labels count as predicted from these probabilities on: "
+        + ", ".join(f"{record.spellings.get(label, label)} {threshold:.4g}" for label, threshold in pairs)
+        + "."
+    )
 
 
 def _forms(differences: Mapping[str, float], record: ModelRecord) -> Iterable[str]:

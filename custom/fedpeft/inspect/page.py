@@ -147,8 +147,10 @@ def _card(prediction: Prediction) -> str:
     image.thumbnail((SIDE, SIDE))
     file = io.BytesIO()
     image.save(file, format="PNG")
-    own = ", ".join(example.labels or ("no label",)) if example.labels is not None else example.answer
-    predicted = ", ".join(answered_as(prediction)) or "no label"
+    own, predicted = (
+        ", ".join(map(prediction.spelled, names)) or "no label"
+        for names in ((example.answer,) if example.labels is None else example.labels, answered_as(prediction))
+    )
     lines = [example.question, f"right: {own}", f"predicted: {predicted}{_probability(prediction)}", example.image_id]
     shown = "".join(f"<span>{escape(line)}</span>" for line in lines if line)
     return (

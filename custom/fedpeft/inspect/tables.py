@@ -57,7 +57,9 @@ def recognized(
         counts = (in_training[name], right[name], predicted[name])
         shares = _shares(both[name], predicted[name], right[name])
         threshold = (f"{thresholds[name]:.2f}",) if labelled else ()
-        rows.append((shorten(name, LONGEST), *map(str, counts), *map(percent, shares), *threshold))
+        rows.append(
+            (shorten(predictions[0].spelled(name), LONGEST), *map(str, counts), *map(percent, shares), *threshold)
+        )
     columns = (head, "train", "test", "predicted", "precision (%)", "recall (%)", "F1 (%)")
     more = len(names) - len(rows)
     marks = [
@@ -91,7 +93,8 @@ def confusion(head: str, predictions: Sequence[Prediction]) -> Table:
     for (own, answer), count in pairs.items():
         counts[places.get(own, len(names))][places.get(answer, len(names))] += count
     numbers = [str(number) for number in range(1, len(names) + 1)]
-    heads = [f"{number} {shorten(name, LONGEST)}" for number, name in zip(numbers, names, strict=True)]
+    spelled = [shorten(predictions[0].spelled(name), LONGEST) for name in names]
+    heads = [f"{number} {name}" for number, name in zip(numbers, spelled, strict=True)]
     shown = [(text, row) for text, row in zip([*heads, OTHERS], counts, strict=True) if any(row)]
     return Table(
         title="Confusion matrix",

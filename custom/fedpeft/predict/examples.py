@@ -112,7 +112,7 @@ def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) 
         return example, is_known
 
     pairs = of_rows(read.rows, example_of, read.bad)
-    read.bad.check(read.count)
+    read.bad.check(read.total)
     examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
     measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
     unseen = _unseen(measured, record)

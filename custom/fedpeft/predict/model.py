@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -39,12 +39,18 @@ class Prediction:
         known: whether these are known.
         answers: the most probable ones, the most probable first; of labels all.
         applies: of labels, those whose probability reaches their threshold; None: there are no labels.
+        spellings: see `ModelRecord`.
     """
 
     example: Example
     known: bool
     answers: Sequence[Scored]
     applies: tuple[str, ...] | None = None
+    spellings: Mapping[str, str] = field(default_factory=dict)
+
+    def spelled(self, text: str) -> str:
+        """Return an answer, class or label as the site writes it."""
+        return self.spellings.get(text, text)
 
     @property
     def right(self) -> bool | None:
@@ -131,7 +137,9 @@ class Predictor:
         applies = None
         if self.record.labelled:
             applies = tuple(sorted(s.text for s in scored if s.probability >= self.thresholds[s.text]))
-        return Prediction(example=example, known=known, answers=scored, applies=applies)
+        return Prediction(
+            example=example, known=known, answers=scored, applies=applies, spellings=self.record.spellings
+        )
 
 
 def model_of(kept: KeptModel, adapter: Path | None = None) -> SiteModel:

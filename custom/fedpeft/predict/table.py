@@ -31,7 +31,7 @@ def write_csv(file: Path, predictions: Sequence[Prediction], *, most: int) -> No
     rows = list(map(_labels if labelled else _answers, predictions))
     columns = ["image", "question", "answer", "right", "predicted"]
     if labelled:
-        columns += sorted(map(_column, predictions[0].answers))
+        columns += sorted(_column(predictions[0], label) for label in predictions[0].answers)
     else:
         columns += ["probability"]
         columns += [f"{name}_{rank}" for rank in range(2, most + 1) for name in ("predicted", "probability")]
@@ -58,7 +58,7 @@ def answer_table(prediction: Prediction, thresholds: Mapping[str, float], most: 
         table.add_column("threshold", justify="right")
         table.add_column("applies")
     for rank, scored in enumerate(prediction.answers):
-        cells = [scored.text, f"{scored.probability:.3f}"]
+        cells = [prediction.spelled(scored.text), f"{scored.probability:.3f}"]
         if labelled:
             applies = scored.text in (prediction.applies or ())
             if rank >= most and not applies:
@@ -91,23 +91,23 @@ def overview(predictions: Sequence[Prediction]) -> Table:
 
 
 def _answers(prediction: Prediction) -> dict[str, str | float]:
-    row = _common(prediction, prediction.example.answer)
+    row = _common(prediction, prediction.spelled(prediction.example.answer))
     for rank, scored in enumerate(prediction.answers, 1):
         end = f"_{rank}" if rank > 1 else ""
-        row |= {f"predicted{end}": scored.text, f"probability{end}": _digits(scored.probability)}
+        row |= {f"predicted{end}": prediction.spelled(scored.text), f"probability{end}": _digits(scored.probability)}
     return row
 
 
 def _labels(prediction: Prediction) -> dict[str, str | float]:
-    row = _common(prediction, "|".join(prediction.example.labels or ()))
+    row = _common(prediction, "|".join(map(prediction.spelled, prediction.example.labels or ())))
     return row | {
-        "predicted": "|".join(prediction.applies or ()),
-        **{_column(scored): _digits(scored.probability) for scored in prediction.answers},
+        "predicted": "|".join(map(prediction.spelled, prediction.applies or ())),
+        **{_column(prediction, scored): _digits(scored.probability) for scored in prediction.answers},
     }
 
 
-def _column(label: Scored) -> str:
-    return f"probability of {label.text}"
+def _column(prediction: Prediction, label: Scored) -> str:
+    return f"probability of {prediction.spelled(label.text)}"
 
 
 def _common(prediction: Prediction, answer: str) -> dict[str, str | float]:
