@@ -25,7 +25,7 @@ from fedpeft.client.federated_head import head_state, without_head
 from fedpeft.client.loop import mean_loss, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.metrics import Measure, Measured
-from fedpeft.client.model_record import best_round, with_round
+from fedpeft.client.model_record import below_constant, best_round, with_round
 from fedpeft.client.optimizer import build_optimizer, moments, restore_moments
 from fedpeft.client.round_values import RoundValues
 from fedpeft.client.scoring import (
@@ -39,12 +39,13 @@ from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_record import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.answers import normalize
+from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import LocalError
 from fedpeft.keys import belongs, layers_of
 from fedpeft.layer_matching import LayerNumbers
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.metrics import BALANCED_ACCURACY
+from fedpeft.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
 from fedpeft.privacy.released_metrics import rounded_count
 from fedpeft.privacy.site_check import admitted, load_data
 from fedpeft.privacy.site_policy import SitePolicy
@@ -82,6 +83,7 @@ class Learner:
         window: through which the site's images are shown, kept there too (`fedpeft.data.window`).
 
     Attributes:
+        constant: what the best constant answer reaches on the test split; None: nothing can be measured.
         salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
             it is secret (`fedpeft.privacy.secret_seed`).
 
@@ -139,6 +141,7 @@ class Learner:
             smallest=policy.least_batch_size if policy else 1,
         )
         least = policy.least_class_images if policy else 1
+        self.constant = baseline(site_data, least=least)
         self._evaluation = Evaluation(self.model, site_data, self.batches.of, least=least)
         self.values = RoundValues(site, self.model, method, folder)
         self._record = SiteRecord(
@@ -242,6 +245,7 @@ class Learner:
         beside = self.model.beside(received)
         head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
         rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
+        metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
         site_state.save(
             self.folder,
             site_state.SiteState(

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedpeft.errors import FedpeftError
-from fedpeft.metrics import TITLES, VALIDATION
+from fedpeft.metrics import ROUNDS_BELOW, TITLES, VALIDATION
 from fedpeft.settings import one_of
 
 Figures = Mapping[str, float | int | None]
+ROUNDING = 1e-6  # of means in single precision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +75,20 @@ def as_json(record: ModelRecord) -> dict[str, Any]:
 def with_round(rounds: tuple[Figures, ...], number: int, figures: Figures) -> tuple[Figures, ...]:
     """Return the figures of the rounds before one, and behind them its own."""
     return (*(one for one in rounds if one["round"] < number), {"round": number, **figures})
+
+
+def below_constant(rounds: tuple[Figures, ...], constant: float | None) -> float | None:
+    """Return 1 if a site was no better than a constant answer in each of its last rounds, else 0; None: not measured.
+
+    Args:
+        rounds: the figures of every round.
+        constant: what the best constant answer reaches; None: nothing can be measured.
+    """
+    figures = [one.get("overall") for one in rounds[-ROUNDS_BELOW:]]
+    if constant is None or figures[-1] is None:
+        return None
+    below = [figure is not None and figure <= constant + ROUNDING and figure < 1 for figure in figures]
+    return float(len(below) == ROUNDS_BELOW and all(below))
 
 
 def best_round(rounds: tuple[Figures, ...]) -> int | None:

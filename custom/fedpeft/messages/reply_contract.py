@@ -21,7 +21,7 @@ from fedpeft.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
 from fedpeft.messages.fields import LARGEST_WHOLE_NUMBER, shown, some
 from fedpeft.messages.limits import MOST_ATTEMPTS
 from fedpeft.messages.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
-from fedpeft.metrics import TITLES
+from fedpeft.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.privacy import signed_keys
 from fedpeft.privacy.problem_codes import sentence
 from fedpeft.state_schema import first_misfit
@@ -282,7 +282,7 @@ def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
         if not (math.isfinite(value) and abs(value) <= LARGEST_FIGURE):
             limit = f"it must be a finite number, up to {LARGEST_FIGURE:g}"
             raise _refused(site, f"sent {value!r} as metric {name}, {limit}", DIVERGED)
-        if name in FRACTIONS and not 0 <= value <= 1:
+        if name in (*FRACTIONS, BELOW_CONSTANT) and not 0 <= value <= 1:
             raise _refused(site, f"sent {value!r} as metric {name}, it must be a fraction from 0 to 1")
 
 

@@ -18,13 +18,13 @@ import torch
 from fedpeft.errors import FedpeftError
 from fedpeft.messages.fields import REFUSED, check_fields, shown, some
 from fedpeft.messages.limits import Unread
-from fedpeft.metrics import ACCURACY, VALIDATION
+from fedpeft.metrics import ACCURACY, BELOW_CONSTANT, VALIDATION
 
 HELLO, SCORE, TRAIN = "hello", "score", "train"
 TOO_LARGE = "message-too-large"
 ACCURACIES = ("overall", "open", "closed")
 FRACTIONS = (*ACCURACIES, VALIDATION)
-METRICS = (*FRACTIONS, "loss", "loss_first")
+METRICS = (*FRACTIONS, "loss", "loss_first", BELOW_CONSTANT)
 SPLITS = ("train", "validation", "test")
 Schema = dict[str, list[int]]
 
@@ -182,9 +182,10 @@ class TrainReply(_Message):
     Args:
         round: the round it belongs to.
         samples: size n_k of the training split as it was announced, the site's weight.
-        metrics: six figures, None where one was not measured or is withheld: `overall` (of the test split), `open` and
-            `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split), `loss_first`
-            and `loss` (mean training loss of the first and the last local epoch).
+        metrics: seven figures, None where one was not measured or is withheld: `overall` (of the test split), `open`
+            and `closed` (of its questions of each kind), `validation` (as `overall`, of the validation split),
+            `loss_first` and `loss` (mean training loss of the first and the last local epoch), `below_constant` (1
+            where `overall` was no better than the best constant answer in each of the last three rounds, else 0).
         scores: one for each transformer layer, where the server asked for them.
         seconds: wall time of the local work.
         problem: why the round failed here, a code as in Introduction; empty when it did not.

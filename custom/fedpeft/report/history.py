@@ -18,12 +18,13 @@ said. ``tested`` is how many test samples a site has, and what the best constant
 that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds. All are
 fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is ``validation``,
 the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples`` the number of
-training examples, ``sent`` the bytes of the adapter that the site sent, ``alignment`` the transport distance of a
+training examples, ``below_constant`` is 1 where the site was no better than its best constant answer in each of its
+last three rounds, else 0 or null; ``sent`` the bytes of the adapter that the site sent, ``alignment`` the transport distance of a
 site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which layers each site was to
 train and its score of every layer; the scored layers are those in its ``numbers``, or where that is left out 0, 1, 2
 and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``, ``seconds``,
-``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples`` and ``sent`` may be left out; a
-round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a
+``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples``, ``below_constant`` and ``sent`` may
+be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older version reads a
 newer run.
 """
 
@@ -46,6 +47,7 @@ class SiteResult:
     samples: int | None = None
     validation: float | None = None
     sent: int | None = None
+    below_constant: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,6 +118,12 @@ class History:
         """The sites that are measured by each metric, in order of appearance."""
         metrics = {site: self.metrics.get(site, ACCURACY) for site in self.sites}
         return {name: tuple(s for s, own in metrics.items() if own == name) for name in dict.fromkeys(metrics.values())}
+
+    @property
+    def below_constant(self) -> tuple[str, ...]:
+        """The sites that were no better than their best constant answer in each of their last three rounds."""
+        last = {site: result.below_constant for one in self.rounds for site, result in one.sites.items()}
+        return tuple(site for site in self.sites if last.get(site) == 1)
 
     @property
     def measured_by(self) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fedpeft.bounded_files import read_json
-from fedpeft.metrics import TITLES
+from fedpeft.metrics import BELOW_CONSTANT, TITLES
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 from fedpeft.report.json_fields import (
     MOST,
@@ -250,6 +250,7 @@ def _site(entry: Any, where: str) -> SiteResult:
         **{key: as_number(need(entry, key, where), where, repr(key), high=1) for key in ("overall", "open", "closed")},
         loss=as_number(entry.get("loss"), where, "'loss'", low=-MOST),
         validation=as_number(entry.get("validation"), where, "'validation'", high=1),
+        below_constant=as_number(entry.get(BELOW_CONSTANT), where, repr(BELOW_CONSTANT), high=1),
         samples=None if samples is None else as_count(samples, where, "'samples'"),
         sent=None if sent is None else as_count(sent, where, "'sent'"),
     )

@@ -8,7 +8,7 @@ import re
 from fedpeft.report.history import History
 from fedpeft.report.table import Table
 from fedpeft.report.tables import all_tables
-from fedpeft.report.wording import caption, rejections
+from fedpeft.report.wording import caption, not_learning, rejections
 
 
 def markdown(history: History) -> str:
@@ -16,9 +16,9 @@ def markdown(history: History) -> str:
     parts = [_markdown_table(table, caption(history)) for table in all_tables(history)]
     if history.scheduled:
         parts.append("![Layer scores, chosen layers and layer use](schedule.png)")
-    refused = rejections(history)
-    if refused:
-        parts.append("\n".join(f"- {_escape(line)}" for line in refused))
+    remarks = [*not_learning(history), *rejections(history)]
+    if remarks:
+        parts.append("\n".join(f"- {_escape(line)}" for line in remarks))
     return f"# {_escape(history.job)}\n\n" + "\n\n".join(parts) + f"\n\n{_escape(history.source)}\n"
 
 

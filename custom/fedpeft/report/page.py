@@ -11,7 +11,7 @@ from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, document, figure, headline, laid_out, section, warning
 from fedpeft.report.series import Mean, means
 from fedpeft.report.tables import all_tables
-from fedpeft.report.wording import TITLES, note, parts, rejections
+from fedpeft.report.wording import TITLES, not_learning, note, parts, rejections
 
 
 def page(
@@ -49,7 +49,7 @@ def page(
         f"""{top}<header>
 <h1>{escape(history.job)}</h1>
 <p class="method">{escape(history.method)}</p>
-{warning(note(history))}
+{"".join(map(warning, (note(history), *not_learning(history))))}
 </header>
 <main>
 {_figures(history)}

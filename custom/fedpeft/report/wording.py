@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fedpeft.metrics import ACCURACY
+from fedpeft.metrics import ACCURACY, NO_BETTER
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"
@@ -74,6 +74,11 @@ def legend(cells: set[str]) -> str:
     if any(cell.endswith(FEWER) for cell in cells):
         meanings.append(f"{FEWER} mean over fewer sites than in other rounds")
     return ", ".join(meanings)
+
+
+def not_learning(history: History) -> list[str]:
+    """Return one sentence for every site that is no better than a constant answer."""
+    return [f"{site}: {NO_BETTER}" for site in history.below_constant]
 
 
 def rejections(history: History) -> list[str]:

@@ -17,7 +17,7 @@ from fedpeft.files import write_json
 from fedpeft.keys import layers_of
 from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.metrics import title_of
+from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER, title_of
 from fedpeft.report.tensorboard import Board
 from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -202,9 +202,9 @@ class RunRecorder:
         assigned = last["schedule"].get("layers", {})
         layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
         metric = title_of(self._history.get("metrics", {}).values())
-        return f"round {number} of {rounds}: mean {metric} {mean}, {last['seconds']:.1f} s" + f"; {layers}" * bool(
-            layers
-        )
+        stuck = "; ".join(f"{s}: {NO_BETTER}" for s, site in last["sites"].items() if site.get(BELOW_CONSTANT) == 1)
+        more = "".join(f"; {text}" for text in (layers, stuck) if text)
+        return f"round {number} of {rounds}: mean {metric} {mean}, {last['seconds']:.1f} s{more}"
 
     def fail(self, reason: str) -> None:
         """Write the manifest of a job that failed; finished rounds are kept.

@@ -15,7 +15,7 @@ from typing import Any
 from fedpeft import state_lock
 from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
-from fedpeft.metrics import TITLES, title_of
+from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
 from fedpeft.report.json_fields import (
     MOST_SECONDS,
     as_count,
@@ -54,6 +54,7 @@ class Progress:
         ago: seconds since the last round ended.
         rejected: by site, the rounds in which its reply was left out, and the last reason.
         reason: why the run failed.
+        not_learning: a sentence for each site that is no better than a constant answer.
     """
 
     job: str = ""
@@ -67,6 +68,7 @@ class Progress:
     ago: float | None = None
     rejected: tuple[str, ...] = ()
     reason: str = ""
+    not_learning: tuple[str, ...] = ()
 
     @property
     def ended(self) -> bool:
@@ -201,6 +203,7 @@ def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: floa
             "ago": age if done else None,
             "rejected": _rejections(done, where),
             "reason": manifest.get("reason", ""),
+            "not_learning": _not_learning(done, where),
         },
         where=where,
     )
@@ -218,6 +221,15 @@ def _rejections(done: list[Mapping[str, Any]], where: str) -> list[str]:
         f"{site}, round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}: {reasons[site]}"
         for site, rounds in rounds_of.items()
     ]
+
+
+def _not_learning(done: list[Mapping[str, Any]], where: str) -> list[str]:
+    last: dict[str, float | None] = {}
+    for one in done:
+        for site, result in as_mapping(one.get("sites", {}), where, "'sites'").items():
+            below = as_mapping(result, where, "a site").get(BELOW_CONSTANT)
+            last[as_name(site, where, "a site's name")] = as_number(below, where, repr(BELOW_CONSTANT), high=1)
+    return [f"{site}: {NO_BETTER}" for site, below in last.items() if below == 1]
 
 
 def _age(file: Path, now: float | None) -> float | None:
@@ -271,4 +283,5 @@ _KINDS = {
     "ago": as_number,
     "rejected": _sentences,
     "reason": as_sentence,
+    "not_learning": _sentences,
 }

@@ -32,7 +32,8 @@ def show(progress: Progress, *, now: float | None = None) -> RenderableType:
     )
     note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
     lines = [cell(text) for text in (figures(progress, now=now), note) if text]
-    return Group(head, *lines, *(cell(f"rejected: {reason}", style="yellow") for reason in progress.rejected))
+    warnings = (*(f"rejected: {reason}" for reason in progress.rejected), *progress.not_learning)
+    return Group(head, *lines, *(cell(warning, style="yellow") for warning in warnings))
 
 
 def figures(progress: Progress, *, now: float | None = None) -> str:

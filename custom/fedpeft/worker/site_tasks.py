@@ -25,6 +25,7 @@ from fedpeft.messages.types import (
     TrainOrder,
     TrainReply,
 )
+from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER
 from fedpeft.privacy.released_metrics import first_of_round, first_scores_of_round, released_metrics
 from fedpeft.privacy.site_policy import SitePolicy
 from fedpeft.worker import training_process
@@ -112,7 +113,8 @@ def _train(order: TrainOrder, site: SiteContext) -> tuple[TrainReply, str]:
         sum_key=member.offer(folder, job=order.lineage, round=order.round + 1, facts=facts),
         state=sent,
     )
-    return reply, f"round {order.round}: training loss {measured['loss']:.3f}"
+    stuck = f"; {NO_BETTER}" * (measured.get(BELOW_CONSTANT) == 1)
+    return reply, f"round {order.round}: training loss {measured['loss']:.3f}{stuck}"
 
 
 # functions of the server's message and the site; each returns the reply and a line for the site's log

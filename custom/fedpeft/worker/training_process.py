@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 from fedpeft.backbones import is_tiny
 from fedpeft.client.answering import ANSWERING
 from fedpeft.client.memory_limit import limit_memory
-from fedpeft.data.baseline import baseline
 from fedpeft.data.cut_texts import cut_texts
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
@@ -132,7 +131,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
         "dtype": _dtype(sent),
         "budget": learner.layer_budget(),
         "finished": learner.finished(finished),
-        "baseline": baseline(learner.data),
+        "baseline": learner.constant,
         "start_digest": "" if finished else learner.start_digest(),
         "unanswerable": learner.unanswerable,
         "tested": len(learner.data.test),
@@ -143,7 +142,7 @@ def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> A
 
 def _print_remarks(learner: Learner) -> None:
     """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
-    constant, questions = baseline(learner.data), len(learner.data.test)
+    constant, questions = learner.constant, len(learner.data.test)
     reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
     cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
     unread = unread_questions(learner.data, learner.backbone_name)
