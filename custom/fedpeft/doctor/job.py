@@ -9,14 +9,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedpeft.admission.job import admit_folder
+from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SITE
 from fedpeft.errors import FedpeftError
+from fedpeft.federation import site_backbone
 from fedpeft.jobs import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
 from fedpeft.jobs import check as check_sections
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.update_check import MIN_REPLIES
 from fedpeft.settings import build, suggestion
+from fedpeft.training_settings import TrainingSettings
+
+MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round
 
 if TYPE_CHECKING:
     from fedpeft.doctor.context import Context
@@ -95,6 +100,7 @@ def check(context: Context) -> Iterator[Finding]:
     if differing:
         yield failed(f"{differing[0]} differs between server and sites: write the job again with `fedpeft jobs`.")
     yield from _average(job)
+    yield from _rate(job)
     if context.kit and context.kit.role == SITE and context.kit.name not in job.sites:
         yield failed(f"site {context.kit.name} is not in federation.sites: {suggestion(context.kit.name, job.sites)}.")
 
@@ -110,6 +116,23 @@ def _average(job: Job) -> Iterator[Finding]:
         f"the {len(job.sites)} sites are averaged by their mean, which one can move a little in every round: where "
         f"you do not trust all of them, set method.robust.average=median{share}."
     )
+
+
+def _rate(job: Job) -> Iterator[Finding]:
+    """Compare the learning rate with those that the backbones declare for adapters, which hold for AdamW."""
+    method = build(MethodSettings, job.server.get("method"), section="method")
+    training = build(TrainingSettings, job.client.get("training"), section="training")
+    if training.optimizer != TrainingSettings.optimizer or not method.exchanges or method.method.sends_backbone:
+        return
+    names = [site_backbone(job.client["backbone"], site).get("name", BackboneSettings.name) for site in job.sites]
+    for name in dict.fromkeys(names):
+        declared, rate = BACKBONES.get(name).learning_rate, training.learning_rate
+        if max(rate / declared, declared / rate) > MAX_RATE_RATIO:
+            what = "train next to nothing" if rate < declared else "make training diverge"
+            yield warned(
+                f"training.learning_rate is {rate:g}, and {name} declares {declared:g} for adapters: it may {what}; "
+                f"set it to {declared:g}, or leave it out and write the job again with `fedpeft jobs`."
+            )
 
 
 def _arguments(components: list[Mapping[str, Any]], path: str) -> Mapping[str, Any]:
