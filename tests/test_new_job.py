@@ -11,6 +11,7 @@ import pytest
 from fedpeft import cli
 from fedpeft.backbones import BACKBONES
 from fedpeft.jobs import CONFIGS, compose, outdated, part_of, recipes
+from fedpeft.yaml_values import parse
 
 
 @pytest.fixture
@@ -73,6 +74,17 @@ def test_a_backbone_of_ones_own_goes_before_the_recipe_and_a_setting_before_both
     assert "backbone vit\n" in capsys.readouterr().out
     assert cli.main(["new", "other", "--data", str(clinics), "--set", "backbone.name=vit"]) == 0
     assert compose(CONFIGS, "other")["training"]["learning_rate"] == 1e-4, "that of the backbone that is chosen"
+
+
+def test_the_example_of_a_consortium_takes_the_method_that_new_takes(clinics, capsys, request):
+    assert cli.main(["new", "own", "--data", str(clinics)]) == 0
+    page = (request.config.rootpath / "docs" / "consortium.md").read_text()
+    [line] = [line for line in page.splitlines() if line.startswith("own: [tasks/own")]
+    methods = [
+        {part for part in parts if part.startswith("methods/")}
+        for parts in (parse(line)["own"], recipes(CONFIGS)["own"])
+    ]
+    assert methods[0] == methods[1] != set()
 
 
 def test_another_place_gets_a_folder_of_its_own(clinics, tmp_path, capsys):

@@ -26,6 +26,15 @@ def equal(a, b):
     return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
 
 
+def test_a_site_says_when_it_is_no_better_than_a_constant_answer_for_three_rounds(sections, tmp_path):
+    constants, said = {"slake": 0.999, "vqa-rad": -1.0}, {"slake": [], "vqa-rad": []}
+    for number in range(1, 5):  # each round in a learner of its own, as after a restart
+        for site, one in learners(sections("training.rounds=4", "method.aggregation=fedavg"), tmp_path).items():
+            one.constant = constants[site]
+            said[site].append(one.train_round(number, {}).metrics["below_constant"])
+    assert said == {"slake": [0, 0, 1, 1], "vqa-rad": [0, 0, 0, 0]}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",

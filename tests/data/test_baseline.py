@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from fedpeft.client.metrics import MacroF1
+from fedpeft.client.model_record import below_constant
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
@@ -52,3 +53,29 @@ def test_macro_f1_of_predicting_every_label():
     batch.target = target
     measure.add(Everything(), batch)
     assert baseline(data) == pytest.approx(measure.figures()["overall"])
+
+
+def test_classes_and_answers_with_too_few_test_images_count_in_no_mean():
+    images = ["a", "a", "b", "b", "c"]
+    assert baseline(site(["a"], images, BALANCED_ACCURACY), least=2) == pytest.approx(1 / 2)
+    assert baseline(site(["a"], images, BALANCED_ACCURACY), least=3) is None
+    assert baseline(site(["a"], images, MACRO_F1), least=2) == pytest.approx(2 * 2 / (2 + 5) / 2)
+
+
+@pytest.mark.parametrize(
+    ("figures", "constant", "expected"),
+    [
+        ([0.3, 0.3], 0.3, 0.0),  # two rounds
+        ([0.3, 0.2, 0.3], 0.3, 1.0),
+        ([0.9, 0.3, 0.2, 0.3], 0.3, 1.0),
+        ([0.3 + 1e-8] * 3, 0.3, 1.0),  # single precision
+        ([0.3, 0.31, 0.3], 0.3, 0.0),
+        ([0.3, None, 0.3], 0.3, 0.0),
+        ([0.3, 0.3, None], 0.3, None),
+        ([0.3, 0.3, 0.3], None, None),
+        ([1.0, 1.0, 1.0], 1.0, 0.0),  # all is right, and every test answer is the same
+    ],
+)
+def test_three_rounds_no_better_than_a_constant_answer_are_seen(figures, constant, expected):
+    rounds = tuple({"round": number, "overall": figure} for number, figure in enumerate(figures, 1))
+    assert below_constant(rounds, constant) == expected

@@ -229,6 +229,18 @@ def test_data_are_counted_and_never_shown(make_job, tmp_path):
     assert "secret2.png cannot be decoded" in shown  # its name, at the site
 
 
+def test_a_test_image_that_training_has_too_is_a_warning_with_the_remedy(make_job, tmp_path, monkeypatch):
+    examples = []
+    for number in range(6):
+        Image.new("RGB", (9, 9), (number % 5, 0, 0)).save(tmp_path / f"{number}.png")  # the last is the first once more
+        examples.append(Example(tmp_path / f"{number}.png", "?", "yes", closed=True, image_id=f"{number}.png"))
+    site = SiteData("slake", tuple(examples[:4]), (), tuple(examples[4:]), "made here")
+    monkeypatch.setattr(data, "load_data", lambda policy, job: site)
+    shown = text(data.check(open_context(make_job(), site="slake")))
+    assert "warn: 1 of 2 test images are in a training or validation split as well" in shown
+    assert "warn: data.sites.slake.exclude: [0.png]" in shown
+
+
 def test_training_rows_that_a_federated_head_does_not_know_are_a_warning_and_not_shown(make_job):
     job = make_job("method.head=federated", "data.answers=['yes', 'no']")
     shown = text(data.check(open_context(job, site="slake")))
@@ -300,6 +312,24 @@ def test_from_five_sites_on_a_robust_average_is_recommended(make_job, overrides,
     _, *others = job.check(open_context(make_job(*overrides)))
     found = text(others)
     assert re.match(expected, found) if expected else not found
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (["training.learning_rate=1e-4"], "rate is 0.0001, and tiny-vilt declares 0.005 .* train next to nothing; set"),
+        (["training.learning_rate=0.06"], "rate is 0.06, and tiny-vilt declares 0.005 .* make training diverge; set"),
+        (["training.learning_rate=0.05"], None),
+        (["training.learning_rate=5e-4"], None),
+        (["training.learning_rate=0.5", "training.optimizer=sgd"], None),
+        (["training.learning_rate=1e-4", "method.name=full", "method.aggregation=fedavg"], None),
+        (["training.learning_rate=1e-4", "method.aggregation=none"], None),
+    ],
+)
+def test_a_learning_rate_far_from_what_the_backbone_declares_is_a_warning(make_job, overrides, expected):
+    _, *others = job.check(open_context(make_job(*overrides)))
+    found = text(one for one in others if "learning_rate" in one.sentence)
+    assert re.match(f"warn: training.learning_{expected}", found) if expected else not found
 
 
 def test_a_job_that_nobody_would_admit_is_not_examined(make_job):

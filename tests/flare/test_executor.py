@@ -106,6 +106,17 @@ def test_an_answer_becomes_a_reply_of_declared_fields(site, tmp_path):
     assert torch.equal(state["layer.1.a"], torch.ones(2))
 
 
+@pytest.mark.parametrize(("below", "said"), [(1.0, True), (0.0, False), (None, False)])
+def test_a_site_that_has_learned_nothing_says_so_in_its_log(site, caplog, below, said):
+    values = {**VALUES, "metrics": {**FIGURES, "below_constant": below}}
+    executor, context, _ = site(({"values": values}, {}))
+    with caplog.at_level("INFO"):
+        assert reply(execute(executor, context)).metrics["below_constant"] == below
+    line = "site north: round 2: training loss 0.500"
+    more = "; no better than its best constant answer for 3 rounds: set another training.learning_rate"
+    assert (line + more * said in caplog.text, more in caplog.text) == (True, said)
+
+
 def test_a_lost_process_is_counted_in_the_reply(site):
     executor, context, process = site(Lost("was killed by signal 9"), ({"values": VALUES}, {}))
     got = reply(execute(executor, context))

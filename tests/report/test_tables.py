@@ -13,12 +13,15 @@ from rich.console import Console
 from fedpeft.errors import FedpeftError
 from fedpeft.report.history_reader import parse
 from fedpeft.report.markdown import markdown
+from fedpeft.report.page import page
+from fedpeft.report.page_parts import Picture
 from fedpeft.report.series import means, series
 from fedpeft.report.tables import all_tables, best_round, by_round, last_round
 from fedpeft.report.terminal import print_tables
 from fedpeft.report.tidy_csv import tidy_csv
 
 METRICS = ("overall", "open", "closed")
+NO_BETTER = "slake: no better than its best constant answer for 3 rounds: set another training.learning_rate"
 TEN = (*FIVE, "ct", "ultrasound", "fundus", "dermatoscopy", "histology")
 CASES = {
     "five": record(),
@@ -275,3 +278,15 @@ def test_without_validation_no_round_is_the_best():
 def test_an_unknown_metric_is_refused_by_name():
     with pytest.raises(FedpeftError, match="site 'slake': 'metrics' is 'f2'"):
         parse(measured_by({"slake": "f2"}), origin="h")
+
+
+@pytest.mark.parametrize("last", [1.0, 0.0, None])
+def test_a_site_that_is_no_better_than_a_constant_answer_is_named_in_all_forms(last):
+    made = record()
+    for one, below in zip(made["rounds"], (None, None, 1.0, 1.0, last), strict=True):
+        one["sites"]["slake"]["below_constant"] = below
+    history = parse(made, origin="h")
+    nothing = Picture(light=b"", dark=b"")
+    shown = " ".join(terminal(made).split())
+    forms = (shown, markdown(history), page(history, nothing).replace("Slake", "slake"))
+    assert [NO_BETTER in form for form in forms] == [last == 1] * 3

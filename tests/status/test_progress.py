@@ -1,15 +1,18 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """What a run's folder says at every stage of its life, and where the folder is."""
 
+import io
 import json
 import os
 
 import pytest
 
 from fedpeft import state_lock
+from fedpeft.console import Console
 from fedpeft.errors import FedpeftError
 from fedpeft.state_lock import StateLock
 from fedpeft.status import Progress, read_progress, run_folder
+from fedpeft.status.show import show
 from fedpeft.workspace_lock import held
 
 
@@ -62,6 +65,22 @@ def test_rejected_replies_are_named(tmp_path):
     rejected = {1: {"head": "NaN in layer 3"}, 2: {"head": "late", "slake": "late"}}
     progress = read_progress(write(tmp_path, history=history(3, rejected=rejected)))
     assert progress.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
+
+
+def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):
+    made = history(4)
+    for one in made["rounds"]:
+        one["sites"] = {site: {**values, "below_constant": None} for site, values in one["sites"].items()}
+    made["rounds"][2]["sites"]["slake"]["below_constant"] = 1.0  # it has got better since
+    made["rounds"][2]["sites"]["head"]["below_constant"] = 1.0  # and this one has not been there since
+    made["rounds"][3]["sites"]["vqa-rad"]["below_constant"] = 1.0
+    del made["rounds"][3]["sites"]["head"]
+    progress = read_progress(write(tmp_path, history=made))
+    more = "no better than its best constant answer for 3 rounds: set another training.learning_rate, or train longer"
+    assert sorted(progress.not_learning) == [f"head: {more}", f"vqa-rad: {more}"]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(show(progress))
+    assert console.file.getvalue().count("no better than its best constant answer") == 2
 
 
 @pytest.mark.parametrize(
