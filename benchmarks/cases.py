@@ -38,7 +38,7 @@ from safetensors.torch import load_file, save_file
 
 from fedpeft.client import site_state
 from fedpeft.client.learner import Learner, Update
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import paired, signed
 from fedpeft.jobs import compose
 from fedpeft.server.aggregation import aggregate
 from fedpeft.states import State
@@ -225,7 +225,7 @@ def _accuracies(results: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, ...
         last = {r["seed"]: accuracy(r["exchanged"]) for r in runs}
         pairs = paired(last, fedavg) if method != FEDAVG else []
         trained = statistics.fmean(accuracy(r["rounds"][-1]) for r in runs)
-        difference = signed(*interval(pairs)) if pairs else ""
+        difference = signed(pairs) if pairs else ""
         yield method, f"{trained:.1f}", f"{statistics.fmean(last.values()):.1f}", difference, str(len(runs))
 
 

@@ -31,7 +31,7 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft.client.learner import Learner
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)
@@ -172,7 +172,7 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
 def _cells(mine: Mapping[int, float], theirs: Mapping[int, float]) -> tuple[str, str]:
     """Mean accuracy and the paired difference; empty without runs."""
     pairs = paired(mine, theirs)
-    return f"{statistics.fmean(mine.values()):.1f}" if mine else "", signed(*interval(pairs)) if pairs else ""
+    return f"{statistics.fmean(mine.values()):.1f}" if mine else "", signed(pairs) if pairs else ""
 
 
 def main() -> None:

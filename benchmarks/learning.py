@@ -43,7 +43,7 @@ from fedpeft.client.learner import Learner
 from fedpeft.client.loop import parts_of
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.optimizer import build_optimizer
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import paired, signed
 from fedpeft.federate import federate
 from fedpeft.jobs import compose
 from fedpeft.seeds import derive
@@ -246,11 +246,11 @@ def report(
         cells = [f"{statistics.fmean(mine.values()):.1f}", spread(list(mine.values()))]
         for name in present:
             pairs = [] if name == method else paired(mine, scores[name])
-            cells.append(signed(*interval(pairs)) if pairs else "")
+            cells.append(signed(pairs) if pairs else "")
         if variants:
             owner, comma, _ = method.partition(",")
             pairs = paired(mine, scores.get(owner, {})) if comma else []
-            cells.append(signed(*interval(pairs)) if pairs else "")
+            cells.append(signed(pairs) if pairs else "")
         rows.append((method, *cells, str(len(mine)), *costs([r for r in results if r["method"] == method])))
     compared = [f"minus {name}" for name in present] + ["minus its method"] * variants
     heads = ("method", "accuracy %", "sd", *compared, "seeds", *COSTS)

@@ -28,7 +28,7 @@ from measured import ROOT, WIDTH, machine
 from result_table import ResultTable
 from rich.console import Console
 
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import paired, signed
 from fedpeft.compare.variants import Variant, sections_of
 
 RESULTS = Path(__file__).parent / "results" / "real_images.jsonl"
@@ -68,7 +68,7 @@ def tables(lines: Sequence[Mapping[str, Any]]) -> Iterator[ResultTable]:
         for method in (method for method in study.METHODS if method in figures):
             mine = figures[method]
             pairs = [[] if method == name else paired(mine, figures.get(name, {})) for name in BASELINES]
-            differences = [signed(*interval(one)) if one else "" for one in pairs]
+            differences = [signed(one) if one else "" for one in pairs]
             rows.append((method, f"{statistics.fmean(mine.values()):.1f}", *differences, str(len(mine))))
         if rows:
             yield ResultTable(task, ("method", metric, *(f"minus {name}, 95 %" for name in BASELINES), "seeds"), rows)

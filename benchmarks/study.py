@@ -17,7 +17,7 @@ from typing import Any
 
 from result_table import ResultTable
 
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import paired, signed
 
 RESULTS = Path(__file__).parent / "results" / "study.jsonl"
 SEEDS = (0, 1, 2, 3, 4)
@@ -311,4 +311,4 @@ def _accuracy(methods: Mapping[str, Mapping[int, float]], method: str) -> str:
 def _difference(methods: Mapping[str, Mapping[int, float]], mine: str, theirs: str) -> str:
     """Paired difference of two methods with its interval; empty for a method and itself, or without a common seed."""
     pairs = paired(methods.get(mine, {}), methods.get(theirs, {})) if mine != theirs else []
-    return signed(*interval(pairs)) if pairs else ""
+    return signed(pairs) if pairs else ""

@@ -80,10 +80,45 @@ def test_a_damaged_line_is_refused_with_its_place(changed):
         from_json({**RUNS[0].as_json(), **changed}, origin="runs.jsonl, line 3")
 
 
+@pytest.mark.parametrize(
+    ("third", "bold"),
+    [((0.1, 0.1), [1]), ((0.45, 0.55), [1]), ((0.6, 0.7), [2]), ((0.5, 0.6), []), ((0.50001, 0.6), [])],
+)
+def test_a_figure_that_two_methods_share_is_not_bold(third, bold):
+    """The third example ends at 55 at both sites, as ours does; the fourth differs in what is not shown."""
+    runs = [outcome("fedavg", 0, (0.2, 0.2)), outcome("ours", 0, (0.5, 0.6)), outcome("third", 0, third)]
+    table = compared(runs, baseline="fedavg")
+    assert [row for row, column in table.best if table.columns[column] == "mean accuracy (%)"] == bold
+    if not bold:
+        assert not any(name in text for text in (table.markdown(), table.latex()) for name in ("**", "textbf"))
+
+
+@pytest.mark.parametrize(
+    ("seeds", "cell", "warned"),
+    [(1, "+20.0, one seed", False), (2, "+15.0 ± 63.5, two seeds", True), (3, "+13.3 ± 14.3", False)],
+)
+def test_an_interval_of_two_seeds_says_so_where_it_stands_and_below(seeds, cell, warned):
+    gained = (0.2, 0.1, 0.1)[:seeds]
+    runs = [outcome("fedavg", seed, (0.2, 0.2)) for seed in range(seeds)]
+    runs += [outcome("ours", seed, (0.2 + more, 0.2 + more)) for seed, more in enumerate(gained)]
+    table = compared(runs, baseline="fedavg")
+    assert cells(table, "minus fedavg") == ["–", cell]
+    shown = page(table, Picture(light=b"", dark=b""), runs)
+    for text in (" ".join(table.notes), table.markdown(), table.latex(), shown):
+        assert ("one degree of freedom" in text) == warned
+    assert (" two seeds" in printed(table, 80)) == warned
+
+
+def printed(table, width):
+    console = Console(width=width, file=io.StringIO())
+    console.print(*table.grids(width))
+    return console.file.getvalue()
+
+
 def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
     table = compared(RUNS, baseline="fedavg")
     mean, half = interval([10, 20])
-    assert cells(table, "minus fedavg") == ["–", f"{mean:+.1f} ± {half:.1f}"]
+    assert cells(table, "minus fedavg") == ["–", f"{mean:+.1f} ± {half:.1f}, two seeds"]
     assert cells(table, "mean accuracy (%) ± sd") == ["55.0 ± 7.1", "70.0 ± 14.1"]
     assert table.best == {(1, table.columns.index(name)) for name in ("north", "south", "mean accuracy (%) ± sd")}
     assert cells(table, "north") == ["45.0", "55.0"]
@@ -218,18 +253,33 @@ def test_processor_time_is_shown_where_it_was_measured():
     assert any(note.startswith("CPU seconds") for note in table.notes)
 
 
-def test_the_terminal_leaves_sites_out_where_there_is_no_room():
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+@pytest.mark.parametrize("methods", [2, 9])
+def test_the_terminal_shows_every_site_of_every_method_at_any_width(width, methods):
     sites = [f"hospital-{number}" for number in range(5)]
-    of_all = {"figures": (dict.fromkeys(sites, 0.5),), "metrics": dict.fromkeys(sites, ACCURACY)}
-    runs = [outcome(name, seed, sent=(), **of_all) for name in ("fedavg", "fedpia_agreement") for seed in (0, 1)]
-    table = compared(runs, baseline="fedavg")
-    for width, left_out in ((200, ""), (80, "4 of 5 sites are left out"), (60, "5 of 5 sites")):
-        console = Console(width=width, file=io.StringIO())
-        console.print(table.grid(width))
-        shown = console.file.getvalue()
-        assert "fedpia_agreement" in shown
-        assert left_out in shown
-        assert ("left out" in shown) == bool(left_out)
+    names = [f"method-{number}" for number in range(methods)]
+    runs = []
+    for number, name in enumerate(names):
+        figures = {site: (10 * number + place) / 100 for place, site in enumerate(sites, 1)}
+        of_all = {"figures": (figures,), "metrics": dict.fromkeys(sites, ACCURACY)}
+        runs += [outcome(name, seed, sent=(), **of_all) for seed in (0, 1)]
+    table = compared(runs, baseline=names[0])
+    shown = printed(table, width)
+    assert max(map(len, shown.splitlines())) <= width
+    for number in range(methods):
+        for place in (1, 2, 4, 5):  # the third is the mean
+            assert shown.split().count(f"{10 * number + place}.0") == 1
+    assert all(name in shown for name in (*sites, *names))
+    assert shown.count(table.title) == 1
+
+
+def test_a_comparison_of_many_sites_says_that_they_have_no_columns():
+    for count, said in ((12, False), (13, True)):
+        sites = [f"client-{n}" for n in range(count)]
+        run = outcome(
+            "fedavg", 0, sent=(), figures=(dict.fromkeys(sites, 0.5),), metrics=dict.fromkeys(sites, ACCURACY)
+        )
+        assert any("no columns of their own" in note for note in compared([run], baseline="fedavg").notes) == said
 
 
 @pytest.mark.slow

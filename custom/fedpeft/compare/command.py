@@ -65,7 +65,7 @@ def compare(chosen: argparse.Namespace) -> None:
     table = compared(outcomes, baseline=chosen.baseline or outcomes[0].method, last=chosen.last)
     table = replace(table, notes=(*table.notes, *short))
     console = Console()
-    console.print(table.grid(console.width))
+    console.print(*table.grids(console.width))
     for note in table.notes:
         console.print(note, markup=False, highlight=False, soft_wrap=True)
     _write(out, table, outcomes)

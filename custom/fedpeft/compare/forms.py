@@ -7,13 +7,16 @@ import csv
 import io
 import re
 from dataclasses import dataclass
+from typing import Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.table import Table as Grid
 from rich.text import Text
 
 from fedpeft.console import cell
 
+Cells = tuple[tuple[str, ...], ...]  # a row of heads, then the others
 GAP, EDGES = 2, 2  # letters between columns and beside the table of the terminal
 _LATEX = {letter: f"\\{letter}" for letter in "&%$#_{}"}
 _LATEX |= {"\\": "\\textbackslash{}", "~": "\\textasciitilde{}", "^": "\\textasciicircum{}"}
@@ -24,8 +27,7 @@ _LATEX |= {"–": "--", "±": "$\\pm$", "†": "$\\dagger$"}
 class Comparison:
     """A table as text: `best` holds (row, column) of the highest figures; `notes` stand below it.
 
-    The columns behind the first are `sites` sites. `values` are the columns of the CSV: a head, and a name, a number or
-    None in each row.
+    `values` are the columns of the CSV: a head, and a name, a number or None in each row.
     """
 
     title: str
@@ -33,44 +35,19 @@ class Comparison:
     rows: tuple[tuple[str, ...], ...]
     best: frozenset[tuple[int, int]]
     notes: tuple[str, ...]
-    sites: int = 0
     values: tuple[tuple[str, tuple[str | float | None, ...]], ...] = ()
 
-    def grid(self, width: int) -> Grid:
-        """For a terminal of this width; without room for all columns the last sites stand in the files only."""
-        others = [column for column in range(len(self.columns)) if not 1 <= column <= self.sites]
-        room = width - EDGES - sum(self._width(column) for column in others)
-        fits, sites = room >= 0, list[int]()
-        for column in range(1, 1 + self.sites):
-            if (room := room - self._width(column)) < 0:
-                break
-            sites.append(column)
-        shown = sorted([*others, *sites])
-        left_out = f"{self.sites - len(sites)} of {self.sites} sites are left out here; the files have all."
-        grid = Grid(
-            box=box.SIMPLE_HEAD,
-            title=Text(self.title, style="bold"),
-            title_justify="left",
-            caption=Text(left_out) if len(sites) < self.sites else None,
-            caption_justify="left",
-            padding=(0, GAP - 1, 0, 0),
-            pad_edge=False,
-        )
-        for column in shown:
-            grid.add_column(
-                cell(self.columns[column]),
-                justify="right" if column else "left",
-                vertical="bottom",
-                overflow="fold",
-                width=min(self._width(column) - GAP, width // 2) if fits or not column else None,
-            )
-        for r, row in enumerate(self.rows):
-            grid.add_row(*(cell(row[c], style="bold" if (r, c) in self.best else "") for c in shown))
-        return grid
-
-    def _width(self, column: int) -> int:
-        head = max(map(len, self.columns[column].split()))
-        return max(head, *(len(row[column]) for row in self.rows)) + GAP
+    def grids(self, width: int) -> list[Grid]:
+        """For a terminal of this width: with methods as columns where it is too narrow, in several grids if need be."""
+        cells = (self.columns, *self.rows)
+        bold = {(row + 1, column) for row, column in self.best}
+        if sum(_widths(cells, width)) + EDGES > width:
+            cells, bold = tuple(zip(*cells, strict=True)), {(column, row) for row, column in bold}
+        title = Text(self.title, style="bold")
+        wide = _widths(cells, width)
+        return [
+            _grid(cells, wide, bold, block, title if not n else None) for n, block in enumerate(_blocks(wide, width))
+        ]
 
     def markdown(self) -> str:
         """For a page or a README."""
@@ -105,6 +82,42 @@ class Comparison:
             f"% {self.title}\n{notes}\\begin{{tabular}}{{{form}}}\n\\toprule\n{heads} \\\\\n\\midrule\n"
             f"{body} \\\\\n\\bottomrule\n\\end{{tabular}}\n"
         )
+
+
+def _widths(cells: Cells, width: int) -> list[int]:
+    """Return how wide each column is, the gap behind it included, at most half the terminal.
+
+    Heads are folded between words, and figures before the number of their seeds.
+    """
+    widths = []
+    for number, (head, *column) in enumerate(zip(*cells, strict=True)):
+        parts = [part for text in column for part in (text.replace(", ", ",\n").splitlines() if number else [text])]
+        widths.append(min(max(map(cell_len, [*head.split(), *parts])), width // 2) + GAP)
+    return widths
+
+
+def _blocks(widths: list[int], width: int) -> list[list[int]]:
+    """Return the columns of each grid; the first, which names the rows, is in every one."""
+    first, *others = widths
+    blocks, room = [[0]], width - EDGES - first
+    for column, wide in enumerate(others, 1):
+        if wide > room and len(blocks[-1]) > 1:
+            blocks.append([0])
+            room = width - EDGES - first
+        blocks[-1].append(column)
+        room -= wide
+    return blocks
+
+
+def _grid(cells: Cells, widths: list[int], bold: set[tuple[int, int]], block: list[int], title: Text | None) -> Grid:
+    padding = (0, GAP - 1, 0, 0)
+    grid = Grid(box=box.SIMPLE_HEAD, title=title, title_justify="left", padding=padding, pad_edge=False)
+    for column in block:
+        look: dict[str, Any] = {"justify": "right" if column else "left", "vertical": "bottom", "overflow": "fold"}
+        grid.add_column(cell(cells[0][column]), width=widths[column] - GAP, **look)
+    for number, row in enumerate(cells[1:], 1):
+        grid.add_row(*(cell(row[c], style="bold" if (number, c) in bold else "") for c in block))
+    return grid
 
 
 def _plain(text: str) -> str:

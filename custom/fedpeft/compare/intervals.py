@@ -10,6 +10,10 @@ from collections.abc import Mapping, Sequence
 from scipy import stats
 
 LEVEL = 0.95
+TWO_SEEDS = (
+    "Two seeds: an interval of two differences has one degree of freedom. Its width is largely chance: three seeds or "
+    "more say whether methods differ."
+)
 
 
 def interval(differences: Sequence[float]) -> tuple[float, float]:
@@ -26,6 +30,9 @@ def paired(mine: Mapping[int, float], theirs: Mapping[int, float]) -> list[float
     return [mine[seed] - theirs[seed] for seed in mine if seed in theirs]
 
 
-def signed(mean: float, half: float) -> str:
-    """Return a difference with its interval as text."""
-    return f"{mean:+.1f} ± {half:.1f}" if math.isfinite(half) else f"{mean:+.1f}, one seed"
+def signed(differences: Sequence[float]) -> str:
+    """Return their mean with its interval as text; one or two seeds stand beside it."""
+    mean, half = interval(differences)
+    if len(differences) == 1:
+        return f"{mean:+.1f}, one seed"
+    return f"{mean:+.1f} ± {half:.1f}" + ", two seeds" * (len(differences) == 2)

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Sequence
 
 from fedpeft.compare.forms import Comparison
-from fedpeft.compare.intervals import interval, paired, signed
+from fedpeft.compare.intervals import TWO_SEEDS, interval, paired, signed
 from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.compare.published import NOT_COMPARABLE, differences, published, source_of
 from fedpeft.errors import FedpeftError
@@ -41,10 +41,9 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         raise FedpeftError(f"--baseline {baseline!r} is none of {', '.join(by_method)}: name one of them.")
     metrics = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
     sites = list(dict.fromkeys(site for one in outcomes for site in one.metrics))
-    sites = sites if len(sites) <= MOST_SITES else []
     beside = published(outcomes)
     columns = _Columns(list(by_method))
-    for site in sites:
+    for site in sites if len(sites) <= MOST_SITES else []:
         columns.of_site(site, [_mean([_of_site(one, site, last) for one in runs]) for runs in by_method.values()])
     for metric in metrics:
         figures = {name: _of_seeds(runs, metric, last) for name, runs in by_method.items()}
@@ -68,8 +67,7 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         columns=tuple(columns.heads),
         rows=tuple(zip(*columns.texts, strict=True)),
         best=frozenset(columns.best),
-        notes=_notes(outcomes, bool(beside), last),
-        sites=len(sites),
+        notes=_notes(outcomes, columns, bool(beside), last),
         values=tuple(columns.values),
     )
 
@@ -81,6 +79,7 @@ class _Columns:
         self.heads, self.texts = ["method"], [methods]
         self.values: list[tuple[str, tuple[str | float | None, ...]]] = [("method", tuple(methods))]
         self.best: set[tuple[int, int]] = set()
+        self.two_seeds = False
 
     def numbers(self, head: str, numbers: Sequence[float | None], form: str, *, mark: str = "") -> None:
         """Add a column of numbers."""
@@ -113,7 +112,8 @@ class _Columns:
     def differences(self, head: str, pairs: Sequence[Sequence[float]]) -> None:
         """Add differences with their intervals; a row without any is that of the baseline."""
         found = [interval(one) if one else None for one in pairs]
-        self._add(head, [signed(*one) if one else DASH for one in found])
+        self.two_seeds |= any(len(one) == 2 for one in pairs)
+        self._add(head, [signed(one) if one else DASH for one in pairs])
         self._keep(head, [one[0] if one else None for one in found])
         self._keep(f"{head}, half of the 95 % interval", [one[1] if one else None for one in found])
         self._keep(f"{head}, seeds", [len(one) if one else None for one in pairs])
@@ -132,10 +132,10 @@ class _Columns:
         self.values.append((head, tuple(number if number is None else round(number, 4) for number in finite)))
 
     def _mark(self, means: Sequence[float | None]) -> None:
-        """Mark the highest figures of the next column, as they are shown."""
+        """Mark the highest figure of the next column, as it is shown; none where two methods share it."""
         shown = [-math.inf if mean is None else round(mean, 1) for mean in means]
-        if len(shown) > 1 and max(shown) > -math.inf:
-            self.best |= {(row, len(self.texts)) for row, mean in enumerate(shown) if mean == max(shown)}
+        if len(shown) > 1 and shown.count(max(shown)) == 1:
+            self.best.add((shown.index(max(shown)), len(self.texts)))
 
 
 def _of_seeds(runs: Sequence[Outcome], metric: str, last: int) -> dict[int, float]:
@@ -179,11 +179,15 @@ def _when(outcomes: Sequence[Outcome], last: int) -> str:
     return f"after {after} rounds" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after} rounds"
 
 
-def _notes(outcomes: Sequence[Outcome], beside: bool, last: int) -> tuple[str, ...]:
+def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:
     several = len({one.seed for one in outcomes}) > 1
+    sites = {site for one in outcomes for site in one.metrics}
     words = caution_of(outcomes)
     notes = [f"{words}."] if words else []
     notes += ["Differences are paired seed by seed, with a 95 % interval (Student's t)."] if several else []
+    notes += [TWO_SEEDS] if columns.two_seeds else []
+    if len(sites) > MOST_SITES:
+        notes.append(f"{len(sites)} sites: more than {MOST_SITES} have no columns of their own.")
     if not all(one.complete(last=last) for one in outcomes):
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
     if any(one.pooled for one in outcomes):
