@@ -23,10 +23,10 @@ def leave_pictures_out(replace=setattr) -> None:
     replace(import_module("fedpeft.report.plots"), "png", lambda figure, history: b"a picture")
 
 
-def in_one_form(draw, description):
+def in_one_form(draw, description, caption=""):
     """Stand for `fedpeft.report.plots.in_all_forms` where a test needs a real picture: it draws the narrow one."""
     from fedpeft.report.page_parts import Picture
     from fedpeft.report.plots import described_png, under_style
 
     file = described_png(under_style(lambda theme: draw(theme, True), dark=False), description)
-    return Picture(light=file, dark=file)
+    return Picture(light=file, dark=file, caption=caption)

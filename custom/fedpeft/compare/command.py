@@ -131,13 +131,13 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 
 def _write(out: Path, table: Comparison, outcomes: Sequence[Outcome]) -> None:
     from fedpeft.compare.page import page
-    from fedpeft.compare.picture import picture
+    from fedpeft.compare.picture import picture, picture_file
     from fedpeft.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)
-    drawn = picture(outcomes)
-    texts = {"md": table.markdown(), "csv": table.csv(), "tex": table.latex(), "html": page(table, drawn, outcomes)}
-    contents = {kind: text.encode() for kind, text in texts.items()} | {"png": drawn.light}
+    shown = page(table, picture(outcomes), outcomes)
+    texts = {"md": table.markdown(), "csv": table.csv(), "tex": table.latex(), "html": shown}
+    contents = {kind: text.encode() for kind, text in texts.items()} | {"png": picture_file(outcomes)}
     for kind, content in contents.items():
         with replacing(out / f"{NAME}.{kind}") as draft:
             draft.write_bytes(content)

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.metrics import TITLES
+from fedpeft.report.coinciding import SIDE_BY_SIDE, set_apart
 from fedpeft.report.labels import shorten
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import DISTINCT, Theme, line_style
-from fedpeft.report.plots import NARROW, in_all_forms
+from fedpeft.report.plots import NARROW, described_png, in_all_forms, under_style
 
 WIDTH, HEIGHT = 7.2, 2.7  # inches, of a row of panels
 LETTERS = 34  # of a method's name in the legend
@@ -27,10 +29,19 @@ def picture(outcomes: Sequence[Outcome]) -> Picture:
     Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
     counted what they sent; methods that send nothing are points on its left edge.
     """
-    return in_all_forms(lambda theme, narrow: _figure(outcomes, theme, narrow=narrow), title(outcomes))
+    several = len({one.method for one in outcomes}) > 1
+    return in_all_forms(
+        lambda theme, narrow: _figure(outcomes, theme, narrow=narrow), title(outcomes), SIDE_BY_SIDE * several
+    )
 
 
-def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool) -> Figure:
+def picture_file(outcomes: Sequence[Outcome]) -> bytes:
+    """Return the wide picture as a PNG file of its own, which also says the task, the seeds and the caution."""
+    figure = under_style(lambda theme: _figure(outcomes, theme, narrow=False, framed=True), dark=False)
+    return described_png(figure, title(outcomes))
+
+
+def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool, framed: bool = False) -> Figure:
     metrics = list(dict.fromkeys(metric for one in outcomes for metric in one.metrics.values()))
     methods = list(dict.fromkeys(one.method for one in outcomes))
     counted = all(one.sent for one in outcomes)
@@ -41,12 +52,16 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool) -> Figur
     panels = figure.subplots(down, across, squeeze=False, sharey=False if narrow else "row")
     panels = panels.reshape(len(metrics), 1 + counted)
     for index, (metric, row) in enumerate(zip(metrics, panels, strict=True), 1):
+        drawn: list[list[list[Line2D]]] = [[] for _ in row]
         for number, method in enumerate(methods):
             runs = [one for one in outcomes if one.method == method]
             style = line_style(number % DISTINCT, min(len(methods), DISTINCT), theme)
-            _draw(row[0], [one.curve(metric) for one in runs], None, style, method)
+            curves = [one.curve(metric) for one in runs]
+            drawn[0].append(_draw(row[0], curves, None, style, method))
             if counted:
-                _draw(row[1], [one.curve(metric) for one in runs], [one.megabits() for one in runs], style, method)
+                drawn[1].append(_draw(row[1], curves, [one.megabits() for one in runs], style, method))
+        for axes, lines in zip(row, drawn, strict=True):
+            set_apart(axes, lines)
         row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
         row[-1].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)" if narrow or not counted else "")
         row[0].xaxis.get_major_locator().set_params(integer=True)
@@ -56,14 +71,15 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool) -> Figur
     handles = {shown.get_label(): shown for shown in panels[0][0].lines}
     names = [shorten(str(name), LETTERS) for name in handles]
     figure.legend(handles.values(), names, loc="outside lower center", ncols=columns, frameon=False, fontsize=7.5)
-    if not narrow:  # the page has it above
+    if framed:
         figure.suptitle(title(outcomes), x=0.01, ha="left", fontsize=8.5, color=theme.ink)
     return figure
 
 
 def _draw(
     axes: Axes, curves: Sequence[Sequence[float]], places: Sequence[Sequence[float]] | None, style: dict, label: str
-) -> None:
+) -> list[Line2D]:
+    """Draw a method; return its line, or its point."""
     rounds = min(map(len, curves))
     means = [statistics.fmean(curve[i] for curve in curves) for i in range(rounds)]
     if places is None:
@@ -71,12 +87,11 @@ def _draw(
     else:
         where = [statistics.fmean(place[i] for place in places) for i in range(rounds)]
     if where[-1] == 0:  # nothing was sent
-        axes.plot(0, means[-1], marker="D", markersize=4, color=style["color"], linestyle="none", label=label)
-        return
+        return axes.plot(0, means[-1], marker="D", markersize=4, color=style["color"], linestyle="none", label=label)
     if len(curves) > 1:
         low, high = ([choose(curve[i] for curve in curves) for i in range(rounds)] for choose in (min, max))
         axes.fill_between(where, low, high, color=style["color"], alpha=0.13, linewidth=0)
-    axes.plot(where, means, label=label, marker="o" if rounds == 1 else "", **style)
+    return axes.plot(where, means, label=label, marker="o" if rounds == 1 else "", **style)
 
 
 def title(outcomes: Sequence[Outcome]) -> str:

@@ -32,23 +32,18 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
     from fedpeft.report.history_reader import read
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page, state_line
-    from fedpeft.report.pictures import draw_pictures
+    from fedpeft.report.pictures import draw_pictures, picture_files
     from fedpeft.report.tidy_csv import tidy_csv
 
     history = read(source)
-    drawn = draw_pictures(history)
+    files = picture_files(history)
     contents = {
         "markdown": ("tables.md", markdown(history).encode()),
         "csv": ("accuracy.csv", tidy_csv(history).encode()),
-        "picture": ("convergence.png", drawn.curves.light),
-        "page": ("report.html", page(history, **vars(drawn), top=state_line(state)).encode()),
+        "picture": ("convergence.png", files.pop("curves")),
+        "page": ("report.html", page(history, **vars(draw_pictures(history)), top=state_line(state)).encode()),
+        **{name: (f"{name}.png", file) for name, file in files.items()},
     }
-    if drawn.sent:
-        contents["sent"] = ("sent.png", drawn.sent.light)
-    if drawn.schedule:
-        contents["schedule"] = ("schedule.png", drawn.schedule.light)
-    if drawn.fronts:
-        contents["fronts"] = ("fronts.png", drawn.fronts.light)
     folder = Path(out_dir)
     written = {}
     try:

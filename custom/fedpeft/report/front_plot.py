@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from fedpeft.report.history import History, Round, Schedule
+from fedpeft.report.history import History, Schedule
 from fedpeft.report.palette import COLORS, Theme
-from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
+from fedpeft.report.plots import BOTTOM, DPI, Frame, under_style
 from fedpeft.scheduling import Front, exact_front, hypervolume, nadir, names_with_front, schedule
 
 EXACT = "exact"
@@ -22,14 +21,15 @@ ACROSS = 3
 WIDE, HIGH, LEFT, RIGHT, BETWEEN, BELOW = 1.95, 1.55, 0.5, 0.2, 0.42, 0.62  # inches
 
 
-def fronts_figure(history: History, *, dark: bool = False) -> Figure:
+def fronts_figure(history: History, *, dark: bool = False, framed: bool = True) -> Figure:
     """Draw the fronts of the last scheduled round, one panel for each heuristic: importance against variance.
 
     Args:
         history: a run with at least one scheduled round, whose layers were scored.
         dark: for a dark page.
+        framed: with the head and the foot, which a page has itself.
     """
-    return under_style(lambda theme: _figure(history, theme), dark=dark)
+    return under_style(lambda theme: _figure(history, theme, framed=framed), dark=dark)
 
 
 def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
@@ -40,14 +40,14 @@ def fronts_of(plan: Schedule, *, seed: int = 0) -> dict[str, Front]:
     return fronts | {EXACT: exact_front(scores, budgets, full=scores.size <= MOST_CELLS)}
 
 
-def _figure(history: History, theme: Theme) -> Figure:
+def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     last = history.scheduled[-1]
     fronts = fronts_of(last.schedule)
     exact = fronts.pop(EXACT)
     down = -(-len(fronts) // ACROSS)
     width = LEFT + ACROSS * WIDE + (ACROSS - 1) * BETWEEN + RIGHT
-    head, foot = head_lines(history, width), _foot(history, last, width)
-    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
+    frame = Frame.of(history, width, fronts_explained(history)) if framed else Frame()
+    top, bottom = frame.top, BOTTOM + frame.below
     total = top + down * HIGH + (down - 1) * BELOW + bottom
     figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
     limits = _limits([exact, *fronts.values()], last.schedule)
@@ -60,7 +60,7 @@ def _figure(history: History, theme: Theme) -> Figure:
         axes.set_xlabel("importance" if index + ACROSS >= len(fronts) else "", labelpad=2)
         axes.set_ylabel("variance" if column == 0 else "", labelpad=2)
     axes.legend(loc="center left", bbox_to_anchor=(1 + BETWEEN / WIDE, 0.5), frameon=False, fontsize=7.5)
-    write_frame(figure, history.job, head, foot, theme)
+    frame.write(figure, theme)
     return figure
 
 
@@ -106,14 +106,14 @@ def _limits(fronts: list[Front], plan: Schedule) -> list[tuple[float, float]]:
     return limits
 
 
-def _foot(history: History, last: Round, width: float) -> list[str]:
-    source = history.source.rstrip(".")
+def fronts_explained(history: History) -> str:
+    """Return what the panels show."""
+    last = history.scheduled[-1]
     scored = last.schedule.scores
     whole = len(scored) * len(last.schedule.numbers) <= MOST_CELLS
     parts = [
-        source[0].upper() + source[1:] + "." if source else "",
         f"Scores of round {last.round}, {len(scored)} sites. Right and low is better.",
         "Percent: hypervolume from the exact front's own worst values.",
         "" if whole else "The exact front is its convex hull here, so that a solver may exceed 100 %.",
     ]
-    return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))
+    return " ".join(filter(None, parts))

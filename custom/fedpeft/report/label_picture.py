@@ -18,7 +18,7 @@ from fedpeft.data import SiteData
 from fedpeft.data.schema import Example
 from fedpeft.report.labels import shorten, text_width
 from fedpeft.report.palette import COLORS, Theme
-from fedpeft.report.plots import DPI, Head, described_png, under_style, write_frame
+from fedpeft.report.plots import DPI, Frame, Head, described_png, under_style
 from fedpeft.report.wording import NOTHING_MEDICAL
 
 AT_HOME = "Counts of labels must not leave a site: this picture is for one person who holds all the data."
@@ -88,7 +88,7 @@ def _figure(title: str, sites: Sequence[SiteData], theme: Theme, *, procedural: 
     axes.set_yticks(range(len(labels)), labels, fontsize=SIZE)
     step = -(-len(names) // max(1, int(wide / LEAST_COLUMN)))
     axes.set_xticks(range(0, len(names), step), names[::step], fontsize=SIZE, rotation=90)
-    write_frame(figure, title, head, foot, theme)
+    Frame(title=title, head=head, foot=foot).write(figure, theme)
     return figure
 
 

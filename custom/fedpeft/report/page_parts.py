@@ -18,12 +18,16 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 @dataclass(frozen=True, kw_only=True)
 class Picture:
-    """PNG files of one picture: for light pages and print, and for dark pages; the same for narrow screens."""
+    """PNG files of one picture: for light pages and print, and for dark pages; the same for narrow screens.
+
+    The page has the title and the warning, so the pictures have none; `caption` stands below them.
+    """
 
     light: bytes
     dark: bytes
     narrow: bytes | None = None
     narrow_dark: bytes | None = None
+    caption: str = ""
 
 
 def document(title: str, body: str, *, more_style: str = "") -> str:
@@ -81,9 +85,10 @@ def figure(picture: Picture, described: str) -> str:
     )
     others = "".join(f'<source media="{media}" srcset="{_png(file)}">' for file, media in sources if file)
     kind = "wide" if picture.narrow else "wide broad"
+    below = f"<figcaption>{escape(picture.caption)}</figcaption>" if picture.caption else ""
     return (
         f'<figure><div class="{kind}"><picture>{others}<img src="{_png(picture.light)}" alt="{escape(described)}">'
-        f"</picture></div></figure>"
+        f"</picture></div>{below}</figure>"
     )
 
 

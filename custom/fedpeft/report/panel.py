@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from fedpeft.report.coinciding import set_apart
 from fedpeft.report.history import History
 from fedpeft.report.palette import BRIDGE, DISTINCT, Theme, line_style
 from fedpeft.report.series import Places, means, series
@@ -42,14 +44,16 @@ def draw(
     places_of = places.sites if places else {}
     lines = series(history, quantity)
     sparse = len(rounds) <= MANY_ROUNDS
+    curves = []
     for index, (site, line) in enumerate(lines.items()):
         style, size = line_style(index, len(lines), theme), 3.2 if sparse and len(lines) <= DISTINCT else 0
-        _line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size)
+        curves.append(_line(axes, places_of.get(site, rounds), scale * np.array(line, dtype=float), style, size))
     if len(lines) > 1:
         average = means(history, quantity)
         values = scale * np.array([mean.value for mean in average], dtype=float)
         where = places.mean if places else rounds
-        _line(axes, where, values, {"color": theme.ink, "linewidth": 2.2, "zorder": 4}, 4.4 if sparse else 0)
+        look = {"color": theme.ink, "linewidth": 2.2, "zorder": 4}
+        curves.append(_line(axes, where, values, look, 4.4 if sparse else 0))
         fewer = np.array([not mean.complete for mean in average])
         hollow: dict[str, Any] = {
             "markerfacecolor": theme.paper,
@@ -57,16 +61,18 @@ def draw(
             "markeredgewidth": 1.1,
             "zorder": 5,
         }
-        axes.plot(where[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
+        curves[-1] += axes.plot(where[fewer], values[fewer], linestyle="none", marker="o", markersize=4.4, **hollow)
     axes.set_title(title, loc="left", fontsize=8.5, fontweight="bold", pad=6)
     axes.grid(axis="y", color=theme.grid, linewidth=0.6)
     _fit_height(axes, scale)
+    if len(lines) <= DISTINCT:
+        set_apart(axes, curves)
     if not places:
         _fit_rounds(axes, rounds)
 
 
-def _line(axes: Axes, places: np.ndarray, values: np.ndarray, style: dict, size: float) -> None:
-    """A line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbor).
+def _line(axes: Axes, places: np.ndarray, values: np.ndarray, style: dict, size: float) -> list[Line2D]:
+    """Draw a line, dotted bridges over rounds without a figure, markers (size 0: only where a figure has no neighbor).
 
     Args:
         axes: where.
@@ -75,16 +81,19 @@ def _line(axes: Axes, places: np.ndarray, values: np.ndarray, style: dict, size:
         style: color, dashes and width of the line.
         size: of the markers, in points.
     """
-    axes.plot(places, values, **style)
+    drawn = axes.plot(places, values, **style)
     known = np.isfinite(values)
     for left, right in pairwise(np.flatnonzero(known)):
         if right - left > 1:
             ends = [left, right]
-            axes.plot(places[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
+            drawn += axes.plot(places[ends], values[ends], **{**style, "linestyle": BRIDGE, "linewidth": 0.9})
     padded = np.pad(known, 1)
     marked = known if size else known & ~padded[:-2] & ~padded[2:]
     look = {key: style[key] for key in ("color", "alpha", "zorder") if key in style}
-    axes.plot(places[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look)
+    drawn += axes.plot(
+        places[marked], values[marked], linestyle="none", marker="o", markersize=size or 2.5, mew=0, **look
+    )
+    return drawn
 
 
 def _fit_height(axes: Axes, scale: float) -> None:

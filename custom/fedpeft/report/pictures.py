@@ -1,10 +1,10 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""All pictures of a run's page, light and dark."""
+"""All pictures of a run: light and dark for its page, and as files of their own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from fedpeft.report.history import History
@@ -12,6 +12,14 @@ from fedpeft.report.page_parts import Picture
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+FORMS = {
+    "light": {"dark": False},
+    "dark": {"dark": True},
+    "narrow": {"dark": False, "narrow": True},
+    "narrow_dark": {"dark": True, "narrow": True},
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,24 +34,39 @@ class Pictures:
 
 
 def draw_pictures(history: History) -> Pictures:
-    """Draw all pictures of a run."""
-    from fedpeft.report.front_plot import fronts_figure
-    from fedpeft.report.plots import convergence, png
-    from fedpeft.report.schedule_plot import schedule_figure
-    from fedpeft.report.sent_plot import sent_figure, was_counted
+    """Draw all pictures of a run for its page."""
+    from fedpeft.report.plots import png
 
-    def both(draw: Callable[..., Figure], **layout: bool) -> Picture:
-        light, dark = (png(draw(history, dark=dark, **layout), history) for dark in (False, True))
-        return Picture(light=light, dark=dark)
+    drawn = {}
+    for name, (draw, caption, has_narrow) in _drawings(history).items():
+        forms = {
+            form: png(draw(history, **look, framed=False), history)
+            for form, look in FORMS.items()
+            if has_narrow or "narrow" not in look
+        }
+        drawn[name] = Picture(**forms, caption=caption)
+    return Pictures(**drawn)
 
-    def with_narrow(draw: Callable[..., Figure]) -> Picture:
-        narrow = both(draw, narrow=True)
-        return replace(both(draw), narrow=narrow.light, narrow_dark=narrow.dark)
 
-    scored = history.scheduled and history.scheduled[-1].schedule.scores
-    return Pictures(
-        curves=with_narrow(convergence),
-        sent=with_narrow(sent_figure) if was_counted(history) else None,
-        schedule=both(schedule_figure) if history.scheduled else None,
-        fronts=both(fronts_figure) if scored else None,
-    )
+def picture_files(history: History) -> dict[str, bytes]:
+    """Return every picture of a run as a file of its own, with the job's name and the warning, by the page's names."""
+    from fedpeft.report.plots import png
+
+    return {name: png(draw(history), history) for name, (draw, _, _) in _drawings(history).items()}
+
+
+def _drawings(history: History) -> dict[str, tuple[Callable[..., Figure], str, bool]]:
+    """Return for each picture of this run what draws it, its caption, and whether it has a form for narrow pages."""
+    from fedpeft.report.front_plot import fronts_explained, fronts_figure
+    from fedpeft.report.plots import convergence, explained
+    from fedpeft.report.schedule_plot import schedule_explained, schedule_figure
+    from fedpeft.report.sent_plot import sent_explained, sent_figure, was_counted
+
+    drawings: dict[str, tuple[Callable[..., Figure], str, bool]] = {"curves": (convergence, explained(history), True)}
+    if was_counted(history):
+        drawings["sent"] = sent_figure, sent_explained(history), True
+    if history.scheduled:
+        drawings["schedule"] = schedule_figure, schedule_explained(history), False
+        if history.scheduled[-1].schedule.scores:
+            drawings["fronts"] = fronts_figure, fronts_explained(history), False
+    return drawings

@@ -6,16 +6,18 @@ from __future__ import annotations
 import io
 import textwrap
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import matplotlib.style
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
+from fedpeft.report.coinciding import SIDE_BY_SIDE
 from fedpeft.report.history import History
 from fedpeft.report.labels import GAP, end_labels, label_width, shorten, write_labels
 from fedpeft.report.page_parts import Picture
-from fedpeft.report.palette import DARK, LIGHT, Theme
+from fedpeft.report.palette import DARK, DISTINCT, LIGHT, Theme
 from fedpeft.report.panel import draw
 from fedpeft.report.series import means, series
 from fedpeft.report.wording import caption, note, plot_title
@@ -26,6 +28,7 @@ DPI = 200
 MAIN_WIDTH, SIDE_WIDTH, LEAST_HEIGHT = 3.6, 2.2, 2.9
 NARROW = 3.7  # a phone's width, with letters of the page's own size
 TOP, BOTTOM, LEFT, RIGHT, BETWEEN = 0.62, 0.5, 0.5, 0.15, 0.5
+UNFRAMED = 0.3  # above the panels of a picture without head
 LINE = 0.15
 SIDE_TITLES = {"loss": "Training loss", "alignment": "Transport distance (alignment)"}
 STYLE = {
@@ -41,7 +44,7 @@ STYLE = {
 }
 
 
-def convergence(history: History, *, dark: bool = False, narrow: bool = False) -> Figure:
+def convergence(history: History, *, dark: bool = False, narrow: bool = False, framed: bool = True) -> Figure:
     """Draw a run.
 
     Panels: the sites' metric in percent, with a label beside every line; training loss; transport distance of
@@ -50,9 +53,12 @@ def convergence(history: History, *, dark: bool = False, narrow: bool = False) -
     Args:
         history: the run.
         dark: for a dark page.
-        narrow: one panel below the other, for the page on a phone, where the page has the head and the foot.
+        narrow: one panel below the other, for the page on a phone.
+        framed: with the head and the foot, which a page has itself.
     """
-    return under_style(lambda theme: (_narrow_figure if narrow else _figure)(history, theme), dark=dark)
+    if narrow:
+        return under_style(lambda theme: _narrow_figure(history, theme), dark=dark)
+    return under_style(lambda theme: _figure(history, theme, framed=framed), dark=dark)
 
 
 def under_style(make: Callable[[Theme], Figure], *, dark: bool) -> Figure:
@@ -91,12 +97,13 @@ def described_png(figure: Figure, description: str) -> bytes:
     return file.getvalue()
 
 
-def in_all_forms(draw: Callable[[Theme, bool], Figure], description: str) -> Picture:
+def in_all_forms(draw: Callable[[Theme, bool], Figure], description: str, caption: str = "") -> Picture:
     """Return a picture for light and dark, wide and narrow pages.
 
     Args:
         draw: from a theme, and whether the page is narrow, to a figure.
         description: is written into the files.
+        caption: stands below the picture.
     """
 
     def made(*, dark: bool, narrow: bool) -> bytes:
@@ -107,18 +114,18 @@ def in_all_forms(draw: Callable[[Theme, bool], Figure], description: str) -> Pic
         dark=made(dark=True, narrow=False),
         narrow=made(dark=False, narrow=True),
         narrow_dark=made(dark=True, narrow=True),
+        caption=caption,
     )
 
 
-def _figure(history: History, theme: Theme) -> Figure:
+def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     labels = end_labels(history, theme)
     side = _side_panels(history)
     column = label_width(labels)
     width = LEFT + MAIN_WIDTH + column + RIGHT + (BETWEEN + SIDE_WIDTH if side else 0)
-    head = head_lines(history, width)
-    foot = foot_lines(history, width)
     height = max(LEAST_HEIGHT, GAP * len(labels))
-    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
+    frame = Frame.of(history, width, explained(history)) if framed else Frame()
+    top, bottom = frame.top, BOTTOM + frame.below
     total = top + height + bottom
     figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
 
@@ -136,7 +143,7 @@ def _figure(history: History, theme: Theme) -> Figure:
         draw(axes[-1], history, name, SIDE_TITLES[name], theme)
     for one in {axes[0], axes[-1]}:
         one.set_xlabel("round", labelpad=2)
-    write_frame(figure, history.job, head, foot, theme)
+    frame.write(figure, theme)
     return figure
 
 
@@ -164,24 +171,49 @@ def _side_panels(history: History) -> list[str]:
     return [name for name in SIDE_TITLES if any(mean.value is not None for mean in means(history, name))]
 
 
-def write_frame(figure: Figure, title: str, head: Head, foot: Sequence[str], theme: Theme) -> None:
-    """Write a title, the lines under it and the lines at the bottom.
+@dataclass(frozen=True, kw_only=True)
+class Frame:
+    """What stands above and below the panels of a picture that is a file of its own; empty on a page, which has it.
 
     Args:
-        figure: of its final size.
         title: the job's name.
-        head: from ``head_lines``.
-        foot: what stands at the bottom.
-        theme: colors.
+        head: lines with color and weight.
+        foot: lines at the bottom.
     """
-    width, total = figure.get_size_inches()
-    x = 0.12 / width
-    figure.text(x, 1 - 0.12 / total, shorten(title, int(width * 8)), fontsize=11, fontweight="bold", va="top")
-    for index, (line, color, weight) in enumerate(head):
-        y = 1 - (0.34 + LINE * index) / total
-        figure.text(x, y, line, fontsize=7.5, color=getattr(theme, color), fontweight=weight, va="top")
-    for index, line in enumerate(reversed(foot)):
-        figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
+
+    title: str = ""
+    head: Head = field(default_factory=list)
+    foot: Sequence[str] = ()
+
+    @classmethod
+    def of(cls, history: History, width: float, more: str) -> Frame:
+        """Return the job's name, method and warning, and at the bottom the data's origin and `more`."""
+        source = history.source.rstrip(".")
+        text = " ".join(filter(None, (source[:1].upper() + source[1:] + "." * bool(source), more)))
+        return cls(title=history.job, head=head_lines(history, width), foot=wrapped_foot(text, width))
+
+    @property
+    def top(self) -> float:
+        """Inches above the panels."""
+        return TOP + LINE * len(self.head) if self.title else UNFRAMED
+
+    @property
+    def below(self) -> float:
+        """Inches of the lines at the bottom."""
+        return LINE * len(self.foot)
+
+    def write(self, figure: Figure, theme: Theme) -> None:
+        """Write it into a figure of its final size."""
+        width, total = figure.get_size_inches()
+        x = 0.12 / width
+        title = shorten(self.title, int(width * 8))
+        if title:
+            figure.text(x, 1 - 0.12 / total, title, fontsize=11, fontweight="bold", va="top")
+        for index, (line, color, weight) in enumerate(self.head):
+            y = 1 - (0.34 + LINE * index) / total
+            figure.text(x, y, line, fontsize=7.5, color=getattr(theme, color), fontweight=weight, va="top")
+        for index, line in enumerate(reversed(self.foot)):
+            figure.text(x, (0.1 + LINE * index) / total, line, fontsize=6.5, color=theme.soft, va="bottom")
 
 
 def head_lines(history: History, width: float) -> Head:
@@ -192,13 +224,19 @@ def head_lines(history: History, width: float) -> Head:
     return lines
 
 
-def foot_lines(history: History, width: float, more: str = "") -> list[str]:
-    """Return the lines at the bottom: the data's origin, `more`, the meaning of dotted bridges and open circles."""
-    source = history.source.rstrip(".")
-    parts = [source[0].upper() + source[1:] + "." if source else "", more]
+def wrapped_foot(text: str, width: float) -> list[str]:
+    """Return the lines at the bottom of a picture of this width in inches."""
+    return textwrap.wrap(text, int((width - 0.24) * 20.5))
+
+
+def explained(history: History) -> str:
+    """Return the meaning of dotted bridges and open circles, and that lines do not cover each other."""
+    parts = []
     lines = series(history, "overall").values()
     if any(None in line and any(value is not None for value in line) for line in lines):
         parts.append("Dotted: no figure in these rounds.")
     if any(mean.value is not None and not mean.complete for mean in means(history, "overall")):
         parts.append("Open circle: mean over fewer sites.")
-    return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))
+    if 1 < len(lines) <= DISTINCT:
+        parts.append(SIDE_BY_SIDE)
+    return " ".join(parts)

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import matplotlib
@@ -17,7 +16,7 @@ from matplotlib.ticker import MaxNLocator
 from fedpeft.report.history import History, Round
 from fedpeft.report.labels import shorten, text_width
 from fedpeft.report.palette import COLORS, Theme
-from fedpeft.report.plots import BOTTOM, DPI, LINE, TOP, head_lines, under_style, write_frame
+from fedpeft.report.plots import BOTTOM, DPI, Frame, under_style
 
 MOST_PANELS = 6
 MAP = "viridis"  # even steps of lightness, which color-blind readers and gray prints keep
@@ -29,7 +28,7 @@ NAME_SIZE, TICK_SIZE = 7, 6.5  # points
 LONGEST = 22  # letters of a site's name
 
 
-def schedule_figure(history: History, *, dark: bool = False) -> Figure:
+def schedule_figure(history: History, *, dark: bool = False, framed: bool = True) -> Figure:
     """Draw the schedule of a run.
 
     A heat map, site by layer, of the scores in up to six evenly spaced rounds, first and last included, all on one
@@ -39,8 +38,9 @@ def schedule_figure(history: History, *, dark: bool = False) -> Figure:
     Args:
         history: a run with at least one scheduled round.
         dark: for a dark page.
+        framed: with the head and the foot, which a page has itself.
     """
-    return under_style(lambda theme: _figure(history, theme), dark=dark)
+    return under_style(lambda theme: _figure(history, theme, framed=framed), dark=dark)
 
 
 def shown_rounds(history: History) -> list[Round]:
@@ -60,7 +60,7 @@ def layer_use(history: History) -> dict[str, np.ndarray]:
     return use
 
 
-def _figure(history: History, theme: Theme) -> Figure:
+def _figure(history: History, theme: Theme, *, framed: bool) -> Figure:
     shown, use = shown_rounds(history), layer_use(history)
     sites, layers = list(use), len(shown[0].schedule.numbers)
     names = [shorten(site, LONGEST) for site in sites]
@@ -72,9 +72,8 @@ def _figure(history: History, theme: Theme) -> Figure:
     left, right = 0.3 + label_width, 0.25 + max(SIDE, label_width + 0.25)
     grid = max(across * wide + (across - 1) * GUTTER, 2.6)
     width = max(left + grid + right, LEAST_WIDTH)
-    head = head_lines(history, width)
-    foot = _foot(history, width, marked=len(sites), shown=shown)
-    top, bottom = TOP + LINE * len(head), BOTTOM + LINE * len(foot)
+    frame = Frame.of(history, width, schedule_explained(history)) if framed else Frame()
+    top, bottom = frame.top, BOTTOM + frame.below
     maps = down * high + (down - 1) * BETWEEN
     total = top + maps + BETWEEN + USE_HEIGHT + bottom
     figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
@@ -94,7 +93,7 @@ def _figure(history: History, theme: Theme) -> Figure:
     if len(values):
         _scale(place(left + across * (wide + GUTTER) + 0.08, base + maps - tall, 0.11, tall), image)
     _use(place(left, bottom, grid, USE_HEIGHT), use, names, theme, history)
-    write_frame(figure, history.job, head, foot, theme)
+    frame.write(figure, theme)
     return figure
 
 
@@ -177,17 +176,14 @@ def _use(axes: Axes, use: dict[str, np.ndarray], names: list[str], theme: Theme,
     axes.set_xlabel("layer", labelpad=2, fontsize=7.5)
 
 
-def _foot(history: History, width: float, *, marked: int, shown: list[Round]) -> list[str]:
-    """Return the lines that explain colors and marks."""
-    source = history.source.rstrip(".")
-    parts = [
-        source[0].upper() + source[1:] + "." if source else "",
-        "Dot: layer chosen for the site in this round. Even use: all layers chosen equally often.",
-    ]
+def schedule_explained(history: History) -> str:
+    """Return what colors and marks mean."""
+    shown, marked = shown_rounds(history), len(layer_use(history))
+    parts = ["Dot: layer chosen for the site in this round. Even use: all layers chosen equally often."]
     if not any(one.schedule.scores for one in shown):
         parts.append("No colors: layers are drawn, the same for all sites, and not scored.")
     elif any(len(one.schedule.scores) < marked for one in shown):
         parts.append("Row without colors: site not scheduled in this round.")
     if any(one.schedule.undecided for one in shown):
         parts.append("Row of one color: the site scored all layers the same, so that its score chose none.")
-    return textwrap.wrap(" ".join(filter(None, parts)), int((width - 0.24) * 20.5))
+    return " ".join(parts)

@@ -16,15 +16,12 @@ from fedpeft.report.plots import (
     DPI,
     LEAST_HEIGHT,
     LEFT,
-    LINE,
     MAIN_WIDTH,
     NARROW,
     RIGHT,
-    TOP,
-    foot_lines,
-    head_lines,
+    Frame,
+    explained,
     under_style,
-    write_frame,
 )
 from fedpeft.report.series import Places, series
 from fedpeft.report.wording import plot_title
@@ -34,15 +31,16 @@ COUNTED = "Adapters only, without FLARE's own messages."
 LESS = "Dotted to the right: other sites sent more."
 
 
-def sent_figure(history: History, *, dark: bool = False, narrow: bool = False) -> Figure:
+def sent_figure(history: History, *, dark: bool = False, narrow: bool = False, framed: bool = True) -> Figure:
     """Draw a run.
 
     Args:
         history: a run for which `was_counted`.
         dark: for a dark page.
-        narrow: for the page on a phone, where the page has the head and the foot.
+        narrow: for the page on a phone.
+        framed: with the head and the foot, which a page has itself.
     """
-    return under_style(lambda theme: _figure(history, theme, narrow=narrow), dark=dark)
+    return under_style(lambda theme: _figure(history, theme, narrow=narrow, framed=framed and not narrow), dark=dark)
 
 
 def was_counted(history: History) -> bool:
@@ -59,26 +57,27 @@ def sent_so_far(history: History) -> Places:
     return Places(sites=sums, mean=np.mean(counted, axis=0))
 
 
-def _figure(history: History, theme: Theme, *, narrow: bool) -> Figure:
+def sent_explained(history: History) -> str:
+    """Return what the picture counts, and what its dots mean."""
+    less = LESS if len({line[-1] for line in sent_so_far(history).sites.values()}) > 1 else ""
+    return " ".join(filter(None, (COUNTED, less, explained(history))))
+
+
+def _figure(history: History, theme: Theme, *, narrow: bool, framed: bool) -> Figure:
     where = sent_so_far(history)
     labels = end_labels(history, theme, where)
     column = label_width(labels)
-    head, foot, top = [], [], 0.3
     width = NARROW if narrow else LEFT + WIDTH + column + RIGHT
     wide = max(NARROW - LEFT - RIGHT - column, NARROW / 3) if narrow else WIDTH
-    if not narrow:
-        less = LESS if len({line[-1] for line in where.sites.values()}) > 1 else ""
-        head, foot = head_lines(history, width), foot_lines(history, width, f"{COUNTED} {less}".strip())
-        top = TOP + LINE * len(head)
+    frame = Frame.of(history, width, sent_explained(history)) if framed else Frame()
     height = max(LEAST_HEIGHT * (0.7 if narrow else 1), GAP * len(labels))
-    bottom = BOTTOM + LINE * len(foot)
-    total = top + height + bottom
+    bottom = BOTTOM + frame.below
+    total = frame.top + height + bottom
     figure = Figure(figsize=(width, total), dpi=DPI, facecolor=theme.paper)
     axes = figure.add_axes((LEFT / width, bottom / total, wide / width, height / total))
     draw(axes, history, "overall", plot_title(history), theme, scale=100, places=where)
     axes.set_xlim(0, 1.03 * max(line[-1] for line in where.sites.values()))
     axes.set_xlabel("Mbit that a site had sent", labelpad=2)
     write_labels(axes, labels, theme)
-    if not narrow:
-        write_frame(figure, history.job, head, foot, theme)
+    frame.write(figure, theme)
     return figure

@@ -80,15 +80,15 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   /* every row is a block: its name, and below it each figure under what it is */
   .rows, .rows tbody { display: block; }
   .rows thead { display: none; }
-  .rows tr {
-    display: grid; grid-template-columns: repeat(auto-fill, minmax(5.25rem, 1fr)); gap: .25rem .5rem; padding: .6rem 0;
-  }
+  .rows tr { display: flex; flex-wrap: wrap; gap: .25rem .5rem; padding: .6rem 0; }
   .rows tr + tr { border-top: 1px solid var(--line); }
   .rows tr:not(.mean) + .mean { border-top: 1.5px solid var(--ink); }
   .rows tbody tr > *, .rows tbody tr:not(.mean) + .mean > * {
-    display: block; border: 0; padding: 0; text-align: left; white-space: normal; overflow-wrap: anywhere;
+    display: block; border: 0; padding: 0; text-align: left; white-space: normal;
+    /* as wide as its longest word, which breaks only if it is wider than the screen */
+    flex: 0 0 5.25rem; max-width: 100%; overflow-wrap: break-word;
   }
-  .rows tbody tr > th { grid-column: 1 / -1; font-weight: 600; }
+  .rows tbody tr > th { flex-basis: 100%; font-weight: 600; }
   .rows td::before {
     content: attr(data-head); display: block; font-size: .75rem; font-weight: 400; color: var(--soft);
   }
