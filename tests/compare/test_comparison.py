@@ -6,18 +6,21 @@ import io
 import math
 import re
 from html import escape
+from itertools import pairwise
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from fedpeft.compare.intervals import interval
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.page import page
-from fedpeft.compare.picture import picture
+from fedpeft.compare.picture import _figure, picture, picture_file
 from fedpeft.compare.table import compared
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
+from fedpeft.report.palette import LIGHT
 
 
 def outcome(method, seed, *rounds, task="vqa_rad", sent=1e6, metrics=None, **changed):
@@ -295,6 +298,35 @@ def test_the_picture_is_a_png_in_every_form(runs):
     assert all(file.startswith(b"\x89PNG") for file in vars(picture(runs)).values())
 
 
+def heights(axes, at):
+    """Return where each line or marker of the axes is at a point, on paper in points."""
+    points = [line.get_transform().transform(line.get_xydata())[at][1] for line in axes.lines]
+    return sorted(point * 72 / axes.figure.dpi for point in points)
+
+
+@pytest.mark.parametrize("rounds", [[(0.2, 0.4), (0.4, 0.6)], [(0.2, 0.4)]], ids=["lines", "markers"])
+def test_methods_with_the_same_figures_are_all_seen(rounds):
+    runs = [outcome(name, seed, *rounds) for name in ("fedavg", "fedpia", "agreement") for seed in (0, 1)]
+    runs += [outcome(name, 0, (0.5, 0.5), (0.5, 0.5), sent=0.0) for name in ("local", "alone")]
+    by_round, by_sent = _figure(runs, LIGHT, narrow=False).axes
+    for axes in (by_round, by_sent):
+        assert len(axes.lines) == 5
+        assert min(b - a for a, b in pairwise(heights(axes, -1))) > 1.3
+        for line in axes.lines[:3]:
+            assert np.allclose(line.get_ydata(), [100 * sum(one) / 2 for one in rounds])
+
+
+def test_the_page_says_task_and_caution_once_and_the_file_has_them_too(monkeypatch):
+    drawn = []
+    for module in ("fedpeft.report.plots", "fedpeft.compare.picture"):
+        monkeypatch.setattr(f"{module}.described_png", lambda figure, text: drawn.append(figure) or b"", raising=False)
+    picture(RUNS)
+    assert len(drawn) == 4
+    assert not any(figure.texts for figure in drawn)
+    picture_file(RUNS)
+    assert "vqa_rad, 2 seeds" in drawn[-1].texts[0].get_text()
+
+
 @pytest.mark.slow
 def test_the_picture_has_the_same_bytes_each_time():
     assert picture(RUNS[:1]) == picture(RUNS[:1])
@@ -303,7 +335,7 @@ def test_the_picture_has_the_same_bytes_each_time():
 def test_the_page_holds_every_cell_and_note_once_with_the_best_mean_bold():
     runs = [outcome("<a & b>", seed, (0.2, 0.4), procedural=True) for seed in (0, 1)] + RUNS[2:]
     table = compared(runs, baseline="ours")
-    text = page(table, Picture(light=b"light", dark=b"dark"), runs)
+    text = page(table, Picture(light=b"light", dark=b"dark"), runs).replace("&nbsp;", " ")
     for cell in (*table.columns, *(cell for row in table.rows for cell in row), *table.notes[1:]):
         assert escape(cell) in text
     assert text.lower().count("nothing about medicine") == 1  # at the top, and not again below the table

@@ -13,7 +13,7 @@ from PIL import Image
 from serving import serving
 
 from fedpeft.client.answering.answering import Scored
-from fedpeft.compare.outcome import of_history
+from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.table import compared
@@ -158,6 +158,56 @@ def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
     seen = browser.open(file.as_uri(), width=400)
     assert "Confusion matrix" in seen["text"]
     assert max(seen["hidden"]) <= 0
+
+
+# heights of what holds words, as it is and where no word may break inside; breaks after hyphens stay
+BROKEN = """(() => {
+  const cells = [...document.querySelectorAll(".rows td, .rows tbody th, .shaded tbody th")];
+  const heights = () => cells.map(cell => cell.getBoundingClientRect().height);
+  const before = heights(), style = document.createElement("style");
+  style.textContent = "* { overflow-wrap: normal !important }";
+  document.head.append(style);
+  const after = heights();
+  style.remove();
+  return cells.filter((_, n) => before[n] !== after[n]).map(cell => `${cell.dataset.head}: ${cell.innerText}`);
+})()"""
+WORDS = ("ultrasonography", "otorhinolaryngology", "Universitätsklinikum")
+
+
+def compared_words(folder):
+    del folder
+    runs = [
+        Outcome(
+            task="j",
+            method=method,
+            seed=seed,
+            figures=({site: 0.5 for site in WORDS},),
+            sent=(),
+            metrics=dict.fromkeys(WORDS, ACCURACY),
+            seconds=1,
+            procedural=False,
+            tiny=False,
+        )
+        for method in WORDS
+        for seed in (0, 1)
+    ]
+    return comparison_page(compared(runs, baseline=WORDS[0]), Picture(light=png(), dark=png()), runs)
+
+
+def run_with_words(folder):
+    made = complete()
+    text = json.dumps(made).replace('"a"', f'"{WORDS[0]}"').replace('"b"', f'"{WORDS[1]}"')
+    return run_page(folder, json.loads(text))
+
+
+@pytest.mark.parametrize("made", [compared_words, run_with_words])
+def test_no_word_breaks_inside_on_a_phone(browser, tmp_path, made):
+    file = tmp_path / "page.html"
+    file.write_text(made(tmp_path), encoding="utf-8")
+    seen = browser.open(file.as_uri(), width=400)
+    assert seen["wide"] <= seen["window"]
+    assert browser.measure(BROKEN) == []
+    assert browser.measure("document.querySelectorAll('.rows td').length") > 0
 
 
 def test_a_run_that_trains_is_seen_to_grow_without_a_reload(browser, tmp_path, monkeypatch):

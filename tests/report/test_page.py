@@ -10,7 +10,8 @@ from histories import PROCEDURAL, gaps, record
 
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page import page
-from fedpeft.report.page_parts import Picture
+from fedpeft.report.page_parts import Picture, laid_out
+from fedpeft.report.table import Table
 from fedpeft.report.tables import all_tables
 
 NASTY = (
@@ -119,6 +120,15 @@ def test_on_a_narrow_screen_every_figure_stands_under_what_it_is():
     table = all_tables(parse(gaps(), origin="h"))[0]
     heads = [a["data-head"] for tag, a in read(gaps()).tags if tag == "td" and "data-head" in a]
     assert tuple(heads[: len(table.columns) - 1]) == table.columns[1:]
+
+
+def test_on_a_narrow_screen_a_name_does_not_break_at_its_hyphens():
+    table = Table(
+        title="", columns=("method", "vqa-med-2019", "and/or", "a - b"), rows=(("m", "1 ± 2", "3", "4"),), marks=""
+    )
+    heads = [a["data-head"] for tag, a in Reader(laid_out(table)).tags if tag == "td"]
+    assert heads == ["vqa-\u2060med-\u20602019", "and/\u2060or", "a - b"]
+    assert "1&nbsp;±&nbsp;2" in laid_out(table)
 
 
 def test_a_site_called_mean_is_no_mean():

@@ -8,12 +8,14 @@ import sys
 import matplotlib
 import numpy as np
 import pytest
-from histories import FIVE, PROCEDURAL, gaps, record
+from histories import FIVE, PROCEDURAL, complete, gaps, record
 from PIL import Image
 
 from fedpeft.report.history_reader import parse
 from fedpeft.report.labels import shorten, spread
+from fedpeft.report.page import page
 from fedpeft.report.palette import COLORS, DISTINCT
+from fedpeft.report.pictures import draw_pictures, picture_files
 from fedpeft.report.plots import convergence, png
 from fedpeft.report.wording import caption
 
@@ -53,6 +55,81 @@ def test_open_circles_stand_where_the_mean_misses_a_site():
         assert [list(line.get_xdata()) for line in circles] == [rounds]
     assert "Open circle: mean over fewer sites." in " ".join(texts(figure))
     assert "Open circle" not in " ".join(texts(draw(record())))
+
+
+def drawn_heights(axes, rounds):
+    """Return, for each line over all these rounds, its color and its heights on paper in points."""
+    lines = [line for line in axes.lines if curve(line)[0] == rounds and line.get_linestyle() != "None"]
+    return [(line.get_color(), line.get_transform().transform(line.get_xydata())[:, 1] * 72 / 200) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("other", "apart"),
+    [
+        ([0.2, 0.3, 0.4, 0.5], True),
+        ([0.9, 0.8, 0.4, 0.5], True),
+        ([0.2001, 0.3001, 0.4, 0.5], True),
+        ([0.9, 0.3, 0.8, 0.1], False),
+        ([0.9, 0.8, 0.7, 0.6], False),
+    ],
+    ids=["everywhere", "at the end", "almost", "in one round", "nowhere"],
+)
+def test_lines_that_coincide_are_both_seen(other, apart):
+    made = record(("a", "b"), 4)
+    for entry, first, second in zip(made["rounds"], (0.2, 0.3, 0.4, 0.5), other, strict=True):
+        entry["sites"]["a"]["overall"], entry["sites"]["b"]["overall"] = first, second
+    axes = draw(made).axes[0]
+    one, two, *_ = [line for line in axes.lines if curve(line)[0] == [1, 2, 3, 4]]
+    assert np.allclose(one.get_ydata(), [20, 30, 40, 50])
+    (_, high), (_, low), *_ = drawn_heights(axes, [1, 2, 3, 4])
+    shown = np.abs(high - low)
+    true = (
+        np.abs(
+            np.diff(
+                axes.transData.transform(np.stack([one.get_xydata(), two.get_xydata()]).reshape(-1, 2))[:, 1].reshape(
+                    2, 4
+                ),
+                axis=0,
+            )
+        )[0]
+        * 72
+        / 200
+    )
+    assert (shown[-1] >= one.get_linewidth()) or not apart
+    assert np.allclose(shown, true) == (not apart)
+
+
+def test_the_mean_does_not_hide_sites_that_are_all_alike():
+    made = record(("a", "b", "c"), 3)
+    for entry in made["rounds"]:
+        entry["alignment"] = dict.fromkeys(entry["alignment"], 0.0)
+    heights = sorted(float(where[0]) for _, where in drawn_heights(draw(made).axes[2], [1, 2, 3]))
+    assert len(heights) == 4
+    assert min(np.diff(heights)) >= 1.75  # half of the mean's line and half of a site's
+
+
+@pytest.mark.parametrize("made", [record(), complete()])
+def test_a_page_has_no_second_title_or_warning_in_its_pictures(made, monkeypatch):
+    """The files beside the page, which travel alone, have both."""
+    drawn = []
+    monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: drawn.append(figure) or b"")
+    history = parse(made, origin="h")
+    draw_pictures(history)
+    assert drawn
+    for figure in drawn:
+        assert not figure.texts
+    drawn.clear()
+    assert set(picture_files(history)) == {name for name, one in vars(draw_pictures(history)).items() if one}
+    for figure in drawn[: len(picture_files(history))]:
+        assert any(PROCEDURAL in text.lower() for text in texts(figure))
+        assert history.job in texts(figure)
+
+
+def test_what_marks_mean_stands_under_the_picture_of_the_page(monkeypatch):
+    monkeypatch.setattr("fedpeft.report.plots.png", lambda figure, history: b"")
+    history = parse(gaps(), origin="h")
+    text = page(history, **vars(draw_pictures(history)))
+    assert "<figcaption>Dotted: no figure in these rounds. Open circle: mean over fewer sites." in text
 
 
 def test_labels_name_every_site_with_its_last_figure():

@@ -121,6 +121,10 @@ class Browser:
             time.sleep(0.05)
         raise RuntimeError(f"the page did not show {text!r} within {seconds} s")
 
+    def measure(self, expression: str) -> Any:
+        """Return the value of an expression in the page."""
+        return self._call("Runtime.evaluate", expression=expression, returnByValue=True)["result"]["value"]
+
     def screenshot(self) -> bytes:
         """Return the whole page as PNG."""
         import base64

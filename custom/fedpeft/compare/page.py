@@ -14,7 +14,7 @@ from fedpeft.report.page_parts import Picture, document, figure, laid_out, secti
 from fedpeft.report.table import Table
 
 STYLE = """\
-.rows th { white-space: normal; }
+.rows th, .rows td { white-space: normal; }
 .rows th, .rows td { padding-left: .4rem; padding-right: .4rem; }
 .rows th:first-child { padding-left: 0; min-width: 9rem; }
 """

@@ -175,8 +175,8 @@ def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
 
 def _when(outcomes: Sequence[Outcome], last: int) -> str:
     rounds = sorted({len(one.figures) for one in outcomes})
-    after = " or ".join(map(str, rounds))
-    return f"after {after} rounds" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after} rounds"
+    after = f"{' or '.join(map(str, rounds))} round{'s' * (rounds != [1])}"
+    return f"after {after}" if last == 1 else f"mean of the last {min(last, rounds[-1])} of {after}"
 
 
 def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: int) -> tuple[str, ...]:

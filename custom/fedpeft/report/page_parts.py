@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from html import escape
@@ -12,6 +13,7 @@ from fedpeft.report.style import STYLE
 from fedpeft.report.table import MEAN, Table
 from fedpeft.report.wording import percent
 
+JOINER = "\u2060"  # of no width; a browser does not break a line beside it
 # even if a name slipped through unescaped, the browser would load and run nothing
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
@@ -108,7 +110,7 @@ def laid_out(table: Table) -> str:
         kind = ' class="mean"' if index >= first_mean and row[0] == MEAN else ""
         shades = [f' class="shade-{shade}"' for shade in table.shades[index]] if table.shades else [""] * len(row[1:])
         cells = "".join(
-            f'<td{shade} data-head="{escape(head)}">{_cell(cell, best=(index, column) in table.best)}</td>'
+            f'<td{shade} data-head="{escape(_whole(head))}">{_cell(cell, best=(index, column) in table.best)}</td>'
             for column, (shade, head, cell) in enumerate(zip(shades, table.columns[1:], row[1:], strict=True), 1)
         )
         lines.append(f'<tr{kind}><th scope="row">{escape(row[0])}</th>{cells}</tr>')
@@ -121,7 +123,13 @@ def laid_out(table: Table) -> str:
 
 
 def _cell(text: str, *, best: bool) -> str:
-    return f"<strong>{escape(text)}</strong>" if best else escape(text)
+    shown = escape(text).replace(" ± ", "&nbsp;±&nbsp;")
+    return f"<strong>{shown}</strong>" if best else shown
+
+
+def _whole(head: str) -> str:
+    """Return what stands over a figure on a narrow screen, with words that a browser does not break at - or /."""
+    return re.sub(r"(?<=\S)[-/](?=\S)", f"\\g<0>{JOINER}", head)
 
 
 def _png(file: bytes) -> str:

@@ -75,7 +75,7 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   .by-round th + th, .by-round td { padding-left: .3rem; }
   .shaded th { padding: .2rem .1rem; font-size: .75rem; text-align: center; }
   .shaded th:first-child { padding-left: 0; min-width: 5.5rem; max-width: 6rem; text-align: left; }
-  .shaded th:first-child { white-space: normal; overflow-wrap: anywhere; }
+  .shaded th:first-child { white-space: normal; overflow-wrap: break-word; }
   .shaded td { min-width: 1.9em; padding: .2rem .1rem; font-size: .75rem; }
   /* every row is a block: its name, and below it each figure under what it is */
   .rows, .rows tbody { display: block; }
@@ -88,7 +88,7 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
     /* as wide as its longest word, which breaks only if it is wider than the screen */
     flex: 0 0 5.25rem; max-width: 100%; overflow-wrap: break-word;
   }
-  .rows tbody tr > th { flex-basis: 100%; font-weight: 600; }
+  .rows tbody tr > th, .rows tbody tr:not(.mean) + .mean > th { flex-basis: 100%; font-weight: 600; }
   .rows td::before {
     content: attr(data-head); display: block; font-size: .75rem; font-weight: 400; color: var(--soft);
   }
