@@ -307,7 +307,7 @@ def heights(axes, at):
 @pytest.mark.parametrize("rounds", [[(0.2, 0.4), (0.4, 0.6)], [(0.2, 0.4)]], ids=["lines", "markers"])
 def test_methods_with_the_same_figures_are_all_seen(rounds):
     runs = [outcome(name, seed, *rounds) for name in ("fedavg", "fedpia", "agreement") for seed in (0, 1)]
-    runs += [outcome(name, 0, (0.5, 0.5), (0.5, 0.5), sent=0.0) for name in ("local", "alone")]
+    runs += [outcome(name, 0, (0.9, 0.9), (0.9, 0.9), sent=0.0) for name in ("local", "alone")]
     by_round, by_sent = _figure(runs, LIGHT, narrow=False).axes
     for axes in (by_round, by_sent):
         assert len(axes.lines) == 5

@@ -181,7 +181,7 @@ def compared_words(folder):
             task="j",
             method=method,
             seed=seed,
-            figures=({site: 0.5 for site in WORDS},),
+            figures=(dict.fromkeys(WORDS, 0.5),),
             sent=(),
             metrics=dict.fromkeys(WORDS, ACCURACY),
             seconds=1,

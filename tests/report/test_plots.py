@@ -57,10 +57,14 @@ def test_open_circles_stand_where_the_mean_misses_a_site():
     assert "Open circle" not in " ".join(texts(draw(record())))
 
 
-def drawn_heights(axes, rounds):
-    """Return, for each line over all these rounds, its color and its heights on paper in points."""
-    lines = [line for line in axes.lines if curve(line)[0] == rounds and line.get_linestyle() != "None"]
-    return [(line.get_color(), line.get_transform().transform(line.get_xydata())[:, 1] * 72 / 200) for line in lines]
+def whole_lines(axes, rounds):
+    """Return the lines, without markers, that have all these rounds."""
+    return [line for line in axes.lines if curve(line)[0] == rounds and line.get_linestyle() != "None"]
+
+
+def heights(line, transform):
+    """Return where a line is on paper, in points."""
+    return transform.transform(line.get_xydata())[:, 1] * 72 / line.axes.figure.dpi
 
 
 @pytest.mark.parametrize(
@@ -79,33 +83,21 @@ def test_lines_that_coincide_are_both_seen(other, apart):
     for entry, first, second in zip(made["rounds"], (0.2, 0.3, 0.4, 0.5), other, strict=True):
         entry["sites"]["a"]["overall"], entry["sites"]["b"]["overall"] = first, second
     axes = draw(made).axes[0]
-    one, two, *_ = [line for line in axes.lines if curve(line)[0] == [1, 2, 3, 4]]
-    assert np.allclose(one.get_ydata(), [20, 30, 40, 50])
-    (_, high), (_, low), *_ = drawn_heights(axes, [1, 2, 3, 4])
-    shown = np.abs(high - low)
-    true = (
-        np.abs(
-            np.diff(
-                axes.transData.transform(np.stack([one.get_xydata(), two.get_xydata()]).reshape(-1, 2))[:, 1].reshape(
-                    2, 4
-                ),
-                axis=0,
-            )
-        )[0]
-        * 72
-        / 200
-    )
-    assert (shown[-1] >= one.get_linewidth()) or not apart
-    assert np.allclose(shown, true) == (not apart)
+    one, two, _ = whole_lines(axes, [1, 2, 3, 4])
+    assert np.allclose(one.get_ydata(), [20, 30, 40, 50])  # the figures stay what they are
+    up, down = (heights(line, line.get_transform()) - heights(line, axes.transData) for line in (one, two))
+    assert np.all(up - down >= one.get_linewidth()) == apart
+    assert apart or np.allclose([up, down], 0)
 
 
 def test_the_mean_does_not_hide_sites_that_are_all_alike():
     made = record(("a", "b", "c"), 3)
     for entry in made["rounds"]:
         entry["alignment"] = dict.fromkeys(entry["alignment"], 0.0)
-    heights = sorted(float(where[0]) for _, where in drawn_heights(draw(made).axes[2], [1, 2, 3]))
-    assert len(heights) == 4
-    assert min(np.diff(heights)) >= 1.75  # half of the mean's line and half of a site's
+    lines = whole_lines(draw(made).axes[2], [1, 2, 3])
+    at = sorted(heights(line, line.get_transform())[0] for line in lines)
+    assert len(at) == 4
+    assert min(np.diff(at)) >= 1.75  # half of the mean's line and half of a site's
 
 
 @pytest.mark.parametrize("made", [record(), complete()])
