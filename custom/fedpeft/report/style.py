@@ -74,7 +74,7 @@ tbody tr:not(.mean) + .mean > * { border-top: 1.5px solid var(--ink); }
   .by-round th, .by-round td { padding-right: .3rem; }
   .by-round th + th, .by-round td { padding-left: .3rem; }
   .shaded th { padding: .2rem .1rem; font-size: .75rem; text-align: center; }
-  .shaded th:first-child { padding-left: 0; min-width: 5.5rem; max-width: 6rem; text-align: left; }
+  .shaded th:first-child { padding-left: 0; min-width: 5.5rem; text-align: left; }
   .shaded th:first-child { white-space: normal; overflow-wrap: break-word; }
   .shaded td { min-width: 1.9em; padding: .2rem .1rem; font-size: .75rem; }
   /* every row is a block: its name, and below it each figure under what it is */
