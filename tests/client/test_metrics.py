@@ -69,6 +69,12 @@ def test_a_class_that_training_does_not_have_is_never_recognized():
     assert figures(BALANCED_ACCURACY, target=[-1], chosen=[0], unseen=1)["overall"] == 0.0
 
 
+def test_another_accepted_answer_is_recognized_as_the_first_that_training_has():
+    several = {"target": [-1, 0, 1], "chosen": [1, 1, 0], "accepted": [[1, -1], [0, 1], [1, -1]]}
+    assert figures(BALANCED_ACCURACY, **several)["overall"] == pytest.approx((1 / 2 + 1 / 1) / 2)
+    assert figures(BALANCED_ACCURACY, target=[-1], chosen=[0], accepted=[[]], unseen=1)["overall"] == 0
+
+
 def test_a_class_or_label_with_few_images_has_no_part_in_the_mean():
     classes = {"target": [0, 0, 1, 2, 2], "chosen": [0, 1, 0, 2, 2]}
     assert figures(BALANCED_ACCURACY, least=2, **classes)["overall"] == 0.75

@@ -71,6 +71,8 @@ def test_answers_unseen_in_training_are_counted():
     ]
     assert vocabulary.unseen(test) == 2
     assert [vocabulary.accepted(example) for example in test] == [(0,), (), (0,), (), (1, 0)]
+    assert [vocabulary.class_of(example) for example in test] == ["ct", "x-ray", "ct", "us", "mri"]
+    assert vocabulary.unseen_classes(test) == 2, "x-ray and us; cta counts as ct"
 
 
 def test_an_empty_or_repeating_vocabulary_is_refused():

@@ -16,7 +16,10 @@ LABELS = ("edema", "mass", "nodule")
 
 
 def site(answers, tested, metric):
-    rows, tests = ([Example(IMAGE, "?", a, False, "i") for a in some] for some in (answers, tested))
+    rows, tests = (
+        [Example(IMAGE, "?", a, False, "i", alternatives=tuple(more)) for a, *more in map(str.split, some)]
+        for some in (answers, tested)
+    )
     return SiteData("here", tuple(rows), (), tuple(tests), "made here", metric=metric)
 
 
@@ -26,6 +29,12 @@ def test_accuracy_is_that_of_the_most_frequent_training_answer():
 
 def test_the_macro_f1_of_answers_is_that_of_the_most_frequent_one():
     assert baseline(site(["no", "yes", "no"], ["no", "yes", "never", "no"], MACRO_F1)) == pytest.approx(2 / 3 / 3)
+
+
+def test_where_several_answers_are_right_they_count_as_the_first_that_training_has():
+    tested = ["no", "nope no", "maybe", "yes no"]
+    assert baseline(site(["no", "yes", "no"], tested, MACRO_F1)) == pytest.approx((4 / 5 + 0 + 1) / 3)
+    assert baseline(site(["no", "yes", "no"], tested, BALANCED_ACCURACY)) == pytest.approx(1 / 3)
 
 
 def test_one_class_is_recognized_wholly_and_the_others_never():

@@ -180,6 +180,16 @@ def test_an_orientation_behind_the_pixels_of_a_png_counts(tmp_path, orientation)
     assert check_header(path).turned is (orientation == 6)
 
 
+def test_what_stands_behind_the_end_of_a_png_is_not_its_orientation(tmp_path):
+    content = _photo(tmp_path / "turned.png", PIXELS, 6).read_bytes()
+    begin = content.index(b"eXIf") - 4
+    end = begin + 12 + int.from_bytes(content[begin : begin + 4], "big")
+    path = tmp_path / "photo.png"
+    path.write_bytes(content[:begin] + content[end:] + content[begin:end])
+    assert (as_array(path) == PIXELS).all()
+    assert not check_header(path).turned
+
+
 @pytest.mark.parametrize("suffix", ["png", "tif", "webp", "jpg"])
 def test_an_orientation_in_xmp_counts(tmp_path, suffix):
     xmp = b'<x:xmpmeta><rdf:Description tiff:Orientation="3"/></x:xmpmeta>'

@@ -1,6 +1,8 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """One data set shared out to sites: nothing twice, nothing lost, no patient at two sites, as uneven as alpha says."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -129,6 +131,14 @@ def test_settings_that_make_no_partition_are_refused(values, message):
 
 def used(samples, examples, seed=0):
     return drawn(DataSettings(dataset="nih_cxr14", samples=samples, seed=seed), examples)[0]
+
+
+@pytest.mark.parametrize("samples", [1, 5])
+def test_too_few_samples_for_the_splits_are_refused_with_the_setting_that_is_to_be_raised(samples):
+    pairs = [images(40, 1, patients=20), [replace(e, group="last") for e in images(40, 2)]]
+    with pytest.raises(DataError, match=f"samples={samples} leaves a split of nih_cxr14 empty, of 80 .*raise it") as error:
+        drawn(DataSettings(dataset="nih_cxr14", samples=samples), *pairs)
+    assert error.value.setting == "samples"
 
 
 def test_a_part_of_a_data_set_cuts_no_patient_and_is_in_every_larger_part():

@@ -38,7 +38,6 @@ from fedpeft.client.site_batches import SiteBatches
 from fedpeft.client.site_model import SiteModel
 from fedpeft.client.site_record import SiteRecord
 from fedpeft.data.answer_space import vocabulary_of
-from fedpeft.data.answers import normalize
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.errors import LocalError
@@ -377,7 +376,7 @@ class Learner:
         if self.data.metric != BALANCED_ACCURACY or self._evaluation.tested is None:
             return {}
         right = self._evaluation.tested.recognized()
-        images = Counter(normalize(example.answer) for example in self.data.test)
+        images = Counter(self.vocabulary.class_of(example) for example in self.data.test)
         return {name: (count, right.get(self.vocabulary.index(name), 0)) for name, count in sorted(images.items())}
 
     def integrate(

@@ -71,6 +71,18 @@ class Accuracy(Measure):
         return {"overall": _mean(right), "open": _mean(right[~closed]), "closed": _mean(right[closed])}
 
 
+def _numbers(answering: Answering, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the answers that are chosen and of those that are right, (B,) each.
+
+    Right is the first accepted answer that training has, and each other accepted one counts as that.
+    """
+    chosen, target = answering.chosen(batch), batch.target.cpu()
+    if batch.accepted is None or not batch.accepted.shape[1]:
+        return chosen, target
+    accepted = batch.accepted.cpu()
+    return torch.where((chosen[:, None] == accepted).any(-1), accepted[:, 0], chosen), accepted[:, 0]
+
+
 class BalancedAccuracy(Measure):
     """Mean over the classes of the split of the share of their images that are recognized.
 
@@ -83,8 +95,9 @@ class BalancedAccuracy(Measure):
 
     def add(self, answering: Answering, batch: Batch) -> None:
         """See `Measure`."""
-        self._chosen.append(answering.chosen(batch))
-        self._target.append(batch.target.cpu())
+        chosen, target = _numbers(answering, batch)
+        self._chosen.append(chosen)
+        self._target.append(target)
 
     def recognized(self) -> dict[int, int]:
         """See `Measure`."""
@@ -107,8 +120,8 @@ class BalancedAccuracy(Measure):
 class AnswersF1(Measure):
     """Mean over the answers of the split of their F1, 2 tp / (2 tp + fp + fn): one answer against all others.
 
-    A question that is answered with another accepted answer counts as one with its own. The F1 of an answer that
-    training does not have is 0.
+    A question's answer is the first accepted one that training has, and another accepted one counts as that. Where
+    training has none of them, the F1 of its answer is 0.
     """
 
     def __init__(self) -> None:
@@ -117,11 +130,8 @@ class AnswersF1(Measure):
 
     def add(self, answering: Answering, batch: Batch) -> None:
         """See `Measure`."""
-        chosen, target = answering.chosen(batch), batch.target.cpu()
-        accepted = chosen == target
-        if batch.accepted is not None:
-            accepted |= (chosen[:, None] == batch.accepted.cpu()).any(-1)
-        self._chosen.append(torch.where(accepted, target, chosen))
+        chosen, target = _numbers(answering, batch)
+        self._chosen.append(chosen)
         self._target.append(target)
 
     def figures(self) -> Measured:

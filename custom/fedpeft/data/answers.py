@@ -131,11 +131,16 @@ class AnswerVocabulary:
         numbers = (self.index(answer) for answer in (example.answer, *example.alternatives))
         return tuple(dict.fromkeys(number for number in numbers if number >= 0))
 
+    def class_of(self, example: Example) -> str:
+        """Return the accepted answer that an example counts for: the first in the vocabulary, or else its own."""
+        numbers = self.accepted(example)
+        return self._answers[numbers[0]] if numbers else normalize(example.answer)
+
     def unseen(self, examples: Iterable[Example]) -> int:
         """Count the examples without an accepted answer in the vocabulary; their share bounds the accuracy."""
         return sum(not self.accepted(example) for example in examples)
 
     def unseen_classes(self, examples: Iterable[Example], *, least: int = 1) -> int:
-        """Count the answers of examples that are not in the vocabulary, and that as many examples have at least."""
-        counts = Counter(normalize(example.answer) for example in examples if self.index(example.answer) < 0)
+        """Count the answers of examples without an accepted one in the vocabulary, which as many have at least."""
+        counts = Counter(normalize(example.answer) for example in examples if not self.accepted(example))
         return sum(count >= least for count in counts.values())

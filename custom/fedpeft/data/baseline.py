@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
-from fedpeft.data.answers import normalize
+from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
 from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
@@ -38,8 +38,13 @@ def _accepted(data: SiteData) -> list[set[str]]:
     return [{normalize(text) for text in (e.answer, *e.alternatives)} for e in data.test]
 
 
+def _classes(data: SiteData) -> list[str]:
+    vocabulary = AnswerVocabulary.from_examples(data.train)
+    return [vocabulary.class_of(example) for example in data.test]
+
+
 def _f1_of_answers(data: SiteData, least: int) -> float | None:
-    answer, target = _most_frequent(data), [normalize(example.answer) for example in data.test]
+    answer, target = _most_frequent(data), _classes(data)
     chosen = [own if answer in accepted else answer for own, accepted in zip(target, _accepted(data), strict=True)]
     right = Counter(own for own, other in zip(target, chosen, strict=True) if own == other)
     counts, times = _counted(target, least), Counter(chosen)
@@ -52,7 +57,7 @@ def _counted(answers: list[str], least: int) -> dict[str, int]:
 
 
 def _balanced_accuracy(data: SiteData, least: int) -> float | None:
-    classes = len(_counted([normalize(example.answer) for example in data.test], least))
+    classes = len(_counted(_classes(data), least))
     return 1 / classes if classes else None
 
 

@@ -29,6 +29,7 @@ FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # no
 MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
+MAX_EXIF = 1 << 20  # bytes that are read for the orientation, whatever length a file says
 PNG_BEGIN, PNG_CHUNK, PNG_CHECK = b"\x89PNG\r\n\x1a\n", struct.Struct(">I4s"), 4  # bytes
 SOUND_COPY = "replace the file by a sound copy"
 # what Pillow's readers raise for files that are not what they begin as
@@ -216,7 +217,9 @@ def _exif_behind_pixels(opened: Image.Image) -> bytes:
         while len(head := file.read(PNG_CHUNK.size)) == PNG_CHUNK.size:
             length, kind = PNG_CHUNK.unpack(head)
             if kind == b"eXIf":
-                return file.read(length)
+                return file.read(min(length, MAX_EXIF))
+            if kind == b"IEND":
+                break
             file.seek(length + PNG_CHECK, os.SEEK_CUR)
         return b""
     finally:

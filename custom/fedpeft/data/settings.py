@@ -60,11 +60,11 @@ class DataSettings:
             its part. No patient or image is at two sites.
         parts: number of sites that share it, with "iid" and "dirichlet".
         alpha: concentration of "dirichlet"; the smaller, the more the sites differ in their labels.
-        samples: at most so many samples of the data set, drawn by `seed` before sites share them and before they are
-            split; no patient and no image is cut. None: all.
+        samples: at most so many samples of the data set, drawn by `seed` before sites share them; of a patient or an
+            image all or none. None: all.
         metric: by which sites are measured: "accuracy", "balanced_accuracy" or "macro_f1"; empty: what their data
             declare. Labels have macro_f1 alone. Of questions it is the mean, over the answers that occur in the test
-            split, of the F1 of one answer against all others.
+            split, of the F1 of one answer against all others; where several answers are right they count as one.
         columns: hugging_face only: what the columns of its tables are called, for instance {question: prompt}, of
             image, question, answer, answer_type, question_type, split, id.
         window: manifest only: which part of the range of gray values of more than 8 bits is shown (DICOM, NIfTI, 16-bit
@@ -135,7 +135,8 @@ class DataSettings:
         self._check_window()
         if self.samples is not None and (not _is_whole(self.samples) or self.samples < 1):
             raise DataError(f"samples={self.samples!r} must be a whole number, 1 or more, or None.", setting="samples")
-        one_of("metric", self.metric, ("", *TITLES))
+        if self.metric != "":
+            one_of("metric", self.metric, TITLES)
         one_of("uncertain", self.uncertain, UNCERTAIN)
         if self.uncertain != IGNORED:
             self._check_taken("uncertain")

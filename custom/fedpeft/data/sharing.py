@@ -37,6 +37,9 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
     Args:
         settings: `samples` and `seed`.
         splits: of the whole data set.
+
+    Raises:
+        DataError: nothing is drawn of one of them.
     """
     sizes = Counter(example.unit for examples in splits for example in examples)
     if settings.samples is None or sizes.total() <= settings.samples:
@@ -45,7 +48,14 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
     order = [units[i] for i in np.random.default_rng(derive(settings.seed, "samples")).permutation(len(units))]
     totals = accumulate(sizes[unit] for unit in order)
     chosen = {unit for unit, total in zip(order, totals, strict=True) if total <= settings.samples}
-    return [tuple(example for example in examples if example.unit in chosen) for examples in splits]
+    parts = [tuple(example for example in examples if example.unit in chosen) for examples in splits]
+    if any(examples and not part for examples, part in zip(splits, parts, strict=True)):
+        raise DataError(
+            f"samples={settings.samples} leaves a split of {settings.dataset} empty, of {sizes.total():,} samples in all; "
+            f"raise it, or leave it out.",
+            setting="samples",
+        )
+    return parts
 
 
 def own_parts(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Example, ...]]:
