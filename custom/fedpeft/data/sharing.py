@@ -51,7 +51,7 @@ def drawn(settings: DataSettings, *splits: Sequence[Example]) -> list[tuple[Exam
     parts = [tuple(example for example in examples if example.unit in chosen) for examples in splits]
     if any(examples and not part for examples, part in zip(splits, parts, strict=True)):
         raise DataError(
-            f"samples={settings.samples} leaves a split of {settings.dataset} empty, of {sizes.total():,} samples in all; "
+            f"samples={settings.samples} leaves a split of {settings.dataset} empty, of {sizes.total():,} samples; "
             f"raise it, or leave it out.",
             setting="samples",
         )
