@@ -231,27 +231,39 @@ def groups(results: Sequence[dict[str, Any]], *, baseline: str = "fedavg") -> It
 
 
 def trained_layers(results: Sequence[dict[str, Any]]) -> dict[str, str]:
-    """Say of each row of `LAYERS` what its schedules show, and with which rows before it they are the same.
+    """Say of each row of `LAYERS` what its schedules show, and with which row before it they are the same.
 
-    Rows of one fixed choice are one method, whatever their names. Empty where no run of the row kept its schedule.
+    Rows of one fixed choice are one method, whatever their names. Runs of November 2026 and before kept no schedule:
+    one whose accuracies are all those of another row, site by site in every round, is said to be the same as that.
+    Empty where nothing can be said.
     """
     short = [one for one in results if (one["dialects"], len(one["rounds"])) == (WORLDS[0], SHORT)]
     said: dict[str, str] = {}
-    by_row: dict[str, dict[int, Schedule]] = {}
+    rows: dict[str, dict[int, dict[str, Any]]] = {}
     for name in LAYERS:
-        schedules = {one["seed"]: one.get("layers", []) for one in short if one["method"] == name}
-        kept = {seed: schedule for seed, schedule in schedules.items() if schedule}
-        same = [other for other, theirs in by_row.items() if _agree(kept, theirs)]
-        some = f" ({len(kept)} of {len(schedules)} seeds)" if len(kept) < len(schedules) else ""
-        said[name] = ", as ".join([_described(list(kept.values())), *same[:1]]) + some if kept else ""
-        by_row[name] = kept
+        runs = {one["seed"]: one for one in short if one["method"] == name}
+        kept = {seed: run["layers"] for seed, run in runs.items() if run.get("layers")}
+        same = next((other for other, theirs in rows.items() if _agree(runs, theirs)), None)
+        seeds = kept.keys() if kept else runs.keys() & rows[same].keys() if same else ()
+        parts = [_described(list(kept.values()))] if kept else []
+        parts += [f"as {same}" if kept else f"as {same} by all figures"] if same else []
+        some = f" ({len(seeds)} of {len(runs)} seeds)" if parts and len(seeds) < len(runs) else ""
+        said[name] = ", ".join(parts) + some
+        rows[name] = runs
     return said
 
 
-def _agree(mine: Mapping[int, Schedule], theirs: Mapping[int, Schedule]) -> bool:
+def _agree(mine: Mapping[int, Mapping[str, Any]], theirs: Mapping[int, Mapping[str, Any]]) -> bool:
     """Whether two rows trained the same layers in all seeds that both have, at least one."""
-    common = mine.keys() & theirs.keys()
-    return bool(common) and all(mine[seed] == theirs[seed] for seed in common)
+    common = [(mine[seed], theirs[seed]) for seed in mine.keys() & theirs.keys()]
+    if not any(one.get("layers") or other.get("layers") for one, other in common):
+        return False
+    return all(
+        one["layers"] == other["layers"]
+        if one.get("layers") and other.get("layers")
+        else one["rounds"] == other["rounds"]
+        for one, other in common
+    )
 
 
 def _described(runs: Sequence[Schedule]) -> str:
