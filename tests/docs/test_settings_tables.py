@@ -11,6 +11,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 sys.path.insert(0, str(DOCS))
 import generate_settings as generator  # noqa: E402
 
+from fedpeft import importance  # noqa: E402
 from fedpeft.messages.types import METRICS, TASKS, TrainReply  # noqa: E402
 from fedpeft.methods import METHODS  # noqa: E402
 
@@ -49,6 +50,11 @@ def test_every_field_of_a_message_is_described(message):
 def test_every_figure_that_leaves_a_site_is_described():
     described = generator.argument_texts(TrainReply)["metrics"]
     assert [name for name in METRICS if f"`{name}`" not in described] == []
+
+
+def test_every_score_is_in_the_table_of_scores():
+    rows = [line.split("|")[1] for line in (DOCS / "importance.md").read_text().splitlines() if line.startswith("| `")]
+    assert [name for name in importance.names() if not any(f"`{name}`" in row for row in rows)] == []
 
 
 @pytest.mark.parametrize("classes", [generator.solver_classes, generator.score_classes])
