@@ -9,8 +9,9 @@ from rich.console import Console
 
 from fedpeft import cli
 from fedpeft.errors import FedpeftError
+from fedpeft.pace import duration
 from fedpeft.status import Progress, follow, run_folder, show, wait_for_run
-from fedpeft.status.show import duration, figures
+from fedpeft.status.show import figures
 
 RUNNING = Progress(job="small", round=2, rounds=4, mean=0.5, seconds=8.0, pace=8.0, ago=3.0)
 COMPLETED = Progress(job="small", state="completed", round=4, rounds=4, mean=0.75, seconds=8.0)

@@ -22,7 +22,7 @@ from fedpeft.client.batches import Batch
 from fedpeft.client.data_facts import Facts
 from fedpeft.client.evaluation import Evaluation
 from fedpeft.client.federated_head import head_state, without_head
-from fedpeft.client.loop import mean_loss, train_epochs
+from fedpeft.client.loop import OnStep, mean_loss, no_step, train_epochs
 from fedpeft.client.lr_schedule import rate_factor
 from fedpeft.client.metrics import Measure, Measured
 from fedpeft.client.model_record import below_constant, best_round, with_round
@@ -83,6 +83,7 @@ class Learner:
 
     Attributes:
         constant: what the best constant answer reaches on the test split; None: nothing can be measured.
+        on_step: called after each step of a round, as `train_epochs` does.
         salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
             it is secret (`fedpeft.privacy.secret_seed`).
 
@@ -108,6 +109,7 @@ class Learner:
     ) -> None:
         self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
         self.salt, self._policy = "", policy
+        self.on_step: OnStep = no_step
         self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
         self.vocabulary = vocabulary_of(site_data, answers)
         self.pia = method.pia if method.aligns else None
@@ -439,6 +441,7 @@ class Learner:
                 device=self.device,
                 train_step=self.trainable.step,
                 micro_batch=settings.micro_batch,
+                on_step=self.on_step,
             )
 
     def _seed(self, purpose: str, round: int) -> int:

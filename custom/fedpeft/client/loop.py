@@ -10,14 +10,20 @@ from functools import partial
 import torch
 
 from fedpeft.client.answering.answering import Answering
-from fedpeft.client.batches import Batch
+from fedpeft.client.batches import Batch, Batches
 from fedpeft.errors import FedpeftError
 from fedpeft.methods.trainable import Part, Step
+
+OnStep = Callable[[int, int], None]  # takes the steps of a round that are done, and all of them
+
+
+def no_step(step: int, steps: int) -> None:
+    """Take no note of a step."""
 
 
 def train_epochs(
     answering: Answering,
-    batches: Iterable[Batch],
+    batches: Batches,
     optimizer: torch.optim.Optimizer,
     rate: Callable[[int], float],
     *,
@@ -26,6 +32,7 @@ def train_epochs(
     device: torch.device,
     train_step: Step,
     micro_batch: int = 0,
+    on_step: OnStep = no_step,
 ) -> dict[str, float]:
     """Train; return the mean loss of the first and of the last epoch.
 
@@ -39,6 +46,7 @@ def train_epochs(
         device: of the model.
         train_step: the method's step on one batch (`fedpeft.methods.trainable.Trainable.step`).
         micro_batch: samples that are computed at once; 0: the whole batch.
+        on_step: called after each step.
 
     Raises:
         FedpeftError: the loss is not finite.
@@ -58,6 +66,7 @@ def train_epochs(
                     code="training-diverged",
                 )
             total, count, step = total + value * len(batch.target), count + len(batch.target), step + 1
+            on_step(step - first_step, epochs * len(batches))
         means.append(total / count)
     return {"loss_first": means[0], "loss": means[-1]}
 

@@ -106,10 +106,14 @@ class SiteExecutor(Executor):
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
             return make_reply(ReturnCode.TASK_UNKNOWN)
         task, model, folder = TASKS[task_name], model_of(shareable), run_folder(fl_ctx)
+        where = f"site {fl_ctx.get_identity_name()}"
         request = partial(
             self._supervisor.request,
             aborted=TaskCheck(fl_ctx, abort_signal),
             report=lambda failure: self._log(f"{failure.detail}; trying again in a new process", failure, fl_ctx),
+            progress=lambda line: self.log_info(
+                fl_ctx, f"{where}: round {model.current_round}: {line}", fire_event=False
+            ),
         )
         try:
             policy = self._opened(fl_ctx)
@@ -128,7 +132,7 @@ class SiteExecutor(Executor):
         except Aborted:
             self.log_info(
                 fl_ctx,
-                f"site {fl_ctx.get_identity_name()}: {task_name} is aborted, its result is no longer needed",
+                f"{where}: {task_name} is aborted, its result is no longer needed",
                 fire_event=False,
             )
             return make_reply(ReturnCode.TASK_ABORTED)
@@ -146,9 +150,9 @@ class SiteExecutor(Executor):
             )
         else:
             if task_name == HELLO and policy is None:
-                self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {SIMULATED}", fire_event=False)
+                self.log_info(fl_ctx, f"{where}: {SIMULATED}", fire_event=False)
             if line:
-                self.log_info(fl_ctx, f"site {fl_ctx.get_identity_name()}: {line}", fire_event=False)
+                self.log_info(fl_ctx, f"{where}: {line}", fire_event=False)
         return FLModelUtils.to_shareable(to_model(message, round=model.current_round))
 
     def _opened(self, fl_ctx: FLContext) -> SitePolicy | None:

@@ -10,8 +10,9 @@ from scipy.stats import rankdata
 from fedpeft.report.history import History
 from fedpeft.report.series import series
 from fedpeft.report.table import MEAN, SHADES, Table
-from fedpeft.report.wording import DASH, FEWER, percent
+from fedpeft.report.wording import DASH, FEWER, moved_places, percent
 
+DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
 MBIT = 8e-6  # of a byte
 
 
@@ -64,7 +65,7 @@ def aligned(history: History) -> Table | None:
         title=f"Alignment in round {last.round}",
         columns=("site", "distance before", "distance after", "closer by (%)", "neurons moved (%)"),
         rows=tuple(rows),
-        marks="Distance: mean of a site's neurons from those of the reference at their index",
+        marks="; ".join(filter(None, (DISTANCE, moved_places(history)))),
     )
 
 

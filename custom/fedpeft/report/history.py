@@ -8,7 +8,8 @@
                  "sites": {"slake": {"overall": 0.51, "open": 0.4, "closed": 0.6, "loss": 1.2, "samples": 300,
                                      "sent": 9216}},
                  "alignment": {"slake": 0.12},
-                 "alignment_report": {"sites": {"slake": {"before": 0.2, "after": 0.12, "moved": 0.7}}},
+                 "alignment_report": {"sites": {"slake": {"before": 0.2, "after": 0.12, "moved": 0.7}},
+                                      "decisions": {"slake": {"moved": 20, "stayed": 4, "held": 0}}},
                  "schedule": {"layers": {"slake": [0, 2]}, "scores": {"slake": [0.4, 0.1, 0.3, 0.2]},
                               "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
@@ -53,11 +54,15 @@ class SiteResult:
 @dataclass(frozen=True, kw_only=True)
 class Aligned:
     """What an alignment did to a site's adapter: the mean distance of its neurons from the reference's before and
-    after, and the fraction that moved; None where nothing was aligned."""
+    after, and the fraction that moved; None where nothing was aligned. ``places`` are its modules whose neurons could
+    have stayed as they were; of these ``moved_places`` did not, and ``held`` did only because of the margin."""
 
     before: float | None = None
     after: float | None = None
     moved: float | None = None
+    places: int = 0
+    moved_places: int = 0
+    held: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

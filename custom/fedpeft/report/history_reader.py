@@ -163,6 +163,7 @@ def _round(entry: Any, where: str) -> Round:
     rejected = as_mapping(entry.get("rejected", {}), where, "'rejected'")
     report = as_mapping(entry.get("alignment_report", {}), where, "'alignment_report'")
     aligned = as_mapping(report.get("sites", {}), where, "'sites' of 'alignment_report'")
+    decisions = as_mapping(report.get("decisions", {}), where, "'decisions' of 'alignment_report'")
     return Round(
         round=number,
         sites={
@@ -174,7 +175,9 @@ def _round(entry: Any, where: str) -> Round:
             for name, value in alignment.items()
         },
         aligned={
-            as_name(name, where, "a site's name"): _aligned(value, f"{where}, 'alignment_report', site {name!r}")
+            as_name(name, where, "a site's name"): _aligned(
+                value, decisions.get(name, {}), f"{where}, 'alignment_report', site {name!r}"
+            )
             for name, value in aligned.items()
         },
         rejected={
@@ -186,10 +189,16 @@ def _round(entry: Any, where: str) -> Round:
     )
 
 
-def _aligned(entry: Any, where: str) -> Aligned:
-    entry = as_mapping(entry, where, "the entry")
+def _aligned(entry: Any, decisions: Any, where: str) -> Aligned:
+    entry, decisions = as_mapping(entry, where, "the entry"), as_mapping(decisions, where, "'decisions'")
     high = {"before": MOST, "after": MOST, "moved": 1}
-    return Aligned(**{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()})
+    moved, stayed, held = (as_count(decisions.get(key, 0), where, repr(key)) for key in ("moved", "stayed", "held"))
+    return Aligned(
+        **{key: as_number(entry.get(key), where, repr(key), high=most) for key, most in high.items()},
+        places=moved + stayed,
+        moved_places=moved,
+        held=held,
+    )
 
 
 def _schedule(entry: Any, where: str) -> Schedule | None:

@@ -16,7 +16,7 @@ from fedpeft.console import Console, cell
 from fedpeft.report.history import History
 from fedpeft.report.table import MEAN, Table
 from fedpeft.report.tables import by_round, last_and_best, trained_layers
-from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, not_learning, parts, rejections
+from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
 
 LONGEST = 20  # letters of a name before it is folded
 ASCII = str.maketrans({DASH: "-", REJECTED: "x", "·": "-"})
@@ -51,7 +51,7 @@ def print_tables(history: History, *, console: Console | None = None, metrics: S
         for line in filter(None, (caption(history), table.marks)):
             console.print(Text(_printable(line, console)), soft_wrap=True)
         console.print()
-    for line in (*not_learning(history), *rejections(history)):
+    for line in filter(None, (moved_places(history), *not_learning(history), *rejections(history))):
         console.print(Text(_printable(line, console)), soft_wrap=True)
 
 

@@ -10,6 +10,8 @@ NOTHING_MEDICAL = "these figures say nothing about medicine"
 DASH = "–"
 REJECTED = "×"
 FEWER = "*"
+IDENTITY = "identity"  # the solver that moves nothing
+STAY_ALIGNED = "sites that start from one adapter stay aligned"
 TITLES = {"overall": "all questions", "open": "open questions", "closed": "closed questions"}
 
 
@@ -79,6 +81,24 @@ def legend(cells: set[str]) -> str:
 def not_learning(history: History) -> list[str]:
     """Return one sentence for every site that is no better than a constant answer."""
     return [f"{site}: {NO_BETTER}" for site in history.below_constant]
+
+
+def moved_places(history: History) -> str:
+    """Return how many places the server's alignment moved in all rounds, and where it moved none the reason.
+
+    A place is one module of one site's adapter in one round. Empty where nothing of equal width was aligned.
+    """
+    aligned = [value for one in history.rounds for value in one.aligned.values()]
+    moved, places, held = (sum(getattr(one, name) for one in aligned) for name in ("moved_places", "places", "held"))
+    if not places:
+        return ""
+    counted = f"{moved:,} of {places:,} places moved"
+    if held:
+        return f"{counted}; {held:,} stayed because they would have gained less than method.pia.margin"
+    settings = history.settings
+    together = settings.get("method.initialization") == "shared" and settings.get("method.pia.solver") != IDENTITY
+    joined = any(name.startswith("schedule.joins.") for name in settings)
+    return counted + (": " + STAY_ALIGNED) * (not moved and together and not joined)
 
 
 def rejections(history: History) -> list[str]:

@@ -18,6 +18,7 @@ from fedpeft.keys import layers_of
 from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER, title_of
+from fedpeft.pace import RECENT, duration
 from fedpeft.report.tensorboard import Board
 from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.scheduling.settings import ScheduleSettings
@@ -195,7 +196,8 @@ class RunRecorder:
         return best
 
     def progress(self, number: int, rounds: int) -> str:
-        """One line for the log: round, mean of the sites, seconds, and each site's layers if they are scheduled."""
+        """One line for the log: round, mean of the sites, seconds and the time left, how many places the alignment
+        moved, and each site's layers if they are scheduled."""
         last = self._history["rounds"][-1]
         overall = [site["overall"] for site in last["sites"].values() if site["overall"] is not None]
         mean = f"{100 * sum(overall) / len(overall):.1f} %" if overall else "not measured"
@@ -203,8 +205,16 @@ class RunRecorder:
         layers = "; ".join(f"{site} trained layers {', '.join(map(str, chosen))}" for site, chosen in assigned.items())
         metric = title_of(self._history.get("metrics", {}).values())
         stuck = "; ".join(f"{s}: {NO_BETTER}" for s, site in last["sites"].items() if site.get(BELOW_CONSTANT) == 1)
-        more = "".join(f"; {text}" for text in (layers, stuck) if text)
-        return f"round {number} of {rounds}: mean {metric} {mean}, {last['seconds']:.1f} s{more}"
+        recent = [one["seconds"] for one in self._history["rounds"][-RECENT:]]
+        left = (rounds - number) * sum(recent) / len(recent)
+        parts = [
+            f"round {number} of {rounds}: mean {metric} {mean}, {duration(last['seconds'])}",
+            f"about {duration(left)} left" * (number < rounds),
+            _moved(last["alignment_report"].get("decisions", {})),
+            layers,
+            stuck,
+        ]
+        return "; ".join(filter(None, parts))
 
     def fail(self, reason: str) -> None:
         """Write the manifest of a job that failed; finished rounds are kept.
@@ -237,3 +247,9 @@ class RunRecorder:
             "files": {str(p.relative_to(self.folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files},
         }
         write_json(self.folder / MANIFEST, self._manifest)
+
+
+def _moved(decisions: Mapping[str, Mapping[str, int]]) -> str:
+    """Return how many places of all sites a round's alignment moved; empty where none could have stayed."""
+    moved, stayed = (sum(one[name] for one in decisions.values()) for name in ("moved", "stayed"))
+    return f"{moved} of {moved + stayed} places moved" * bool(moved + stayed)

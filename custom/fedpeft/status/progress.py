@@ -16,6 +16,7 @@ from fedpeft import state_lock
 from fedpeft.bounded_files import read_json
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
+from fedpeft.pace import RECENT
 from fedpeft.report.json_fields import (
     MOST_SECONDS,
     as_count,
@@ -34,7 +35,6 @@ IDLE = "not running"  # a workspace without a run
 CUT_OFF = "the run was cut off: its processes were ended from outside."
 SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
 SIMULATED = "server" / OF_SIMULATOR
-RECENT = 3  # rounds whose mean duration is expected of the next ones
 
 
 @dataclass(frozen=True, kw_only=True)

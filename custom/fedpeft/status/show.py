@@ -10,6 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from fedpeft.console import cell
+from fedpeft.pace import duration
 from fedpeft.status.progress import COMPLETED, FAILED, Progress
 
 BAR = 40
@@ -50,14 +51,6 @@ def figures(progress: Progress, *, now: float | None = None) -> str:
             f"{duration(progress.left)} left, ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
         )
     return "; ".join(parts)
-
-
-def duration(seconds: float) -> str:
-    """Format a duration: 8.2 s, 3 min, 4 h 05 min."""
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02} min"
 
 
 def _rounds(progress: Progress) -> str:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from multiprocessing import Pipe
 from typing import Any
 
+from fedpeft.printable import one_line
 from fedpeft.worker.forked_process import start_python
 from fedpeft.worker.frames import BadFrame, receive, send, unpack
 
@@ -53,30 +54,41 @@ class WorkerProcess:
         except OSError:
             raise Lost(self._end()) from None
 
-    def receive(self, aborted: Callable[[], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+    def receive(
+        self, aborted: Callable[[], bool], progress: Callable[[str], None]
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Wait for the answer to the last request.
 
         Args:
             aborted: polled while waiting; the process is ended once it returns True.
+            progress: takes each line that says how far the process is.
 
         Raises:
             Lost: the process ended, or sent something that is not a frame.
             Aborted: `aborted` returned True.
         """
         try:
-            while not self._connection.poll(POLL_SECONDS):
-                if aborted():
-                    self.end()
-                    raise Aborted
-                # a child of the dead process, such as one that decodes images, can hold its pipe open
-                if self._process.poll() is not None and not self._connection.poll():
-                    raise Lost(self._end())
-            return unpack(receive(self._connection))
+            while True:
+                self._wait(aborted)
+                header, tensors = unpack(receive(self._connection))
+                if "progress" not in header:
+                    return header, tensors
+                progress(one_line(str(header["progress"])))
         except BadFrame as error:
             self.end()
             raise Lost(f"sent {error}") from error
         except (EOFError, OSError):
             raise Lost(self._end()) from None
+
+    def _wait(self, aborted: Callable[[], bool]) -> None:
+        """Wait for the next frame; raises as `receive`."""
+        while not self._connection.poll(POLL_SECONDS):
+            if aborted():
+                self.end()
+                raise Aborted
+            # a child of the dead process, such as one that decodes images, can hold its pipe open
+            if self._process.poll() is not None and not self._connection.poll():
+                raise Lost(self._end())
 
     def kill(self) -> None:
         """Kill the process; files on the site's disk stay complete, and a pending `receive` raises `Lost`."""

@@ -81,6 +81,7 @@ class WorkerSupervisor:
         *,
         aborted: Callable[[], bool],
         report: Callable[[Failure], None],
+        progress: Callable[[str], None] = lambda line: None,
     ) -> Answer:
         """Send one request and return its answer, see `training_process.HANDLERS`.
 
@@ -89,6 +90,7 @@ class WorkerSupervisor:
             state: the tensors sent with it.
             aborted: whether the answer is no longer needed.
             report: called with the failure of an attempt before the next one.
+            progress: called with each line that says how far the learner is.
 
         Raises:
             RequestFailed: no attempt succeeded, or the first one failed because of bad input.
@@ -97,7 +99,7 @@ class WorkerSupervisor:
         began = time.monotonic()
         for attempt in range(1, MOST_ATTEMPTS + 1):
             try:
-                answer, tensors = self._attempt(header, state, lambda: self._closed or aborted())
+                answer, tensors = self._attempt(header, state, lambda: self._closed or aborted(), progress)
                 if "values" in answer:
                     return Answer(
                         values=answer["values"], state=tensors, attempts=attempt, seconds=_seconds_since(began)
@@ -119,14 +121,18 @@ class WorkerSupervisor:
             self._process.kill()
 
     def _attempt(
-        self, header: Mapping[str, Any], state: Mapping[str, Any] | None, aborted: Callable[[], bool]
+        self,
+        header: Mapping[str, Any],
+        state: Mapping[str, Any] | None,
+        aborted: Callable[[], bool],
+        progress: Callable[[str], None],
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         try:
             if aborted():
                 raise Aborted
             process = self._open_process()
             process.send(header, state)
-            return process.receive(aborted)
+            return process.receive(aborted, progress)
         except Aborted:
             self._discard()
             raise

@@ -25,6 +25,7 @@ from fedpeft.data.cut_texts import cut_texts
 from fedpeft.data.registry import is_procedural
 from fedpeft.data.remarks import remarks, unread_questions
 from fedpeft.errors import FedpeftError
+from fedpeft.pace import StepLines
 from fedpeft.printable import CleanedStream, one_line
 from fedpeft.privacy.plugin_names import keep_to
 from fedpeft.privacy.site_policy import FILE, SitePolicy
@@ -66,8 +67,8 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
 
     Args:
         read: waits for the next request; all but `open` name the folder of the site's state.
-        answer: sends `values` and tensors, or a `failure`. `open` has no answer: an error in it is raised again when
-            the learner is needed.
+        answer: sends `values` and tensors, or a `failure`; before them any number of `progress`, a line. `open` has no
+            answer: an error in it is raised again when the learner is needed.
     """
     learner: Learner | None = None
     opening: dict[str, Any] = {}
@@ -82,6 +83,7 @@ def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], N
         try:
             learner = learner or _open(**opening)
             learner.folder = Path(request.pop("folder"))
+            learner.on_step = StepLines(lambda line: answer({"progress": line}, {}))
             values, tensors = HANDLERS[do](learner, state, **request)
         except Exception as error:
             failure = Failure.of(error)
