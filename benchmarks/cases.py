@@ -46,7 +46,14 @@ from fedpeft.states import State
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "cases.jsonl"
 SEEDS = (0, 1, 2)
-PIA = ["method.aggregation=pia", "method.pia.integration=merge", "method.pia.share=0.5", "method.pia.accept=false"]
+PIA = [
+    "method.aggregation=pia",
+    "method.pia.integration=merge",
+    "method.pia.share=0.5",
+    "method.pia.accept=false",
+    "method.pia.client=true",
+    "method.pia.reference=fedavg",
+]
 FIXED_POINT = "method.pia.reference=fixed_point"
 LOCAL, FEDAVG, BOTH, BOTH_FIXED_POINT = "local", "FedAvg", "both", "both, fixed point"
 MIXED = (BOTH, BOTH_FIXED_POINT)  # the methods that can run with unequal widths

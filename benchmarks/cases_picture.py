@@ -18,11 +18,19 @@ LINES = (barrier.BEFORE, barrier.BY_WEIGHTS, barrier.BY_ACTIVATIONS)
 WIDTH, HEIGHT = 2.5, 2.8  # of one panel, in inches
 
 
-def draw(results: Sequence[Mapping[str, Any]]) -> Figure:
-    """One panel for each case: the mean over seeds, and every seed as a thin line."""
-    shown = {name: [r for r in results if r["case"] == name and r["lines"]] for name in cases.CASES}
+def draw(
+    results: Sequence[Mapping[str, Any]], names: Sequence[str] = tuple(cases.CASES), *, width: float = WIDTH
+) -> Figure:
+    """One panel for each case: the mean over seeds, and every seed as a thin line.
+
+    Args:
+        results: of `cases.py`.
+        names: of the cases.
+        width: of one panel, in inches.
+    """
+    shown = {name: [r for r in results if r["case"] == name and r["lines"]] for name in names}
     shown = {name: runs for name, runs in shown.items() if runs}
-    figure = Figure(figsize=(WIDTH * len(shown), HEIGHT), layout="constrained", facecolor=LIGHT.paper)
+    figure = Figure(figsize=(width * len(shown), HEIGHT), layout="constrained", facecolor=LIGHT.paper)
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for panel, (name, runs) in zip(panels, shown.items(), strict=True):
         _panel(panel, name, runs)

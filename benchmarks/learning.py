@@ -112,8 +112,8 @@ RATES = {  # the best of a small grid for each kind of training, on seeds 100 to
 ADAPTERS = ["training.learning_rate=5e-3"]
 UNVALIDATED = "training.validate=false"  # no figure here is of the validation split
 SEEDS = (0, 1, 2)
-BITS = 32  # of a number
-COSTS = ("trained", "Mbit a round", "CPU s a run")
+BYTES = 4  # of a number
+COSTS = ("trained", "MB a round", "CPU s a run")
 CORES = os.cpu_count() or 1
 
 
@@ -258,8 +258,8 @@ def report(
 
 
 def costs(results: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """Numbers that a site trains, Mbit that all sites send in a round, and the median of the CPU seconds of a run."""
-    for name, factor, form in (("trained", 1, ",.0f"), ("sent", BITS * len(results[0]["rounds"][0]) / 1e6, ".2f")):
+    """Numbers that a site trains, MB that all sites send in a round, and the median of the CPU seconds of a run."""
+    for name, factor, form in (("trained", 1, ",.0f"), ("sent", BYTES * len(results[0]["rounds"][0]) / 1e6, ".2f")):
         yield format(factor * max(result[name] for result in results), form)
     yield f"{statistics.median(result['seconds'] for result in results):.0f}"
 

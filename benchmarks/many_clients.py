@@ -18,7 +18,7 @@ from pathlib import Path
 import psutil
 from measured import machine, python, show
 
-from fedpeft.report.costs import MBIT
+from fedpeft.messages.limits import MB
 from fedpeft.report.history_reader import read
 from fedpeft.report.wording import percent
 from fedpeft.status import run_folder
@@ -86,13 +86,13 @@ def main() -> None:
     rows = []
     for one in history.rounds:
         reached = [site.overall for site in one.sites.values() if site.overall is not None]
-        sent = MBIT * statistics.fmean(site.sent or 0 for site in one.sites.values())
+        sent = statistics.fmean(site.sent or 0 for site in one.sites.values()) / MB
         mean = percent(statistics.fmean(reached)) if reached else "-"
         rows.append((str(one.round), str(len(one.sites)), f"{one.seconds or 0:.0f}", f"{sent:.2f}", mean))
     in_rounds = sum(one.seconds or 0 for one in history.rounds)
     show(
         f"{chosen.clients} clients, {chosen.drawn} drawn in each round, {chosen.threads} at a time",
-        ("round", "replies", "seconds", "Mbit sent by a client", "macro-F1 of the drawn, %"),
+        ("round", "replies", "seconds", "MB sent by a client", "macro-F1 of the drawn, %"),
         rows,
         f"{seconds:.0f} s in all, {in_rounds:.0f} in the rounds; all processes: at most {most / 2**30:.1f} GiB.",
     )

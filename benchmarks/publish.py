@@ -15,6 +15,7 @@ import argparse
 import hashlib
 import re
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import cases
@@ -66,6 +67,8 @@ def pictures() -> dict[Path, tuple[Path, Callable[[], Figure]]]:
         drawn[Path("docs/study.png")] = study.RESULTS, lambda: study_picture.draw(runs)
     if any(run["lines"] for run in cases.read()):
         drawn[Path("docs/barriers.png")] = cases.RESULTS, lambda: cases_picture.draw(cases.read())
+        alone = partial(cases_picture.draw, cases.read(), ["tuned_before"], width=5)
+        drawn[Path("docs/tuned_before.png")] = cases.RESULTS, alone
     return drawn
 
 

@@ -123,7 +123,7 @@ def disagreement(model: Scored, method: str, samples: int) -> float:
 
 
 def communication() -> list[tuple[str, float, float]]:
-    """Megabits that a site uploads a round on ViLT-B, float32: all 12 layers, and 4 of them."""
+    """MB that a site uploads a round on ViLT-B, float32: all 12 layers, and 4 of them."""
     rows = []
     for label, name, settings in (
         ("pfeiffer", "pfeiffer", {}),
@@ -134,10 +134,10 @@ def communication() -> list[tuple[str, float, float]]:
         ("lora", "lora", {}),
     ):
         shapes = adapters.schema(adapters.config(name, **settings), "vilt", 12, 768)
-        megabits = {key: 32e-6 * torch.Size(shape).numel() for key, shape in shapes.items()}
+        megabytes = {key: 4e-6 * torch.Size(shape).numel() for key, shape in shapes.items()}
         chosen = tuple(f"layer.{layer}." for layer in range(ROUND_LAYERS))
-        some = sum(size for key, size in megabits.items() if key.startswith((*chosen, "shared.")))
-        rows.append((label, sum(megabits.values()), some))
+        some = sum(size for key, size in megabytes.items() if key.startswith((*chosen, "shared.")))
+        rows.append((label, sum(megabytes.values()), some))
     return rows
 
 
@@ -180,7 +180,7 @@ def main() -> None:
     for adapter in options.adapters:
         measure(options, adapter, methods)
 
-    print(f"{'upload a round, ViLT-B, Mbit':<32}{'12 layers':>10}{f'{ROUND_LAYERS} layers':>10}")
+    print(f"{'upload a round, ViLT-B, MB':<32}{'12 layers':>10}{f'{ROUND_LAYERS} layers':>10}")
     for label, every, some in communication():
         print(f"{label:<32}{every:>10.2f}{some:>10.2f}")
 

@@ -148,7 +148,7 @@ def test_a_row_runs_and_is_printed_with_its_cost(every, learning, in_this_proces
     )
     assert "minus houlsby" in printed
     assert "minus its method" in printed
-    assert "Mbit a round" in printed
+    assert "MB a round" in printed
 
     monkeypatch.setattr(sys, "argv", [*sys.argv, "--rows", "sba", "--set", "training.learning_rate=0.5"])
     learning.main()  # other settings: a run of its own, beside those that are there

@@ -58,8 +58,8 @@ def test_the_figure_of_a_run_is_the_mean_of_its_sites_over_the_last_rounds():
     assert math.isnan(RUNS[0].figure(MACRO_F1))
 
 
-def test_megabits_add_up_over_sites_and_rounds():
-    assert RUNS[0].megabits() == pytest.approx([16, 32])
+def test_megabytes_add_up_over_sites_and_rounds():
+    assert RUNS[0].megabytes() == pytest.approx([2, 4])
 
 
 def test_a_run_comes_back_from_its_line():
@@ -125,7 +125,7 @@ def test_differences_are_paired_by_seed_and_the_best_mean_is_bold():
     assert cells(table, "mean accuracy (%) ± sd") == ["55.0 ± 7.1", "70.0 ± 14.1"]
     assert table.best == {(1, table.columns.index(name)) for name in ("north", "south", "mean accuracy (%) ± sd")}
     assert cells(table, "north") == ["45.0", "55.0"]
-    assert cells(table, "Mbit a round") == ["16.00", "8.00"]
+    assert cells(table, "MB a round") == ["2.00", "1.00"]
     assert cells(table, "seeds") == ["2", "2"]
 
 

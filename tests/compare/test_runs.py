@@ -295,7 +295,7 @@ def test_an_experiment_goes_on_where_it_ended(tmp_path):
     assert earlier(tmp_path, runs) == []
     done = carry_out(runs[0])
     assert set(done.figures[0]) == {"slake", "vqa-rad"}
-    assert done.megabits()[-1] > 0
+    assert done.megabytes()[-1] > 0
     (tmp_path / RUNS).write_text(json.dumps(done.as_json()) + "\n")
     assert earlier(tmp_path, runs) == [done]
     assert earlier(tmp_path, small("fedavg", "local", seeds=(0, 1), rounds=2)) == []

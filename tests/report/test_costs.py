@@ -66,7 +66,7 @@ def test_a_run_that_recorded_nothing_of_it_has_no_table(table):
 
 def test_all_of_them_stand_among_the_tables():
     titles = {table.title for table in all_tables(parsed(complete()))}
-    assert {"Sent by the sites (Mbit)", "Alignment in round 3", "Rank of the layers"} <= titles
+    assert {"Sent by the sites (MB)", "Alignment in round 3", "Rank of the layers"} <= titles
 
 
 @pytest.mark.parametrize("wrong", [[], {"a": 3}, {"a": {"before": "x"}}, {"a": {"moved": 2}}, {"a": {"after": -1}}])

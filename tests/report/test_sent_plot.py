@@ -8,7 +8,7 @@ from histories import record
 from fedpeft.report.history_reader import parse
 from fedpeft.report.sent_plot import sent_figure, sent_so_far, was_counted
 
-BYTES = {"a": 125_000, "b": 250_000}  # 1 and 2 Mbit
+BYTES = {"a": 1_000_000, "b": 2_000_000}
 
 
 def made(rounds=3):

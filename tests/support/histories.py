@@ -63,11 +63,11 @@ def gaps() -> dict[str, Any]:
 
 
 def complete(rounds: int = 3) -> dict[str, Any]:
-    """Two sites of which each sends 1 Mbit a round, is aligned and has scores."""
+    """Two sites of which each sends 1 MB a round, is aligned and has scores."""
     history = record(("a", "b"), rounds)
     for one in history["rounds"]:
         for site in one["sites"].values():
-            site["sent"] = 125_000
+            site["sent"] = 1_000_000
         report = {"a": {"before": 0.4, "after": 0.1, "moved": 0.5}, "b": {"before": 0.2, "after": 0.2, "moved": 0}}
         one["alignment_report"] = {"sites": report}
         one["schedule"] = {

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fedpeft.errors import FedpeftError
+from fedpeft.messages.limits import MB
 from fedpeft.metrics import TITLES
 from fedpeft.printable import one_line
 from fedpeft.report.history import History
@@ -77,11 +78,11 @@ class Outcome:
         """Return the mean over the sites with this metric, round by round, in percent."""
         return [Outcome.figure(self._only(number), metric) for number in range(len(self.figures))]
 
-    def megabits(self) -> list[float]:
-        """Return what all sites together had sent after each round, in Mbit; empty where nobody counted."""
+    def megabytes(self) -> list[float]:
+        """Return what all sites together had sent after each round, in MB; empty where nobody counted."""
         total, sums = 0.0, []
         for sites in self.sent:
-            total += 8e-6 * sum(sites.values())
+            total += sum(sites.values()) / MB
             sums.append(total)
         return sums
 

@@ -37,7 +37,7 @@ def page(comparison: Comparison, picture: Picture, outcomes: Sequence[Outcome], 
     below = "".join(f'<p class="caption">{escape(note)}</p>' for note in notes)
     metric = title_of(metric for one in outcomes for metric in one.metrics.values())
     methods = ", ".join(dict.fromkeys(one.method for one in outcomes))
-    curves = f"Curves of {metric} by round, and against the Mbit that all sites had sent, for {methods}."
+    curves = f"Curves of {metric} by round, and against the MB that all sites had sent, for {methods}."
     body = "\n".join(
         (
             section("Methods", laid_out(table) + below),

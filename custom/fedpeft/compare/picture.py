@@ -24,7 +24,7 @@ LETTERS = 34  # of a method's name in the legend
 
 
 def picture(outcomes: Sequence[Outcome]) -> Picture:
-    """Return the picture: for each metric, left by round, right by Mbit sent; on narrow pages one below the other.
+    """Return the picture: for each metric, left by round, right by MB sent; on narrow pages one below the other.
 
     Lines are means over seeds, bands reach from the lowest to the highest seed. The right panel stands where all runs
     counted what they sent; methods that send nothing are points on its left edge.
@@ -59,13 +59,13 @@ def _figure(outcomes: Sequence[Outcome], theme: Theme, *, narrow: bool, framed: 
             curves = [one.curve(metric) for one in runs]
             drawn[0].append(_draw(row[0], curves, None, style, method))
             if counted:
-                drawn[1].append(_draw(row[1], curves, [one.megabits() for one in runs], style, method))
+                drawn[1].append(_draw(row[1], curves, [one.megabytes() for one in runs], style, method))
         for axes, lines in zip(row, drawn, strict=True):
             set_apart(axes, lines)
         row[0].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)")
         row[-1].set_ylabel(f"{TITLES[metric]}, mean of the sites (%)" if narrow or not counted else "")
         row[0].xaxis.get_major_locator().set_params(integer=True)
-        for axes, place in zip(row, ("round", "Mbit sent by all sites together"), strict=False):
+        for axes, place in zip(row, ("round", "MB sent by all sites together"), strict=False):
             axes.grid(axis="y", color=theme.grid, linewidth=0.6)
             axes.set_xlabel(place if narrow or index == len(metrics) else "")
     handles = {shown.get_label(): shown for shown in panels[0][0].lines}

@@ -58,7 +58,7 @@ def compared(outcomes: Sequence[Outcome], *, baseline: str, last: int = 1) -> Co
         columns.means(TITLES[BALANCED_ACCURACY], of_runs, whole, what=POOLED)
     if beside:
         columns.published([beside.get(name) for name in by_method], sure=not differences(outcomes))
-    columns.numbers("Mbit a round", [_megabits(runs) for runs in by_method.values()], ".2f")
+    columns.numbers("MB a round", [_megabytes(runs) for runs in by_method.values()], ".2f")
     if any(one.cpu_seconds is not None for one in outcomes):
         columns.numbers("CPU seconds a run", [_cpu_seconds(runs) for runs in by_method.values()], ".0f")
     columns.numbers("seeds", [len({one.seed for one in runs}) for runs in by_method.values()], "d")
@@ -164,8 +164,8 @@ def _pairs(name: str, figures: dict[str, dict[int, float]], baseline: str) -> li
     return [] if name == baseline else paired(figures[name], figures[baseline])
 
 
-def _megabits(runs: Sequence[Outcome]) -> float | None:
-    return _mean([one.megabits()[-1] / len(one.sent) for one in runs if one.sent])
+def _megabytes(runs: Sequence[Outcome]) -> float | None:
+    return _mean([one.megabytes()[-1] / len(one.sent) for one in runs if one.sent])
 
 
 def _cpu_seconds(runs: Sequence[Outcome]) -> float | None:
@@ -192,7 +192,7 @@ def _notes(outcomes: Sequence[Outcome], columns: _Columns, beside: bool, last: i
         notes.append(f"{FEWER} a mean of some sites: others were not drawn, or did not answer, in these rounds.")
     if any(one.pooled for one in outcomes):
         notes.append(f"{POOLED}: on the test images of all sites together, the mean over their classes.")
-    notes += ["Mbit: adapters that all sites send in a round."]
+    notes += ["MB: a million bytes of adapters, as all sites together send them in a round."]
     if any(one.cpu_seconds is not None for one in outcomes):
         notes.append(CPU_SECONDS)
     if beside and (source := source_of(outcomes[0].task)):

@@ -7,17 +7,17 @@ import statistics
 
 from scipy.stats import rankdata
 
+from fedpeft.messages.limits import MB
 from fedpeft.report.history import History
 from fedpeft.report.series import series
 from fedpeft.report.table import MEAN, SHADES, Table
 from fedpeft.report.wording import DASH, FEWER, moved_places, percent
 
 DISTANCE = "Distance: mean of a site's neurons from those of the reference at their index"
-MBIT = 8e-6  # of a byte
 
 
 def sent(history: History) -> Table | None:
-    """Return what the sites sent, in Mbit: a row for every round; None where nobody counted.
+    """Return what the sites sent, in MB: a row for every round; None where nobody counted.
 
     The last columns are the sum over the sites, and that over all rounds so far.
     """
@@ -27,16 +27,21 @@ def sent(history: History) -> Table | None:
     rows, so_far, counted = [], 0.0, True
     for index, one in enumerate(history.rounds):
         known = [line[index] for line in lines.values() if line[index] is not None]
-        so_far += MBIT * sum(known)
+        so_far += sum(known) / MB
         counted = counted and len(known) >= len(one.sites)
-        cells = [_mbit(line[index]) for line in lines.values()]
+        cells = [_megabytes(line[index]) for line in lines.values()]
         rows.append(
-            (str(one.round), *cells, _mbit(sum(known) if known else None), f"{so_far:.3f}{'' if counted else FEWER}")
+            (
+                str(one.round),
+                *cells,
+                _megabytes(sum(known) if known else None),
+                f"{so_far:.3f}{'' if counted else FEWER}",
+            )
         )
-    marks = "Adapters only, without FLARE's own messages; what the server sends to the sites is not counted"
+    marks = "MB: a million bytes of adapters, without FLARE's own messages and what the server sends to the sites"
     marks += "" if counted else f"; {FEWER} without what sites sent in rounds where nobody counted"
     return Table(
-        title="Sent by the sites (Mbit)",
+        title="Sent by the sites (MB)",
         columns=("round", *lines, "all sites", "so far"),
         rows=tuple(rows),
         marks=marks,
@@ -100,5 +105,5 @@ def _shade(rank: float, count: int) -> int:
     return min(SHADES - 1, int(SHADES * (rank - 1) / count))
 
 
-def _mbit(value: float | None) -> str:
-    return DASH if value is None else f"{MBIT * value:.3f}"
+def _megabytes(value: float | None) -> str:
+    return DASH if value is None else f"{value / MB:.3f}"

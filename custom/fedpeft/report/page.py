@@ -91,7 +91,7 @@ def _curves(history: History) -> str:
 
 def _sent(history: History) -> str:
     return (
-        f"Curves of {history.measured_by} against the Mbit of adapters that a site had sent, for "
+        f"Curves of {history.measured_by} against the MB of adapters that a site had sent, for "
         f"{', '.join(history.sites)} and their mean; a table below has what each sent in each round."
     )
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape
 
 from fedpeft.report.style import STYLE
-from fedpeft.report.table import MEAN, Table
+from fedpeft.report.table import AVERAGED, Table
 from fedpeft.report.wording import percent
 
 JOINER = "\u2060"  # of no width; a browser does not break a line beside it
@@ -107,7 +107,7 @@ def laid_out(table: Table) -> str:
     first_mean = len(table.rows) - table.averages
     lines = []
     for index, row in enumerate(table.rows):
-        kind = ' class="mean"' if index >= first_mean and row[0] == MEAN else ""
+        kind = ' class="mean"' if index >= first_mean and row[0] in AVERAGED else ""
         shades = [f' class="shade-{shade}"' for shade in table.shades[index]] if table.shades else [""] * len(row[1:])
         cells = "".join(
             f'<td{shade} data-head="{escape(_whole(head))}">{_cell(cell, best=(index, column) in table.best)}</td>'

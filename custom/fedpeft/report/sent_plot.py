@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedpeft.report.costs import MBIT
+from fedpeft.messages.limits import MB
 from fedpeft.report.history import History
 from fedpeft.report.labels import GAP, end_labels, label_width, write_labels
 from fedpeft.report.palette import Theme
@@ -50,9 +50,9 @@ def was_counted(history: History) -> bool:
 
 
 def sent_so_far(history: History) -> Places:
-    """Return what every site had sent after each round in Mbit, and the mean over the sites that ever sent."""
+    """Return what every site had sent after each round in MB, and the mean over the sites that ever sent."""
     lines = series(history, "sent")
-    sums = {site: MBIT * np.cumsum([value or 0 for value in line]) for site, line in lines.items()}
+    sums = {site: np.cumsum([value or 0 for value in line]) / MB for site, line in lines.items()}
     counted = [sums[site] for site, line in lines.items() if any(value is not None for value in line)]
     return Places(sites=sums, mean=np.mean(counted, axis=0))
 
@@ -77,7 +77,7 @@ def _figure(history: History, theme: Theme, *, narrow: bool, framed: bool) -> Fi
     axes = figure.add_axes((LEFT / width, bottom / total, wide / width, height / total))
     draw(axes, history, "overall", plot_title(history), theme, scale=100, places=where)
     axes.set_xlim(0, 1.03 * max(line[-1] for line in where.sites.values()))
-    axes.set_xlabel("Mbit that a site had sent", labelpad=2)
+    axes.set_xlabel("MB that a site had sent", labelpad=2)
     write_labels(axes, labels, theme)
     frame.write(figure, theme)
     return figure

@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MEAN = "mean"
+MEAN, WEIGHTED = "mean", "weighted mean"
+AVERAGED = (MEAN, WEIGHTED)
 SHADES = 5
 
 

@@ -3,28 +3,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fedpeft.errors import FedpeftError
 from fedpeft.metrics import ACCURACY, TITLES
 from fedpeft.report.costs import aligned, ranks, sent
 from fedpeft.report.history import History, Round
-from fedpeft.report.series import ACCURACIES, means, series
-from fedpeft.report.table import MEAN, Table
+from fedpeft.report.series import ACCURACIES, means, series, tested_weights
+from fedpeft.report.table import MEAN, WEIGHTED, Table
 from fedpeft.report.wording import DASH, FEWER, REJECTED, after, heading, legend, parts, percent
 
 BASELINE = "baseline: what the best constant answer reaches"
 EXAMPLES = "loss: of training, examples: train"
+BY_SAMPLES = "weighted mean: by the number of test samples, the loss by that of training samples"
 
 
 def last_round(history: History) -> Table:
     """Return the last round of every site: its metrics in percent, training loss, number of training examples.
 
-    Where it is known, the number of test examples follows, and what the best constant answer reaches on them.
-    Where sites are measured by different metrics, a column names each site's, and each metric has a mean.
+    Where it is known, the number of test examples follows, and what the best constant answer reaches on them; then the
+    sites also have a mean in which each counts by its samples.
+    Where sites are measured by different metrics, a column names each site's, and each metric has its means.
     """
-    last, metrics, fractions = history.rounds[-1], history.by_metric, parts(history)
+    last, metrics, fractions, averages = history.rounds[-1], history.by_metric, parts(history), 0
     metric_of = {site: TITLES[name] for name, sites in metrics.items() for site in sites}
     rows = []
     for site in history.sites:
@@ -40,13 +42,31 @@ def last_round(history: History) -> Table:
         samples = _mean(history, "samples", -1, "{:.0f}", sites=sites)
         constant, tested = _tested(history, sites)
         rows.append((MEAN, TITLES[name], *cells, *constant, loss, samples, *tested))
+        averages += 1
+        if weights := tested_weights(history, sites):
+            cells = [_mean(history, fraction, -1, sites=sites, weights=weights) for fraction in fractions]
+            trained = {site: result.samples or 0 for site, result in last.sites.items()}
+            loss = _mean(history, "loss", -1, "{:.3f}", sites=sites, weights=trained)
+            constant = [_constant(history, weights)] * len(constant)
+            rows.append((WEIGHTED, TITLES[name], *cells, *constant, loss, "", ""))
+            averages += 1
     columns = ("site", "metric", *fractions, *["baseline"] * len(constant), "loss", "train", *["test"] * len(tested))
     if len(metrics) == 1:
         rows = [(row[0], *row[2:]) for row in rows]
         columns = (columns[0], *columns[2:])
     table = _table(after(history), columns, rows)
-    marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant), EXAMPLES + ", test" * bool(tested))))
-    return replace(table, averages=len(metrics), marks=marks)
+    weighted = BY_SAMPLES * any(row[0] == WEIGHTED for row in rows)
+    examples = EXAMPLES + ", test" * bool(tested)
+    marks = ", ".join(filter(None, (table.marks, BASELINE * bool(constant), examples, weighted)))
+    return replace(table, averages=averages, marks=marks)
+
+
+def _constant(history: History, weights: Mapping[str, int]) -> str:
+    """Return the mean of the baselines, weighted by test samples, of the sites that have one."""
+    known = [(history.tested[site].baseline, weight) for site, weight in weights.items()]
+    known = [(value, weight) for value, weight in known if value is not None]
+    total = sum(weight for _, weight in known)
+    return percent(sum(value * weight for value, weight in known) / total) if total else DASH
 
 
 def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[str]]:
@@ -62,6 +82,8 @@ def _tested(history: History, sites: Collection[str]) -> tuple[list[str], list[s
 
 def by_round(history: History, metric: str = "overall") -> Table:
     """Return one figure in percent: a row for every round, a column for every site, the mean of the sites last.
+
+    Where sites differ in their number of test samples, the mean that is weighted by it follows.
 
     Open and closed questions have a column for the sites that answer questions only.
 
@@ -79,16 +101,21 @@ def by_round(history: History, metric: str = "overall") -> Table:
         metrics = {ACCURACY: metrics[ACCURACY]}
     shown = {site for sites in metrics.values() for site in sites}
     lines = {site: line for site, line in series(history, metric).items() if site in shown}
+    averages: list[tuple[str, str, Mapping[str, int] | None]] = []
+    for name, sites in metrics.items():
+        averages.append((name, MEAN, None))
+        if len(set((weights := tested_weights(history, sites)).values())) > 1:
+            averages.append((name, WEIGHTED, weights))
     rows = [
         (
             str(one.round),
             *(_cell(one, site, lines[site][index]) for site in lines),
-            *(_mean(history, metric, index, sites=sites) for sites in metrics.values()),
+            *(_mean(history, metric, index, sites=metrics[name], weights=weights) for name, _, weights in averages),
         )
         for index, one in enumerate(history.rounds)
     ]
-    averages = [f"{MEAN} {TITLES[name]}" for name in metrics] if len(metrics) > 1 else [MEAN]
-    return _table(f"{heading(history, metric)}, round by round", ("round", *lines, *averages), rows)
+    heads = [what + f" {TITLES[name]}" * (len(metrics) > 1) for name, what, _ in averages]
+    return _table(f"{heading(history, metric)}, round by round", ("round", *lines, *heads), rows)
 
 
 def best_round(history: History) -> Table | None:
@@ -166,9 +193,15 @@ def _cell(one: Round, site: str, value: float | None) -> str:
 
 
 def _mean(
-    history: History, quantity: str, index: int, form: str | None = None, *, sites: Collection[str] | None = None
+    history: History,
+    quantity: str,
+    index: int,
+    form: str | None = None,
+    *,
+    sites: Collection[str] | None = None,
+    weights: Mapping[str, float] | None = None,
 ) -> str:
-    mean = means(history, quantity, sites=sites)[index]
+    mean = means(history, quantity, sites=sites, weights=weights)[index]
     if mean.value is None:
         return DASH
     return (form.format(mean.value) if form else percent(mean.value)) + ("" if mean.complete else FEWER)

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from fedpeft.console import Console, cell
 from fedpeft.report.history import History
-from fedpeft.report.table import MEAN, Table
+from fedpeft.report.table import AVERAGED, Table
 from fedpeft.report.tables import by_round, last_and_best, trained_layers
 from fedpeft.report.wording import DASH, REJECTED, TITLES, caption, moved_places, not_learning, parts, rejections
 
@@ -95,6 +95,6 @@ def _grid(table: Table, block: list[int]) -> Grid:
         look: dict[str, Any] = {"justify": "left" if index == 0 else "right", "vertical": "bottom", "overflow": "fold"}
         grid.add_column(cell(table.columns[index]), **look)
     for row in table.rows:
-        style = "bold" if row[0] == MEAN and row in table.rows[-table.averages :] else None
+        style = "bold" if row[0] in AVERAGED and row in table.rows[-table.averages :] else None
         grid.add_row(*(cell(row[index]) for index in block), style=style)
     return grid
