@@ -37,7 +37,7 @@ SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {},
 
 
 class Process:
-    """A training process that gives prepared answers; an exception among them is raised."""
+    """A training process that gives prepared answers; an exception among them is raised, a text is progress."""
 
     def __init__(self, answers):
         self.answers, self.sent, self.ended = list(answers), [], 0
@@ -45,8 +45,9 @@ class Process:
     def send(self, header, tensors=None):
         self.sent.append((header, tensors))
 
-    def receive(self, aborted):
-        answer = self.answers.pop(0)
+    def receive(self, aborted, progress):
+        while isinstance(answer := self.answers.pop(0), str):
+            progress(answer)
         if isinstance(answer, Exception):
             raise answer
         return answer
@@ -115,6 +116,14 @@ def test_a_site_that_has_learned_nothing_says_so_in_its_log(site, caplog, below,
     line = "site north: round 2: training loss 0.500"
     more = "; no better than its best constant answer for 3 rounds: set another training.learning_rate"
     assert (line + more * said in caplog.text, more in caplog.text) == (True, said)
+
+
+def test_how_far_the_training_is_stands_in_the_sites_log_and_fires_no_event(site, monkeypatch):
+    executor, context, _ = site("step 12 of 36, about 20.0 s left", ({"values": VALUES}, {}))
+    lines = []
+    monkeypatch.setattr(executor, "log_info", lambda fl_ctx, line, fire_event=True: lines.append((line, fire_event)))
+    assert reply(execute(executor, context)).problem == ""
+    assert lines[0] == ("site north: round 2: step 12 of 36, about 20.0 s left", False)
 
 
 def test_a_lost_process_is_counted_in_the_reply(site):

@@ -1,13 +1,19 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Tables of what was sent, what the alignment did and how layers rank."""
 
+import io
+
 import pytest
 from histories import complete, gaps
+from rich.console import Console
 
 from fedpeft.report.costs import aligned, ranks, sent
 from fedpeft.report.history_reader import parse
 from fedpeft.report.json_fields import HistoryError
+from fedpeft.report.markdown import markdown
 from fedpeft.report.tables import all_tables
+from fedpeft.report.terminal import print_tables
+from fedpeft.report.wording import moved_places
 
 
 def parsed(history):
@@ -44,6 +50,50 @@ def test_the_alignment_of_the_last_aligned_round():
         ("b", "0.2000", "0.2000", "0.0", "0.0"),
         ("mean", "0.3000", "0.1500", "37.5", "25.0"),
     )
+
+
+SHARED = {"initialization": "shared", "pia": {"solver": "exact"}}
+STAY = "0 of 600 places moved: sites that start from one adapter stay aligned"
+
+
+@pytest.mark.parametrize(
+    ("settings", "moved", "held", "text"),
+    [
+        ({"method": SHARED}, 0, 0, STAY),
+        ({"method": SHARED}, 4, 0, "40 of 600 places moved"),
+        (
+            {"method": SHARED},
+            0,
+            3,
+            "0 of 600 places moved; 30 stayed because they would have gained less than method.pia.margin",
+        ),
+        ({"method": {**SHARED, "initialization": "own"}}, 0, 0, "0 of 600 places moved"),
+        ({"method": {**SHARED, "pia": {"solver": "identity"}}}, 0, 0, "0 of 600 places moved"),
+        ({"method": SHARED, "schedule": {"joins": {"b": 2}}}, 0, 0, "0 of 600 places moved"),
+    ],
+    ids=["none", "some", "held", "starts of their own", "told to move none", "a site that joins"],
+)
+def test_how_many_places_moved_is_said_in_terminal_page_and_markdown(settings, moved, held, text):
+    history = complete(rounds=5)
+    history["settings"] = settings
+    for one in history["rounds"]:
+        rows = {site: {"moved": moved, "stayed": 60 - moved, "held": held} for site in ("a", "b")}
+        one["alignment_report"]["decisions"] = rows
+    made = parsed(history)
+    assert moved_places(made) == text
+    assert aligned(made).marks.endswith(f"; {text}")
+    assert text in markdown(made)
+    printed = io.StringIO()
+    print_tables(made, console=Console(file=printed, width=60))
+    assert text in printed.getvalue().splitlines()
+
+
+def test_a_run_without_an_alignment_says_nothing_of_places():
+    history = complete()
+    assert moved_places(parsed(history)) == ""
+    history["rounds"][0]["alignment_report"]["decisions"] = {"a": {"moved": -1}}
+    with pytest.raises(HistoryError, match=r"alignment_report.*moved"):
+        parsed(history)
 
 
 def test_equal_scores_share_their_rank():

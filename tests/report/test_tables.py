@@ -65,6 +65,41 @@ def test_tables_hold_every_figure_at_its_place(made):
             assert row[1:] == (*figures, f"{result['loss']:.3f}", str(result["samples"]))
 
 
+def test_a_mean_weighted_by_samples_stands_beside_the_plain_one():
+    made = record(("north", "south"), 2)
+    made["tested"] = {"north": {"samples": 300, "baseline": 0.4}, "south": {"samples": 100, "baseline": 0.2}}
+    for one in made["rounds"]:
+        one["sites"]["north"] |= {"overall": 0.8, "open": 0.6, "closed": None, "loss": 1.0, "samples": 900}
+        one["sites"]["south"] |= {"overall": 0.4, "open": 0.2, "closed": 0.3, "loss": 2.0, "samples": 100}
+    history = parse(made, origin="h")
+    table = last_round(history)
+    assert table.rows[-2:] == (
+        ("mean", "60.0", "40.0", "30.0", "30.0", "1.500", "500", "200"),
+        ("weighted mean", "70.0", "50.0", "30.0", "35.0", "1.100", "", ""),
+    )
+    assert "weighted mean: by the number of test samples, the loss by that of training samples" in table.marks
+    rounds = by_round(history)
+    assert rounds.columns == ("round", "north", "south", "mean", "weighted mean")
+    assert rounds.rows == (("1", "80.0", "40.0", "60.0", "70.0"), ("2", "80.0", "40.0", "60.0", "70.0"))
+    assert "weighted mean" in terminal(made)
+    assert "weighted mean" in markdown(history)
+
+
+@pytest.mark.parametrize("tested", [{}, {"north": {"samples": 300}}], ids=["old history", "one of two sites"])
+def test_without_the_number_of_test_samples_there_is_no_weighted_mean(tested):
+    made = record(("north", "south"), 1) | {"tested": tested}
+    history = parse(made, origin="h")
+    assert [row[0] for row in last_round(history).rows] == ["north", "south", "mean"]
+    assert by_round(history).columns[-1] == "mean"
+
+
+def test_of_equally_many_test_samples_the_rounds_have_the_plain_mean_alone():
+    made = record(("north", "south"), 1) | {"tested": {site: {"samples": 150} for site in ("north", "south")}}
+    history = parse(made, origin="h")
+    assert last_round(history).rows[-1][:2] == ("weighted mean", last_round(history).rows[-2][1])
+    assert by_round(history).columns[-1] == "mean"
+
+
 def test_the_baseline_and_the_number_of_test_examples_stand_beside_the_last_round():
     made = record(("north", "south", "west"), 1)
     made["tested"] = {"north": {"samples": 120, "baseline": 0.25}, "south": {"samples": 60, "baseline": None}}

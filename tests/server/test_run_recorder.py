@@ -47,3 +47,30 @@ def test_the_history_says_what_one_of_the_sites_announced(tmp_path, name, announ
     history = json.loads((tmp_path / "history.json").read_text())
     assert history[name] is announced
     assert ("(procedural)" in history["source"]) == (announced and name == "procedural")
+
+
+DECISIONS = {"north": {"moved": 2, "stayed": 3, "held": 0}, "south": {"moved": 0, "stayed": 5, "held": 1}}
+
+
+@pytest.mark.parametrize(
+    ("report", "number", "after"),
+    [
+        ({}, 2, "; about 2 min left"),
+        (
+            {"decisions": DECISIONS},
+            2,
+            "; about 2 min left; 2 of 10 places moved",
+        ),
+        (
+            {"decisions": {"north": {"moved": 0, "stayed": 0, "held": 0}}},
+            5,
+            "",
+        ),
+    ],
+    ids=["averaged", "aligned", "unequal widths, the last"],
+)
+def test_a_rounds_line_says_the_time_left_and_what_the_alignment_moved(tmp_path, report, number, after):
+    record = RunRecorder(tmp_path, job="test")
+    for one in range(1, number + 1):
+        record.add_round(one, {"north": reply(), "south": reply()}, {}, report, seconds=40.0)
+    assert record.progress(number, 5) == f"round {number} of 5: mean accuracy 50.0 %, 40.0 s{after}"

@@ -46,12 +46,19 @@ def complain(connection, **more):
     send(connection, {"failure": failure | more})
 
 
+def tell(connection):
+    """Lines that say how far it is, one of them with what no terminal should get, and then the answer."""
+    send(connection, {"progress": "step 1 of 2"})
+    send(connection, {"progress": "step 2 of 2\x1b[2J\nfinished"})
+    send(connection, {"values": {}})
+
+
 def stumble(connection):
     complain(connection, retryable=True)
     sys.exit(0)
 
 
-ACTIONS = {f.__name__: f for f in (die, leave, babble, stop_halfway, hang, leave_a_child, complain, stumble)}
+ACTIONS = {f.__name__: f for f in (die, leave, babble, stop_halfway, hang, leave_a_child, complain, tell, stumble)}
 
 
 def main():

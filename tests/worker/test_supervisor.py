@@ -59,6 +59,15 @@ def test_one_process_answers_all_and_is_opened_once(supervisor, tmp_path):
     assert [opened["site"] for opened in first.values["opened"]] == ["slake"]
 
 
+def test_lines_of_progress_come_before_the_answer(supervisor, tmp_path):
+    lines, request = [], {"do": "tell", "times": 1, "folder": str(tmp_path)}
+    answer = supervisor.request(request, aborted=never, report=pytest.fail, progress=lines.append)
+    assert (answer.values, answer.attempts) == ({}, 1)
+    assert lines[0] == "step 1 of 2"
+    assert "\x1b" not in lines[1]
+    assert "\n" not in lines[1]
+
+
 LOST = {
     "die": "was killed by signal 9 (SIGKILL: out of memory?)",
     "leave": "ended with exit code 3",

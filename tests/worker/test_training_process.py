@@ -113,6 +113,19 @@ def test_any_other_error_ends_the_process_after_it_was_reported(sections, tmp_pa
     assert "secret" in failure["traceback"] or not str(error).startswith("secret")
 
 
+def test_a_round_says_how_far_it_is_before_its_answer(sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.worker.training_process._print_to", lambda file: None)
+    monkeypatch.setattr("fedpeft.worker.training_process.StepLines", lambda say: lambda *step: say(str(step)))
+    made = sections("training.local_epochs=2")
+    request = {"do": TRAIN, "folder": str(tmp_path), "round": 1, "layers": None, "scored": False}
+    answers, _ = answers_of(opening(made, tmp_path), request)
+    *lines, last = answers
+    learner = Learner.from_sections(made, site="slake", folder=tmp_path)
+    steps = 2 * len(learner.batches.of_training(0))
+    assert [line["progress"] for line in lines] == [str((step, steps)) for step in range(1, steps + 1)]
+    assert last["values"]["samples"] == len(learner.data.train)
+
+
 def ask(supervisor, request, state=None):
     return supervisor.request(request, state, aborted=lambda: False, report=lambda failure: pytest.fail(failure.detail))
 
