@@ -170,10 +170,10 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
     if opened.width * opened.height > MOST_PIXELS:
         raise _too_large(name)
     if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
-        raise UnreadableImage.of(name, f"has {frames} frames", "choose one: save it alone, or in a manifest add #0")
+        raise UnreadableImage.of(name, f"has {frames} frames", "save one frame as a file of its own, or list it in a manifest with #0 after its name")
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
-        raise UnreadableImage.of(name, why, "choose a window: save it with 8 bits, or in a manifest set data.window")
+        raise UnreadableImage.of(name, why, "save it with 8 bits per channel, or list it in a manifest and set data.window")
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
         opened.info["exif"] = _exif_behind_pixels(opened)  # for which Pillow would decode all of it
     orientation = _orientation(opened)

@@ -103,8 +103,9 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     allowed = f"more than unreadable={share:g} allows" if share else "and unreadable=0 allows none"
     remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
     return DataError(
-        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}): {remedies}; "
-        f"or exclude such images, or set unreadable to the share to skip (at a hospital in its own file)."
+        f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}). "
+        f"What helps: {remedies}. You can also exclude these images, or set unreadable to the share of images that may be "
+        f"skipped; a hospital sets it in its own file."
     )
 
 
