@@ -6,7 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fedpeft.jobs import compose
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.report.wording import STAY_ALIGNED
 from fedpeft.settings import build
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
@@ -110,3 +112,22 @@ def test_a_shared_first_round_is_the_methods_own(cases, case, method, overrides,
     assert len(aggregated) == 2 * rounds
     for (mine, _), (theirs, _) in zip(aggregated[:rounds], aggregated[rounds:], strict=True):
         assert all(torch.equal(mine[key], theirs[key]) for key in mine | theirs)
+
+
+def test_the_readmes_second_run_is_server_pia_around_a_fixed_point_and_has_the_figures_of_the_results(cases):
+    readme = (cases.ROOT / "README.md").read_text()
+    section = readme.split("## Where alignment matters")[1].split("\n## ")[0]
+    assert "fedpeft simulate cases/tuned_before -t 5" in section
+    method = compose(cases.ROOT / "app_configs", "cases/tuned_before")["method"]
+    assert method["initialization"] == "own"
+    assert (method["pia"]["reference"], method["pia"]["client"]) == ("fixed_point", False)
+    (table,) = [one for one in cases.tables(cases.read()) if one.title == "tuned_before"]
+    exchanged = {row[0]: row[2] for row in table.rows}
+    for name in ("server PIA, fixed point", cases.FEDAVG, cases.LOCAL):
+        assert f"{exchanged[name]} %" in section
+    assert STAY_ALIGNED in " ".join(readme.split())
+
+
+def test_the_compared_methods_do_not_follow_what_a_case_sets(cases):
+    sections = cases.sections_of(cases.CASES["tuned_before"], cases.BOTH, 0, [], SITES[0])
+    assert (sections["method"]["pia"]["reference"], sections["method"]["pia"]["client"]) == ("fedavg", True)

@@ -65,7 +65,10 @@ def test_a_cmyk_jpeg_and_an_array_are_rgb(tmp_path):
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif"])
 def test_16_bit_files_are_refused_because_somebody_must_choose_the_window(tmp_path, name):
     path = _saved(tmp_path / name, np.full((3, 3), 40_000, np.uint16))
-    with pytest.raises(DataError, match=rf"{name} has more than 8 bits per channel \(mode I;16.*; save it with 8 bits per channel, or list it in a manifest and set data.window"):
+    with pytest.raises(
+        DataError,
+        match=rf"{name} has more than 8 bits per channel \(mode I;16.*; save it with 8 bits .* data.window",
+    ):
         open_image(path)
 
 

@@ -26,6 +26,8 @@ from fedpeft.data.errors import DataError, UnreadableImage
 from fedpeft.data.window import Window
 
 FORMATS = ("BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "TIFF", "WEBP")  # none that runs another program
+ONE_FRAME = "save one frame as a file of its own, or list it in a manifest with #0 after its name"
+EIGHT_BITS = "save it with 8 bits per channel, or list it in a manifest and set data.window"
 MOST_PIXELS = 89_478_485  # Pillow warns from here on, and refuses twice as many
 ONE_PICTURE = ("MPO",)  # a camera's photograph with smaller copies of it
 TURNED, ASIDE = range(2, 9), range(5, 9)  # orientations in EXIF: any but upright, and on one side
@@ -170,10 +172,14 @@ def checked(opened: Image.Image, name: str, *, one_frame: bool = True, deep: boo
     if opened.width * opened.height > MOST_PIXELS:
         raise _too_large(name)
     if one_frame and opened.format not in ONE_PICTURE and (frames := getattr(opened, "n_frames", 1)) > 1:
-        raise UnreadableImage.of(name, f"has {frames} frames", "save one frame as a file of its own, or list it in a manifest with #0 after its name")
+        raise UnreadableImage.of(
+            name,
+            f"has {frames} frames",
+            ONE_FRAME,
+        )
     if is_deep(opened) and not deep:
         why = f"has more than 8 bits per channel (mode {opened.mode})"
-        raise UnreadableImage.of(name, why, "save it with 8 bits per channel, or list it in a manifest and set data.window")
+        raise UnreadableImage.of(name, why, EIGHT_BITS)
     if opened.format == "PNG" and not {"exif", "Raw profile type exif"} & set(opened.info):
         opened.info["exif"] = _exif_behind_pixels(opened)  # for which Pillow would decode all of it
     orientation = _orientation(opened)
