@@ -104,7 +104,7 @@ def refusal(site: str, problems: Iterable[UnreadableImage], *, of: int, share: f
     remedies = "; ".join(dict.fromkeys(problem.remedy for problem in problems))
     return DataError(
         f"Site {site!r}: {len(problems):,} of {of:,} images cannot be read, {allowed} ({named(problems)}). "
-        f"What helps: {remedies}. You can also exclude these images, or set unreadable to the share that may be skipped; "
+        f"What helps: {remedies}. Or exclude these images, or set unreadable to the share that may be skipped; "
         f"a hospital sets it in its own file."
     )
 
