@@ -70,7 +70,7 @@ def test_an_excluded_image_need_not_be_readable(scans):
 def test_of_many_problems_one_sentence_names_five(scans):
     for number in range(9):
         Image.new("RGBA", (4, 4)).save(scans / f"{number}.jpg", "PNG")
-    with pytest.raises(DataError, match=r"9 of 20 .* is fully transparent; and 4 more\): save") as error:
+    with pytest.raises(DataError, match=r"9 of 20 .* is fully transparent; and 4 more\)\. What helps: save") as error:
         _load(scans, unreadable=0.4)
     assert str(error.value).count("is fully transparent") == 5
     assert "\n" not in str(error.value)

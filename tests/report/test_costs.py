@@ -60,7 +60,7 @@ STAY = "0 of 600 places moved: sites that start from one adapter stay aligned"
     ("settings", "moved", "held", "text"),
     [
         ({"method": SHARED}, 0, 0, STAY),
-        ({"method": SHARED}, 4, 0, "40 of 600 places moved"),
+        ({"method": SHARED}, 4, 0, "40 of 600 places moved, the last in round 5"),
         (
             {"method": SHARED},
             0,

@@ -93,6 +93,9 @@ def moved_places(history: History) -> str:
     if not places:
         return ""
     counted = f"{moved:,} of {places:,} places moved"
+    if moved:
+        last = max(one.round for one in history.rounds if any(value.moved_places for value in one.aligned.values()))
+        counted += f", the last in round {last}"
     if held:
         return f"{counted}; {held:,} stayed because they would have gained less than method.pia.margin"
     settings = history.settings
