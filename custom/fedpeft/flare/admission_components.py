@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
@@ -33,6 +34,11 @@ def _keep_from_other_users() -> None:
     guard_local_connections()
 
 
+def _import_checks() -> None:
+    """Import what the first job's check needs: whoever submits it waits no more than five seconds for the answer."""
+    import fedpeft.job_settings  # noqa: F401
+
+
 class SubmissionGuard(FLComponent):
     """At the server, in its own process and in each job's: checks submitted jobs, and what sites request and report."""
 
@@ -46,6 +52,7 @@ class SubmissionGuard(FLComponent):
         guard_job_failures()
         limit_frames()
         limit_messages()
+        threading.Thread(target=_import_checks, daemon=True).start()
 
 
 class AdmittedAppDeployer(AppDeployer):
