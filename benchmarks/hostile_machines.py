@@ -58,7 +58,7 @@ NOT_TRIED = "not tried on this machine"
 CLOCK = "usr/lib/*/faketime/libfaketimeMT.so.1"
 CLIENT, SERVER = (f"nvflare.private.fed.app.{one}" for one in ("client.client_train", "server.server_train"))
 DAY = datetime.timedelta(days=1)
-SECONDS = 120.0
+SECONDS = 90.0
 Row = tuple[str, str, str]
 
 
@@ -102,6 +102,15 @@ class Consortium:
         write_job(folder, "small", sections([*SMALL, "training.rounds=2", *overrides]))
         change(folder)
         return self.lead.submit_job(str(folder))
+
+    def running(self, *overrides: str) -> str:
+        """Submit a job; return its id once it has finished its first round."""
+        states, before = self.kits / "server" / "fedpeft", set(self.lineages("server"))
+        job = self.submit(*overrides)
+        kits.wait_until(
+            lambda: [new for new in set(self.lineages("server")) - before if list((states / new).glob("r*"))]
+        )
+        return job
 
     def ended(self, job: str) -> dict[str, Any]:
         """FLARE's status of a job once it has ended, its manifest, and its finished rounds."""
@@ -149,9 +158,8 @@ def _row(name: str, end: dict[str, Any], *, before: str = "") -> Row:
         said.append(f"{end.get('reason', 'no manifest')}")
     away = [site for entry in end["finished"] for site in (GOOD, HOSTILE) if site not in entry["sites"]]
     lost = f"{len(away)} replies of {' and '.join(dict.fromkeys(away))}" if away else "no reply"
-    rounds = end.get("settings", {}).get("training", {}).get("rounds", 2)
     what = before + ("; ".join(dict.fromkeys(said)) or "nothing was noticed")
-    return name, _shown(what), f"{lost}; {len(end['finished'])} of {rounds} rounds, the job {end['status']}"
+    return name, _shown(what), f"{lost}; {len(end['finished'])} rounds, {end['status']}"
 
 
 def _shown(text: str) -> str:
@@ -244,8 +252,10 @@ def _memory(consortium: Consortium) -> Iterator[Row]:
                     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms,) * 2)
                     limited.add(process.pid)
         time.sleep(0.1)
-    yield _row(f"the kernel refuses more memory to a site's training (RLIMIT_AS, {len(limited)} processes)",
-               consortium.ended(job))
+    yield _row(
+        f"the kernel refuses more memory to a site's training (RLIMIT_AS, {len(limited)} processes)",
+        consortium.ended(job),
+    )
 
 
 def _lying(consortium: Consortium, **lies: Any) -> dict[str, str]:
@@ -291,8 +301,7 @@ def _twice(consortium: Consortium) -> Iterator[Row]:
     lost = "nothing" if running == 1 else f"{running} processes work as this site"
     yield "start.sh of a site's kit a second time", f"it says: {said}; {running} process runs", lost
     copied = _copy(kit, consortium.folder / "another")
-    job = consortium.submit("training.rounds=6")
-    kits.wait_until(lambda: list((consortium.kits / "server" / "fedpeft").glob("small-*/round-00001")))
+    job = consortium.running("training.rounds=8")
     consortium.restart(copied)
     yield _row("the same kit started on a second machine while a job runs", consortium.ended(job))
     yield _row("a job while both run", consortium.ended(consortium.submit()))
@@ -301,18 +310,16 @@ def _twice(consortium: Consortium) -> Iterator[Row]:
     yield _row("the second stopped, the first started again", consortium.ended(consortium.submit()), before=again)
 
 
-def _tls_error(kit: Path) -> str:
-    """The reason that TLS gives in what a participant printed."""
-    found = re.findall(r"(?i)(certificate[ _](?:verify[ _]failed: [^\"(\n]+|has expired|is not yet valid|expired|unknown))",
-                       (kit / "console.txt").read_text())
-    return found[-1].strip() if found else "no reason is printed"
-
-
 def _connecting(consortium: Consortium, name: str, kit: Path, **environment: str) -> Row:
     """A job after a site has tried to connect, or why it does not."""
     if consortium.restart(kit, **environment):
         return _row(name, consortium.ended(consortium.submit()), before="it connects; ")
-    return name, f"it does not connect: {_tls_error(kit)}", "that site, until this is mended; no other"
+    values = {**kits.TRUE_ENVIRONMENT, **environment}
+    command = python("-m", "fedpeft.cli", "doctor", "--startup-kit", str(kit))
+    said = subprocess.run(command, capture_output=True, text=True, check=False, env=values).stdout
+    why = re.findall(r"[^|]*(?:this clock is|expired on|clocks?)[^|]*", " ".join(said.split()))
+    print(said, file=sys.stderr)
+    return name, f"it does not connect; fedpeft doctor says there: {' '.join(why)}", "that site, no other"
 
 
 def _clocks(consortium: Consortium) -> Iterator[Row]:
@@ -331,7 +338,10 @@ def _certificates(consortium: Consortium) -> Iterator[Row]:
     kit, now = consortium.kits / HOSTILE, datetime.datetime.now(datetime.timezone.utc)
     file = kit / "startup" / "client.crt"
     own = file.read_bytes()
-    for name, begins, ends in (("begins tomorrow", now + DAY, now + 2 * DAY), ("ended yesterday", now - 9 * DAY, now - DAY)):
+    for name, begins, ends in (
+        ("begins tomorrow", now + DAY, now + 2 * DAY),
+        ("ended yesterday", now - 9 * DAY, now - DAY),
+    ):
         file.write_bytes(_signed(consortium, own, begins, ends))
         yield _connecting(consortium, f"a site's certificate {name}", kit)
     file.write_bytes(own)
@@ -343,7 +353,9 @@ def _signed(consortium: Consortium, certificate: bytes, begins: datetime.datetim
     state = json.loads((consortium.folder / "fedpeft" / "state" / "cert.json").read_text())
     key = serialization.load_pem_private_key(state["root_pri_key"].encode(), None)
     old = x509.load_pem_x509_certificates(certificate)[0]
-    builder = x509.CertificateBuilder(old.issuer, old.subject, old.public_key(), x509.random_serial_number(), begins, ends)
+    builder = x509.CertificateBuilder(
+        old.issuer, old.subject, old.public_key(), x509.random_serial_number(), begins, ends
+    )
     for extension in old.extensions:
         builder = builder.add_extension(extension.value, extension.critical)
     return builder.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
@@ -356,35 +368,143 @@ def _two_servers(consortium: Consortium) -> Iterator[Row]:
     project["participants"].append({**server, "name": "second"})
     (consortium.folder / "two.yml").write_text(yaml.safe_dump(project))
     command = python("-m", "nvflare.cli", "provision", "-w", str(consortium.folder / "two"))
-    done = subprocess.run([*command, "-p", str(consortium.folder / "two.yml")], capture_output=True, text=True,
-                          check=False, env={**os.environ, "HOME": str(consortium.folder)}, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*command, "-p", str(consortium.folder / "two.yml")],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "HOME": str(consortium.folder)},
+        stdin=subprocess.DEVNULL,
+    )
     said = (done.stderr + done.stdout).strip().splitlines()[-1:] or ["no word"]
     yield "two servers in one project.yml", f"nvflare provision ends with {done.returncode}: {said[0]}", "nothing"
-    job = consortium.submit("training.rounds=8")
-    kits.wait_until(lambda: list((consortium.kits / "server" / "fedpeft").glob("small-*/round-00001")))
+    job = consortium.running("training.rounds=8")
     copied = _copy(consortium.kits / "server", consortium.folder / "other server")
     consortium.start(copied)
     time.sleep(30)
     text = (copied / "console.txt").read_text()
     before = f"the second says: {[line for line in text.splitlines() if 'rror' in line][-1:]}; the store said {consortium.lead.get_job_meta(job)['status']} meanwhile; "
-    yield _row("a copy of the server's kit started beside it, same port and store, while a job runs", consortium.ended(job), before=before)
+    yield _row(
+        "a copy of the server's kit started beside it, same port and store, while a job runs",
+        consortium.ended(job),
+        before=before,
+    )
     consortium.stop(copied)
     second = Consortium(consortium.folder.parent / "second")
     foreign = second.kits / HOSTILE
     config = foreign / "startup" / "fed_client.json"
     config.write_text(config.read_text().replace(str(second.port), str(consortium.port)))
     connects = second.restart(foreign)
-    said = "it connects" if connects else f"it does not connect: {_tls_error(foreign)}"
+    said = "it connects" if connects else "it does not connect"
     yield "a site's kit of another consortium, pointed at this server", said, "a site's part" if connects else "nothing"
     second.stop()
 
 
 def _orders(consortium: Consortium) -> Iterator[Row]:
-    return iter(())
+    """A hostile server's orders to one site: one lie in each round of a job, and those of the handshake."""
+    server, own = consortium.kits / "server", consortium.kits / GOOD / "fedpeft"
+    consortium.ended(consortium.submit())
+    (other,) = consortium.lineages(GOOD)
+    consortium.stop(server)
+    lies = {
+        "target": GOOD,
+        "other": other,
+        "rounds": {str(n): name for n, name in enumerate(lying_processes.ORDERS, 2)},
+    }
+    consortium.start(server, **_lying(consortium, **lies))
+    kits.wait_until(lambda: kits.connected(consortium) == {GOOD, HOSTILE}, seconds=300)
+    kept = _content(own / other)
+    found = consortium.ended(consortium.submit(f"training.rounds={len(lying_processes.ORDERS) + 1}"))
+    for number, name in lies["rounds"].items():
+        said = [one["what"] for one in found.get("faults", []) if one["round"] == int(number)]
+        taken = [entry["sites"].keys() for entry in found["finished"][int(number) - 1 : int(number)]]
+        replied = (
+            "the job ended before" if not taken else "it trained" if GOOD in taken[0] else "its reply of that round"
+        )
+        yield f"round {number}: {name}", "; ".join(said) or found.get("reason", "nothing was noticed"), replied
+    for name in lying_processes.GREETINGS:
+        _lying(consortium, **lies | {"hello": name, "rounds": {}})
+        yield _row(f"in the server's handshake: {name}", consortium.ended(consortium.submit()))
+    same = "is as it was" if _content(own / other) == kept else "differs"
+    yield "after all of them", f"the site's state of the other job {same}", "nothing" if "was" in same else "it"
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _unguarded(consortium: Consortium) -> Iterator[Row]:
-    return iter(())
+    """A FLARE server without fedpeft's checks of jobs sends to sites that have them."""
+    server, mark = consortium.kits / "server", consortium.folder / "ran"
+    consortium.stop(server)
+    _edit(server / "local" / "resources.json.default", _without_checks)
+    _edit(
+        server / "local" / "authorization.json.default",
+        lambda rights: rights["permissions"]["lead"].update(byoc="any", submit_job="any"),
+    )
+    consortium.start(server)
+    kits.wait_until(lambda: kits.connected(consortium) == {GOOD, HOSTILE}, seconds=300)
+    for name, change in _foreign_jobs(mark).items():
+        try:
+            job = consortium.submit(change=change)
+        except Exception as error:  # FLARE's exceptions share no class
+            yield name, f"that server refuses it, too: {str(error)[:200]}", "nothing"
+            continue
+        status = consortium.lead.wait_for_job(job, timeout=400, poll_interval=0.3)["status"]
+        time.sleep(2)  # FLARE notes the sites' answers afterwards
+        answers = consortium.lead.get_job_meta(job).get("job_deploy_detail") or []
+        said = sorted({one.partition(": ")[2] for one in answers if GOOD in one or HOSTILE in one})
+        kept = [
+            file for folder in (server, consortium.folder / "storage") for file in folder.rglob("*") if file.is_file()
+        ]
+        out = ["a variable of the site"] * any(kits.SECRET.encode() in file.read_bytes() for file in kept)
+        lost = ", ".join(["code ran at a site"] * mark.exists() + out) or "nothing"
+        yield f"it sends {name}", f"{status}; the sites: {'; '.join(said)[:300]}", lost
+        mark.unlink(missing_ok=True)
+
+
+def _edit(file: Path, change: Callable[[dict], Any]) -> None:
+    content = json.loads(file.read_text())
+    change(content)
+    file.write_text(json.dumps(content))
+
+
+def _without_checks(settings: dict[str, Any]) -> None:
+    settings["class_list_enforcement_mode"] = "off"
+    settings["components"] = [
+        one for one in settings["components"] if "fedpeft." not in one["path"] or one["id"] == "job_manager"
+    ]
+
+
+def _foreign_jobs(mark: Path) -> dict[str, Callable[[Path], Any]]:
+    def client(edit: Callable[[dict], Any]) -> Callable[[Path], Any]:
+        return lambda job: _edit(job / "app" / "config" / "config_fed_client.json", edit)
+
+    def executor(settings: dict) -> dict:
+        return settings["executors"][0]["executor"]
+
+    def with_code(job: Path) -> None:
+        (job / "app" / "custom").mkdir()
+        (job / "app" / "custom" / "own.py").write_text(f"open({str(mark)!r}, 'w').close()\nclass Own: pass\n")
+        client(lambda settings: executor(settings).update(path="own.Own", args={}))(job)
+
+    launcher = "nvflare.app_common.launchers.subprocess_launcher.SubprocessLauncher"
+    command = {"path": "subprocess.check_call", "args": {"args": ["touch", str(mark)]}}
+    cheat = [{"tasks": ["*"], "filters": [{"path": "nvflare.app_common.filters.svt_privacy.SVTPrivacy"}]}]
+    return {
+        "a job with code of its own": with_code,
+        "another executor of FLARE, which runs a command": client(
+            lambda settings: executor(settings).update(path=launcher, args={"script": f"touch {mark}"})
+        ),
+        "a function of Python that runs a command, as a component": client(
+            lambda settings: settings["components"].append({"id": "other", **command})
+        ),
+        "filters of its own": client(lambda settings: settings.update(task_result_filters=cheat)),
+        "a text that reads a variable of the site": client(
+            lambda settings: executor(settings)["args"]["method"].update(name="{$DB_PASSWORD}")
+        ),
+        "10,000 rounds": client(lambda settings: executor(settings)["args"]["training"].update(rounds=10**4)),
+    }
 
 
 PARTS = (_others, _memory, _hellos, _twice, _clocks, _certificates, _two_servers, _orders, _unguarded)
