@@ -215,3 +215,17 @@ def test_guards_are_set_once(site, server):
     SubmissionGuard()
     AdmittedAppDeployer()
     assert [getattr(owner, name) for owner, name in REPLACED] == before
+
+
+STARTED = """
+import sys, threading
+from fedpeft.flare.admission_components import SubmissionGuard
+SubmissionGuard()
+for thread in set(threading.enumerate()) - {threading.main_thread()}:
+    thread.join()
+assert "fedpeft.job_settings" in sys.modules  # which imports torch
+"""
+
+
+def test_the_first_submitted_job_waits_for_no_import_of_torch(fresh_processes):
+    assert not fresh_processes.run(STARTED)
