@@ -5,8 +5,8 @@
     python benchmarks/attacks.py --poisoning      accuracy with each average when one of five sites sends wrong updates
 
 What a site sends in a round goes over FLARE's wire in the simulator, one attack in each round of one job: three sites,
-one of them hostile, quorum 2. What was lost is measured against a federation of the other two sites alone. All other
-attacks meet the real component in this process.
+one of them hostile, quorum 2. What was lost is measured against a federation of the other two sites alone. Two groups
+start a consortium over mutual TLS. All other attacks meet the real component in this process.
 """
 
 import argparse
@@ -26,6 +26,8 @@ import fuzzed_replies
 import hostile_files
 import hostile_folders
 import hostile_handshakes
+import hostile_machines
+import hostile_participants
 import hostile_servers
 import poisoning
 import repeated_sums
@@ -149,6 +151,8 @@ GROUPS: dict[str, tuple[str, Callable[[], Iterator[Row]]]] = {
     "safetensors": ("An adapter's file, of a stranger (a process for each)", hostile_files.tensor_rows),
     "folders": ("Run folders, ledgers and visitors of the live page (on this machine)", hostile_folders.rows),
     "orders": ("A server whose orders the job does not provide for (in this process)", hostile_servers.order_rows),
+    "participants": ("Sites and servers that lie, over mutual TLS (a consortium)", hostile_participants.rows),
+    "machines": ("Machines where something is wrong, over mutual TLS (a consortium)", hostile_machines.rows),
 }
 
 

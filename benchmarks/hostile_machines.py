@@ -14,7 +14,6 @@ import re
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ import yaml
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from measured import python
-from running_consortium import GOOD, HOSTILE, Consortium, Row, kits, outcome, running_consortium
+from running_consortium import GOOD, HOSTILE, Consortium, Row, comes, kits, outcome, running_consortium
 
 NOBODY = 65534
 NOT_TRIED = "not tried on this machine"
@@ -232,16 +231,16 @@ def _two_servers(consortium: Consortium) -> Iterator[Row]:
         f"nvflare provision ends with {done.returncode}: {said[-1].strip()}",
         "nothing",
     )
-    job = consortium.running("training.rounds=8")
+    job = consortium.running("training.rounds=20")
     copied = _copy(consortium.kits / "server", consortium.folder / "copied-server")
     consortium.start(copied)
-    time.sleep(40)
-    meanwhile, runs = consortium.lead.get_job_meta(job)["status"], _running(copied, SERVER)
-    before = f"the copy has {runs} process, FLARE says {meanwhile} of the job; "
+    comes(lambda: "another server works" in (copied / "console.txt").read_text())
+    said = re.findall("another server works[^\n]*", (copied / "console.txt").read_text()) or ["nothing"]
+    meanwhile = consortium.lead.get_job_meta(job)["status"]
     yield outcome(
-        "a copy of the server's kit started beside it (same port and store) while a job runs",
+        "a copy of the server's kit, with the same store, started beside it while a job runs",
         consortium.ended(job),
-        before=before,
+        before=f"the copy says: {said[0]} FLARE says {meanwhile} of the job; ",
     )
     consortium.stop(copied)
     second = Consortium(consortium.folder.parent / "second")

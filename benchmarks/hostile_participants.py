@@ -47,7 +47,7 @@ def _hellos(consortium: Consortium) -> Iterator[Row]:
 def _orders(consortium: Consortium) -> Iterator[Row]:
     """A hostile server's orders to one site: one lie in each round of a job, and those of the handshake."""
     server, own = consortium.kits / "server", consortium.kits / GOOD / "fedpeft"
-    consortium.ended(consortium.submit())
+    consortium.ended(consortium.submit("training.seed=1"))
     (other,) = consortium.lineages(GOOD)
     consortium.stop(server)
     lies = {

@@ -26,6 +26,7 @@ os.environ.setdefault(COMMAND, sys.executable)  # no process has its imports alr
 
 import kits
 
+from fedpeft.errors import FedpeftError
 from fedpeft.jobs import write_job
 from fedpeft.processes import end
 from fedpeft.status import run_folder
@@ -110,7 +111,11 @@ class Consortium:
         """FLARE's status of a job once it has ended, its manifest, and its finished rounds."""
         status = self.lead.wait_for_job(job, timeout=400, poll_interval=0.3)["status"]
         found = {"status": status, "finished": []}
-        run = run_folder(Path(self.lead.download_job_result(job, str(self.folder / "downloads"))))
+        downloaded = Path(self.lead.download_job_result(job, str(self.folder / "downloads")))
+        try:
+            run = run_folder(downloaded)
+        except FedpeftError as error:  # the job ended before it wrote anything
+            return {**found, "reason": str(error)}
         if (run / "manifest.json").exists():
             found |= json.loads((run / "manifest.json").read_text())
         if (run / "history.json").exists():

@@ -130,6 +130,16 @@ def test_every_hostile_reply_differs_from_a_sound_one(benchmark):
         assert repr(other if isinstance(other, Shareable) else changed.reply) != sound, name
 
 
+def test_every_lie_of_a_process_differs_from_the_truth(benchmark, monkeypatch):
+    lying = benchmark("lying_processes")
+    monkeypatch.setattr(lying, "_lies", lambda: {"other": "victim-1"})
+    for name, lie in (lying.HELLOS | lying.GREETINGS | lying.ORDERS).items():
+        message = sent(benchmark).order
+        truth = repr(message)
+        lie(message)
+        assert repr(message) != truth, name
+
+
 def test_the_sign_of_the_update_is_changed_and_not_that_of_the_adapter(benchmark):
     changed = sent(benchmark)
     changed.order["DXO"]["data"][KEY] += 3

@@ -10,7 +10,9 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey, RunStatus
 from nvflare.apis.server_engine_spec import ServerEngineSpec
+from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.storages.filesystem_storage import FilesystemStorage
+from nvflare.private.fed.app.utils import component_security_check
 
 from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
@@ -100,3 +102,15 @@ def test_a_run_that_cannot_be_stored_is_finished_all_the_same(server, monkeypatc
     StaleJobs().handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
     status = server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value]
     assert status == RunStatus.FINISHED_ABNORMAL.value
+
+
+def test_a_second_server_with_the_same_jobs_finishes_none_and_does_not_start(server):
+    job = submitted(server)
+    first, second = StaleJobs(), StaleJobs(patience=0)
+    first.handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
+    server.store.set_status(job, RunStatus.RUNNING, server.context)
+    fire_event_to_components(EventType.SYSTEM_BOOTSTRAP, [second], server.context)
+    with pytest.raises(RuntimeError, match="another server works with the jobs in .*: end it"):
+        component_security_check(server.context)
+    assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == RunStatus.RUNNING.value
+    assert len(server.store.get_all_jobs(server.context)) == 1

@@ -12,16 +12,43 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_component import FLComponent
 from nvflare.apis.fl_constant import SystemComponents
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import RunStatus
+
+from fedpeft.errors import LocalError
+from fedpeft.state_lock import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):
-    """A component of the server itself, in its `resources.json`."""
+    """A component of the server itself, in its `resources.json`.
+
+    Args:
+        patience: seconds to wait for the end of another server with the same jobs.
+    """
+
+    def __init__(self, patience: float = 30.0) -> None:
+        super().__init__()
+        self._patience, self._lock = patience, StateLock()
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
-        """Finish stale jobs before the first job is started, when none can be running."""
+        """Finish stale jobs before the first job is started, when none can be running.
+
+        Raises:
+            UnsafeComponentError: another server works with these jobs; FLARE's server ends by it.
+        """
         if event_type == EventType.SYSTEM_BOOTSTRAP:
+            self._take(Path(fl_ctx.get_engine().get_component(SystemComponents.JOB_MANAGER).uri_root))
             self._finish(fl_ctx)
+
+    def _take(self, jobs: Path) -> None:
+        try:
+            self._lock.take(jobs, "none", patience=self._patience)
+        except LocalError as error:
+            if error.code != IN_USE:
+                raise UnsafeComponentError(str(error)) from error
+            raise UnsafeComponentError(
+                f"another server works with the jobs in {jobs}: end it, or give this one a storage of its own."
+            ) from error
 
     def _finish(self, fl_ctx: FLContext) -> None:
         engine = fl_ctx.get_engine()
