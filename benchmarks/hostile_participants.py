@@ -45,7 +45,7 @@ def _hellos(consortium: Consortium) -> Iterator[Row]:
 
 
 def _orders(consortium: Consortium) -> Iterator[Row]:
-    """A hostile server's orders to one site: one lie in each round of a job, and those of the handshake."""
+    """A hostile server's orders to one site: a lie in each round of a job, then jobs that begin with one."""
     server, own = consortium.kits / "server", consortium.kits / GOOD / "fedpeft"
     consortium.ended(consortium.submit("training.seed=1"))
     (other,) = consortium.lineages(GOOD)
@@ -74,7 +74,7 @@ def _orders(consortium: Consortium) -> Iterator[Row]:
 
 
 def _content(folder: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
 def _unguarded(consortium: Consortium) -> Iterator[Row]:
@@ -147,7 +147,6 @@ def _foreign_jobs(mark: Path) -> dict[str, Callable[[Path], Any]]:
         "a text that reads a variable of the site": client(
             lambda settings: executor(settings)["args"]["method"].update(name="{$DB_PASSWORD}")
         ),
-        "10,000 rounds": client(lambda settings: executor(settings)["args"]["training"].update(rounds=10**4)),
     }
 
 

@@ -119,3 +119,17 @@ def test_a_job_that_names_another_class_is_refused(federation, changed, role, tm
     job = changed(role, {"id": "cli", "path": "fedpeft.cli.main", "args": arguments})
     assert "the job is not admitted (class)" in submission(federation, job)
     assert not page.exists()
+
+
+def test_a_copy_of_the_servers_kit_does_not_start_beside_it(federation, tmp_path):
+    """It would finish the jobs of the first, in the store that both have."""
+    copied = tmp_path / "server"
+    for part in ("startup", "local"):
+        shutil.copytree(federation.kits / "server" / part, copied / part)
+    file = copied / "local" / "resources.json.default"
+    settings = json.loads(file.read_text())
+    next(one for one in settings["components"] if one["id"] == "stale_jobs")["args"]["patience"] = 0
+    file.write_text(json.dumps(settings))
+    with started(copied):
+        wait_until(lambda: "another server works with the jobs in" in (copied / "console.txt").read_text())
+    assert connected(federation) == set(SITES)

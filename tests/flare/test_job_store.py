@@ -110,7 +110,7 @@ def test_a_second_server_with_the_same_jobs_finishes_none_and_does_not_start(ser
     first.handle_event(EventType.SYSTEM_BOOTSTRAP, server.context)
     server.store.set_status(job, RunStatus.RUNNING, server.context)
     fire_event_to_components(EventType.SYSTEM_BOOTSTRAP, [second], server.context)
-    with pytest.raises(RuntimeError, match="another server works with the jobs in .*: end it"):
+    with pytest.raises(RuntimeError, match="another server works with the jobs"):
         component_security_check(server.context)
     assert server.store.get_job(job, server.context).meta[JobMetaKey.STATUS.value] == RunStatus.RUNNING.value
     assert len(server.store.get_all_jobs(server.context)) == 1
