@@ -26,6 +26,7 @@ from measured import python
 from running_consortium import GOOD, HOSTILE, Consortium, Row, comes, kits, outcome, running_consortium
 
 NOBODY = 65534
+LEARNER = 3 * 10**8  # bytes of a training process that has its learner
 NOT_TRIED = "not tried on this machine"
 CLOCK = "usr/lib/*/faketime/libfaketimeMT.so.1"
 CLIENT, SERVER = (f"nvflare.private.fed.app.{one}" for one in ("client.client_train", "server.server_train"))
@@ -102,8 +103,14 @@ def _knock(port: int) -> str:
 
 
 def _trainers(consortium: Consortium) -> list[psutil.Process]:
-    below = [child for one in kits.processes_below(consortium.kits / HOSTILE) for child in one.children()]
-    return [one for one in below if "fedpeft.worker.training_process" in one.cmdline()]
+    """The site's training processes that have done their imports."""
+    found = []
+    for process in kits.processes_below(consortium.kits / HOSTILE):
+        with contextlib.suppress(psutil.Error):
+            found += [one for one in process.children() if "fedpeft.worker.training_process" in one.cmdline()]
+    with contextlib.suppress(psutil.Error):
+        return [one for one in found if one.memory_info().rss > LEARNER]
+    return []
 
 
 def _memory(consortium: Consortium) -> Iterator[Row]:
@@ -120,7 +127,7 @@ def _memory(consortium: Consortium) -> Iterator[Row]:
     while consortium.lead.get_job_meta(job)["status"].partition(":")[0] != "FINISHED":
         for process in _trainers(consortium):
             with contextlib.suppress(psutil.Error):
-                if process.pid not in limited and process.memory_info().rss > 10**8:
+                if process.pid not in limited:
                     process.rlimit(psutil.RLIMIT_AS, (process.memory_info().vms,) * 2)
                     limited.add(process.pid)
         time.sleep(0.1)

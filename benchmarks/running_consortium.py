@@ -94,6 +94,7 @@ class Consortium:
         try:
             return self.lead.submit_job(str(folder))
         except NoConnection:  # FLARE waits five seconds for an answer, which a busy machine may not keep
+            self.lead.close()
             self.lead = kits.session(self.kits / kits.LEAD, seconds=300)
             (job,) = kits.wait_until(lambda: {one["job_id"] for one in self.lead.list_jobs()} - known)
             return job
