@@ -1,7 +1,7 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """A consortium over mutual TLS where another user, the memory, the clock, a kit or a second server is wrong.
 
-To become another user needs root, another clock the Debian package `faketime`: without them these rows say so.
+To become another user needs root: without it these rows say so.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ from running_consortium import GOOD, HOSTILE, Consortium, Row, comes, kits, outc
 NOBODY = 65534
 LEARNER = 3 * 10**8  # bytes of a training process that has its learner
 NOT_TRIED = "not tried on this machine"
-CLOCK = "usr/lib/*/faketime/libfaketimeMT.so.1"
+CLOCK = """import time
+seconds, nanoseconds = time.time, time.time_ns
+time.time, time.time_ns = lambda: seconds() + {seconds}, lambda: nanoseconds() + {seconds} * 10**9
+"""
 CLIENT, SERVER = (f"nvflare.private.fed.app.{one}" for one in ("client.client_train", "server.server_train"))
 DAY = datetime.timedelta(days=1)
 
@@ -179,13 +182,13 @@ def _connecting(consortium: Consortium, name: str, kit: Path, **environment: str
 
 
 def _clocks(consortium: Consortium) -> Iterator[Row]:
-    """A site whose clock is off."""
-    found = sorted(Path("/").glob(CLOCK))
-    kit = consortium.kits / HOSTILE
-    for days, name in {1: "a day ahead", -1: "a day behind", 400: "400 days ahead"}.items():
-        what = f"a site's clock is {name} (libfaketime)"
-        clock = {"FAKETIME": f"{days:+d}d", "FAKETIME_DONT_FAKE_MONOTONIC": "1", "LD_PRELOAD": str(*found[:1])}
-        yield _connecting(consortium, what, kit, **clock) if found else (what, NOT_TRIED, "nothing")
+    """A site whose clock is off, as its Python reads it; TLS reads the machine's."""
+    kit, folder = consortium.kits / HOSTILE, consortium.folder / "clock"
+    folder.mkdir()
+    for days, name in {1: "a day ahead", -1: "a day behind"}.items():
+        (folder / "sitecustomize.py").write_text(CLOCK.format(seconds=days * 86400))
+        paths = os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
+        yield _connecting(consortium, f"a site's time.time() is {name}", kit, PYTHONPATH=paths)
     consortium.restart(kit)
 
 

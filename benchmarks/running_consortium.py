@@ -43,7 +43,7 @@ SMALL = (
     "data.validation_size=4",
     "data.test_size=16",
 )
-SECONDS = 90.0
+SECONDS = 60.0
 Row = tuple[str, str, str]
 
 
