@@ -6,16 +6,20 @@
     python benchmarks/inference_attacks.py --images      # images from gradients
 
 FedAvg over adapters, two sites, procedural data, tiny backbone. The attacker is the server, and is given more than it
-gets: the site's head before and after the round, and every candidate's image, question and answer. One random half of
-the site's samples are members, which it trains on. Three attacks give each candidate a score; 0.5 is guessing:
+gets: the site's head before and after the round, and every candidate's image, question and answer. 64 of the site's
+samples, drawn at random, are members, which it trains on; all others of the same site are not. Three attacks give each
+candidate a score. Two figures of each: the area under its curve (0.5 is guessing), and how many members are found where
+1 % of the others are taken for members (1 % is guessing):
 
 - update: cosine of the update and the candidate's negative gradient at the round's start (Li et al., 2022);
 - loss: the candidate's negative loss under the released adapter (Yeom et al., 2018);
 - ART: `MembershipInferenceBlackBox` of the Adversarial Robustness Toolbox on the model's answers, a random forest that
   is trained on one half of members and others and measured on the other half.
 
-Images are reconstructed as by Geiping et al. (2020): Adam on the cosine of gradients, with total variation. `kept` is
-what the backbone's projection of patches keeps of an image.
+Images are reconstructed as by Geiping et al. (2020): Adam with the sign of the cosine's gradient, and total variation.
+The backbone's projection of patches keeps only a part of an image, on which alone a gradient depends; `kept` is that
+part of the true image. `mean` is the cosine of the mean features over all patches, `patches` that of what is left of
+each patch's features without it. Clipping leaves a direction as it is, and with it what is found.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +41,8 @@ from measured import machine, sections, show
 from scipy.stats import rankdata
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import fold, unfold
-from torchmetrics.functional import peak_signal_noise_ratio, structural_similarity_index_measure
 from torchmetrics.functional.classification import binary_auroc
+from torchmetrics.functional.image import peak_signal_noise_ratio
 
 from fedpeft.client.batches import Batch
 from fedpeft.client.learner import Learner, Update
@@ -49,21 +53,25 @@ from fedpeft.privacy import PrivacySettings, release_adapter
 from fedpeft.states import State
 from fedpeft.training_settings import TrainingSettings
 
+Figures = tuple[float, float]  # area under the curve; share of members found
 VICTIM, OTHER = "slake", "vqa-rad"
 ROUNDS = 5
 SMALL = (
     "method.aggregation=fedavg",
     f"federation.sites=[{VICTIM}, {OTHER}]",
     f"training.rounds={ROUNDS}",
-    "data.train_size=128",
+    "data.train_size=364",
     "data.validation_size=4",
     "data.test_size=16",
 )
-NOISE = (0.001, 0.01, 0.1, 1.0)
+NOISE = (0.01, 0.1, 1.0)
+MEMBERS = 64
+WRONG = 0.01  # share of the others that an attack may take for members
 ATTACKS = ("update", "loss", "ART")
 BATCHES = (1, 4)  # images of one step
-ITERATIONS, STEP, VARIATION = 600, 0.02, 0.001
+ITERATIONS, STEP, VARIATION = 200, 0.1, 0.001
 SHOWN = ("found", "guess", "kept")
+LIKENESS = ("dB", "mean", "patches")
 AROUND = 1.0  # pixel values lie between minus this and this
 
 
@@ -78,9 +86,8 @@ class Watched(Learner):
     def __init__(self, *, site_data: SiteData, training: TrainingSettings, **settings: Any) -> None:
         drawn = list(site_data.train)
         random.Random(training.seed).shuffle(drawn)
-        half = len(drawn) // 2
-        super().__init__(site_data=replace(site_data, train=tuple(drawn[:half])), training=training, **settings)
-        self.others, self.seen = drawn[half:], []
+        super().__init__(site_data=replace(site_data, train=tuple(drawn[:MEMBERS])), training=training, **settings)
+        self.others, self.seen = drawn[MEMBERS:], []
 
     def train_round(
         self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
@@ -97,7 +104,7 @@ class Watched(Learner):
 
 
 def membership(noise: float | None, clip: float, seed: int) -> dict[str, Any]:
-    """AUC of every attack after the first and the last round, or the one in which training diverged."""
+    """Figures of every attack after the first and the last round, or the one in which training diverged."""
     torch.set_num_threads(1)
     privacy = None if noise is None else PrivacySettings(clip=clip, noise=noise)
     with tempfile.TemporaryDirectory() as folder:
@@ -110,10 +117,10 @@ def membership(noise: float | None, clip: float, seed: int) -> dict[str, Any]:
             pass
         before, head, _, _ = victim.seen[0]
         last = len(victim.seen)
-        areas = {number: _areas(victim, *victim.seen[number - 1], seed) for number in {1, last}}
+        of = {number: _figures(victim, *victim.seen[number - 1], seed) for number in {1, last}}
         _load(victim, before, head)
         untrained = _by_answers(victim, seed)
-    return {"noise": noise, "first": areas[1], "last": areas[last], "untrained": untrained}
+    return {"noise": noise, "first": of[1], "last": of[last], "untrained": untrained}
 
 
 def _learners(folder: Path, privacy: PrivacySettings | None, seed: int) -> dict[str, Watched]:
@@ -125,23 +132,24 @@ def _learners(folder: Path, privacy: PrivacySettings | None, seed: int) -> dict[
     return learners
 
 
-def _areas(victim: Watched, before: State, head: State, sent: State, head_after: State, seed: int) -> dict[str, float]:
+def _figures(
+    victim: Watched, before: State, head: State, sent: State, head_after: State, seed: int
+) -> dict[str, Figures]:
     members, others = _halves(victim)
     is_member = torch.tensor([1] * len(members) + [0] * len(others))
     _load(victim, before, head)
     update = torch.cat([(sent[key] - before[key]).flatten() for key in victim.trainable.parameters()])
     cosine = [torch.cosine_similarity(update, -_gradient(victim, batch), dim=0) for batch in members + others]
     _load(victim, sent, head_after)
-    return {"update": _area(torch.stack(cosine), is_member)} | _by_answers(victim, seed)
+    return {"update": _found(torch.stack(cosine), is_member)} | _by_answers(victim, seed)
 
 
-def _by_answers(victim: Watched, seed: int) -> dict[str, float]:
+def _by_answers(victim: Watched, seed: int) -> dict[str, Figures]:
     """The two attacks on what the model answers as it stands."""
-    members, others = _halves(victim)
-    is_member = torch.tensor([1] * len(members) + [0] * len(others))
-    logits, losses = _answers(victim, members + others)
-    targets = torch.cat([batch.target for batch in members + others])
-    return {"loss": _area(-losses, is_member), "ART": _black_box(logits, targets, is_member, seed)}
+    answers = [_answers(victim, examples) for examples in (victim.data.train, victim.others)]
+    logits, losses, targets = (torch.cat(parts) for parts in zip(*answers, strict=True))
+    is_member = torch.tensor([1] * len(answers[0][2]) + [0] * len(answers[1][2]))
+    return {"loss": _found(-losses, is_member), "ART": _black_box(logits, targets, is_member, seed)}
 
 
 def _halves(victim: Watched) -> list[list[Batch]]:
@@ -157,12 +165,15 @@ def _load(victim: Watched, adapter: State, head: State) -> None:
     victim.head.load_state_dict(head)
 
 
-def _area(scores: torch.Tensor, is_member: torch.Tensor) -> float:
+def _found(scores: torch.Tensor, is_member: torch.Tensor) -> Figures:
+    """Area under the curve, and share of members above all others but the highest `WRONG` of them."""
     ranks = torch.from_numpy(rankdata(torch.nan_to_num(scores.double()).numpy()))  # equal scores share a rank
-    return float(binary_auroc(ranks / len(ranks), is_member))
+    others = ranks[is_member == 0].sort(descending=True).values
+    above = ranks[is_member == 1] > others[int(WRONG * len(others))]
+    return float(binary_auroc(ranks / len(ranks), is_member)), float(above.double().mean())
 
 
-def _black_box(logits: torch.Tensor, targets: torch.Tensor, is_member: torch.Tensor, seed: int) -> float:
+def _black_box(logits: torch.Tensor, targets: torch.Tensor, is_member: torch.Tensor, seed: int) -> Figures:
     """The attack of the Adversarial Robustness Toolbox, trained on every other candidate."""
     from art.attacks.inference.membership_inference import MembershipInferenceBlackBox
     from art.estimators.classification import BlackBoxClassifierNeuralNetwork
@@ -178,7 +189,7 @@ def _black_box(logits: torch.Tensor, targets: torch.Tensor, is_member: torch.Ten
     attack.fit(y=labels[inside], test_y=labels[outside], pred=probabilities[inside], test_pred=probabilities[outside])
     rest = (~known).numpy()
     scores = attack.infer(None, labels[rest], pred=probabilities[rest], probabilities=True)[:, -1]
-    return float(binary_auroc(torch.from_numpy(np.ascontiguousarray(scores)).float(), is_member[~known]))
+    return _found(torch.from_numpy(np.ascontiguousarray(scores)), is_member[~known])
 
 
 def _gradient(victim: Watched, batch: Batch, pixels: torch.Tensor | None = None) -> torch.Tensor:
@@ -197,11 +208,15 @@ def _gradient(victim: Watched, batch: Batch, pixels: torch.Tensor | None = None)
 
 
 @torch.inference_mode()
-def _answers(victim: Watched, batches: Iterable[Batch]) -> tuple[torch.Tensor, torch.Tensor]:
-    answering = victim.answering.eval()
-    logits = [(answering(batch.inputs), batch.target) for batch in batches]
-    losses = torch.cat([answering.loss(values, target, reduction="none").flatten() for values, target in logits])
-    return torch.cat([values for values, _ in logits]), losses
+def _answers(victim: Watched, examples: Sequence[Example]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Logits, losses and targets of those that have an answer in the site's answer space."""
+    answering, logits, targets = victim.answering.eval(), [], []
+    for batch in victim.batches.of(examples, 64):
+        known = batch.target >= 0
+        logits.append(answering(batch.inputs)[known])
+        targets.append(batch.target[known])
+    values, target = torch.cat(logits), torch.cat(targets)
+    return values, answering.loss(values, target, reduction="none").flatten(), target
 
 
 def images(noise: float | None, clip: float, size: int, seed: int) -> dict[str, Any]:
@@ -223,7 +238,8 @@ def images(noise: float | None, clip: float, size: int, seed: int) -> dict[str, 
             sent = sent + noise * 2 * clip * torch.randn(sent.shape, generator=generator)
         found = _invert(victim, batch, sent, torch.Generator().manual_seed(seed))
         shown = {"found": found, "guess": guess.expand_as(true), "kept": _kept(victim, true)}
-    return {"noise": noise, "size": size} | {name: _likeness(image, true) for name, image in shown.items()}
+        likeness = {name: _likeness(victim, image, true) for name, image in shown.items()}
+    return {"noise": noise, "size": size} | likeness
 
 
 def _invert(victim: Watched, batch: Batch, sent: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
@@ -235,7 +251,8 @@ def _invert(victim: Watched, batch: Batch, sent: torch.Tensor, generator: torch.
     for _ in range(ITERATIONS):
         apart = 1 - torch.cosine_similarity(sent, _gradient(victim, batch, pixels), dim=0)
         rough = pixels.diff(dim=-1).abs().mean() + pixels.diff(dim=-2).abs().mean()
-        (pixels.grad,) = torch.autograd.grad(apart + VARIATION * rough, [pixels])
+        (slope,) = torch.autograd.grad(apart + VARIATION * rough, [pixels])
+        pixels.grad = slope.sign()
         optimizer.step()
         steps.step()
         with torch.no_grad():
@@ -243,22 +260,28 @@ def _invert(victim: Watched, batch: Batch, sent: torch.Tensor, generator: torch.
     return pixels.detach()
 
 
-def _kept(victim: Watched, true: torch.Tensor) -> torch.Tensor:
-    """What the projection of patches keeps of images."""
+def _features(victim: Watched, true: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tuple[int, int]]:
+    """What the projection of patches makes of images, its weights, and the size of a patch."""
     patches = next(module for module in victim.backbone.model.modules() if isinstance(module, torch.nn.Conv2d))
     weight, size = patches.weight.detach().flatten(1), patches.kernel_size
-    columns = torch.linalg.pinv(weight) @ (weight @ unfold(true, size, stride=size))
-    return fold(columns, true.shape[-2:], size, stride=size)
+    return weight @ unfold(true, size, stride=size), weight, size
 
 
-def _likeness(found: torch.Tensor, true: torch.Tensor) -> tuple[float, float]:
-    """Mean PSNR in dB and mean SSIM."""
-    reach = 2 * AROUND
-    pairs = list(zip(found.split(1), true.split(1), strict=True))
-    return (
-        statistics.fmean(float(peak_signal_noise_ratio(a, b, data_range=reach)) for a, b in pairs),
-        statistics.fmean(float(structural_similarity_index_measure(a, b, data_range=reach)) for a, b in pairs),
-    )
+def _kept(victim: Watched, true: torch.Tensor) -> torch.Tensor:
+    """What the projection of patches keeps of images."""
+    features, weight, size = _features(victim, true)
+    return fold(torch.linalg.pinv(weight) @ features, true.shape[-2:], size, stride=size)
+
+
+def _likeness(victim: Watched, found: torch.Tensor, true: torch.Tensor) -> tuple[float, float, float]:
+    """Mean PSNR in dB, and cosines of the features' mean and of the rest."""
+    pairs = zip(found.split(1), true.split(1), strict=True)
+    ratio = statistics.fmean(float(peak_signal_noise_ratio(a, b, data_range=2 * AROUND)) for a, b in pairs)
+    features = [_features(victim, image)[0] for image in (found, true)]
+    means = [one.mean(-1, keepdim=True) for one in features]
+    rest = [(one - mean).flatten(1) for one, mean in zip(features, means, strict=True)]
+    cosines = [torch.cosine_similarity(*pair).mean() for pair in ([mean.flatten(1) for mean in means], rest)]
+    return ratio, float(cosines[0]), float(cosines[1])
 
 
 def _copy(state: State) -> State:
@@ -283,7 +306,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="runs at the same time")
     chosen = parser.parse_args()
     where, began = machine(), time.monotonic()
-    settings = [None, 0.0, *chosen.noise]
+    settings = [None, *chosen.noise] if chosen.images else [None, 0.0, *chosen.noise]
     with ProcessPoolExecutor(chosen.processes) as pool:
         if chosen.images:
             work = [
@@ -307,18 +330,23 @@ def main() -> None:
 
 
 def _show_membership(results: list[dict], settings: list[float | None], clip: float, note: str) -> None:
-    rows = [["before any training", *_cells(results, "untrained"), *[""] * len(ATTACKS)]]
-    for noise in settings:
-        of = [result for result in results if result["noise"] == noise]
-        rows.append([_label(noise, clip), *_cells(of, "first"), *_cells(of, "last")])
-    columns = [f"round {number}: {attack}" for number in (1, ROUNDS) for attack in ATTACKS]
+    columns = ("what leaves", *(f"round {number}: {attack}" for number in (1, ROUNDS) for attack in ATTACKS))
     note = f"mean ± standard deviation over seeds; a run that diverges is attacked in its last round. {note}"
-    show("Area under the curve of membership, 0.5 is guessing", ("what leaves", *columns), rows, note)
+    titles = ("Area under the curve of membership, 0.5 is guessing", f"% of members found at {WRONG:.0%} of the others")
+    for figure, title in enumerate(titles):
+        rows = [["before any training", *_cells(results, "untrained", figure), *[""] * len(ATTACKS)]]
+        for noise in settings:
+            of = [result for result in results if result["noise"] == noise]
+            rows.append([_label(noise, clip), *_cells(of, "first", figure), *_cells(of, "last", figure)])
+        show(title, columns, rows, note if figure else "")
 
 
-def _cells(results: list[dict], when: str) -> list[str]:
-    areas = [result[when] for result in results]
-    return [_mean([one[attack] for one in areas]) if attack in areas[0] else "" for attack in ATTACKS]
+def _cells(results: list[dict], when: str, figure: int) -> list[str]:
+    factor, digits = (100, 0) if figure else (1, 2)
+    seen = [result[when] for result in results]
+    return [
+        _mean([factor * one[attack][figure] for one in seen], digits) if attack in seen[0] else "" for attack in ATTACKS
+    ]
 
 
 def _show_images(results: list[dict], settings: list[float | None], clip: float, note: str) -> None:
@@ -326,10 +354,16 @@ def _show_images(results: list[dict], settings: list[float | None], clip: float,
     for size in BATCHES:
         for noise in settings:
             of = [result for result in results if result["noise"] == noise and result["size"] == size]
-            cells = [_mean([result[kind][n] for result in of], 1 + n) for kind in SHOWN for n in (0, 1)]
-            rows.append([f"{size} image{'s' * (size > 1)}, {_label(noise, clip)}", *cells])
-    columns = ("one step of", *(f"{kind}: {figure}" for kind in SHOWN for figure in ("PSNR dB", "SSIM")))
-    show("Images from the update of one SGD step", columns, rows, f"guess: the other site's mean image. {note}")
+            cells = [
+                _mean([result[kind][n] for result in of], 2 if n else 1)
+                for kind in SHOWN[:2]
+                for n in range(len(LIKENESS))
+            ]
+            kept = _mean([result["kept"][0] for result in of], 1)
+            rows.append([f"{size}, {_label(noise, clip)}", *cells, kept])
+    columns = ("images", *(f"{kind}: {figure}" for kind in SHOWN[:2] for figure in LIKENESS), "kept: dB")
+    note = f"dB: PSNR; mean, patches: cosines of features; guess: the other site's mean image. {note}"
+    show("Images from the update of one SGD step", columns, rows, note)
 
 
 if __name__ == "__main__":
