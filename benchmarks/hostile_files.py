@@ -1,53 +1,68 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
 """Files that a stranger made, read as a site reads them: Parquet and Arrow tables, reports in XML, and safetensors.
 
-Each is written and then read in a process of its own, which may take 4 GB. The largest memory and the seconds of
-processor are those of the reading process, with Python and what it imports. Hostile ONNX is not among them: fedpeft writes ONNX and reads none.
+Each is written and then read in a process of its own, which may take 4 GB: a copy of one that has imported everything.
+The largest memory is that of the reading process, with what was imported; the seconds are those of the processor.
+Hostile ONNX is not among them: fedpeft writes ONNX and reads none.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import random
-import resource
+import signal
 import struct
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
 READER = """
-import resource, sys, json
+import json, os, resource, signal, sys
 from pathlib import Path
-resource.setrlimit(resource.RLIMIT_DATA, (4 * 10**9, 4 * 10**9))
+from fedpeft.data import DataSettings, load
+from fedpeft.data.images import open_image
 from fedpeft.errors import FedpeftError
-said = {}
-try:
-    if sys.argv[1] == "adapter":
-        from fedpeft.methods.adapter_folder import read_config, read_state
-        adapter = read_state(sys.argv[2], read_config(sys.argv[2]), "vilt")
-        said["what"] = f"read: {len(adapter):,} tensors"
-    else:
-        from fedpeft.data import DataSettings, load
-        from fedpeft.data.images import open_image
-        site = load(DataSettings(dataset=sys.argv[1], root=sys.argv[2]))
-        examples = [*site.train, *site.validation, *site.test]
-        for example in examples:
-            open_image(example.image)
-        said["what"] = f"read: {len(examples):,} examples, {sum(n for _, n in site.left_out):,} left out"
-except FedpeftError as error:
-    said["what"] = str(error)
-except MemoryError:
-    said["what"] = "MemoryError: more than 4 GB"
-except Exception as error:
-    said["what"] = f"{type(error).__name__}: {error}"
-status = Path("/proc/self/status").read_text()
-said["peak"] = int(status.partition("VmHWM:")[2].split()[0]) / 1e6
-print(json.dumps(said))
+from fedpeft.methods.adapter_folder import read_config, read_state
+
+def read(kind, folder):
+    if kind == "adapter":
+        return f"read: {len(read_state(folder, read_config(folder), 'vilt')):,} tensors"
+    site = load(DataSettings(dataset=kind, root=folder))
+    examples = [*site.train, *site.validation, *site.test]
+    for example in examples:
+        open_image(example.image)
+    return f"read: {len(examples):,} examples, {sum(n for _, n in site.left_out):,} left out"
+
+def say(kind, folder):
+    resource.setrlimit(resource.RLIMIT_DATA, (4 * 10**9, 4 * 10**9))
+    try:
+        what = read(kind, folder)
+    except FedpeftError as error:
+        what = str(error)
+    except MemoryError:
+        what = "MemoryError: more than 4 GB"
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+    peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
+    print(json.dumps({"what": what, "peak": int(peak) / 1e6}), flush=True)
+
+for line in sys.stdin:
+    seconds, kind, folder = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.alarm(seconds)
+        say(kind, folder)
+        os._exit(0)
+    _, status, used = os.wait4(child, 0)
+    print(json.dumps({"code": os.waitstatus_to_exitcode(status), "seconds": used.ru_utime + used.ru_stime}), flush=True)
 """
 SECONDS = 600  # for the slowest, on a busy machine
 FUZZED = 300
@@ -276,56 +291,57 @@ def xml_rows() -> Iterator[Row]:
         yield name, *_read("open_i", write)
 
 
+@functools.cache
+def _reader() -> subprocess.Popen:
+    """The process of which every reader is a copy."""
+    command = [sys.executable, "-c", READER]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def _ended(dataset: str, folder: Path) -> dict[str, Any]:
+    """What one reader said, how it ended, and what it took."""
+    reader, said = _reader(), {}
+    assert reader.stdin
+    assert reader.stdout
+    print(json.dumps([SECONDS, dataset, str(folder)]), file=reader.stdin, flush=True)
+    while "code" not in said:
+        said |= json.loads(reader.stdout.readline())
+    return said
+
+
 def _read(dataset: str, write: Callable[[Path], None]) -> tuple[str, str]:
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
         write(folder)
         size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-        before = _spent()
-        command = [sys.executable, "-c", READER, dataset, scratch]
-        try:
-            ran = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return "no end", f"more than {SECONDS} s, of a file of {size / 1e6:.1f} MB"
-        seconds = _spent() - before
-    if ran.returncode:
-        return f"the process ended with {ran.returncode}: {ran.stderr.strip()[-200:]}", "the training process"
-    said = json.loads(ran.stdout)
+        said = _ended(dataset, folder)
+    if said["code"] == -signal.SIGALRM:
+        return "no end", f"more than {SECONDS} s, of a file of {size / 1e6:.1f} MB"
+    if said["code"]:
+        return f"the process ended with {said['code']}", "the training process"
     what = " ".join(said["what"].replace(scratch, "…").split())[:400]
-    return what, f"{said['peak']:.1f} GB, {seconds:.0f} s, of a file of {size / 1e6:.1f} MB"
-
-
-def _spent() -> float:
-    """Seconds of processor of all processes that have been read to their end."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return what, f"{said['peak']:.1f} GB, {said['seconds']:.0f} s, of a file of {size / 1e6:.1f} MB"
 
 
 def _fuzzed() -> tuple[str, str]:
-    """Sound files with changed bytes, one after the other in one process."""
+    """Sound files with changed bytes."""
+    ends: Counter[str] = Counter()
+    peak = 0.0
     with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch) / "0"
-        folder.mkdir()
+        folder = Path(scratch)
         _of_rows(folder, _sound())
         sound = (folder / "data.parquet").read_bytes()
-        for number in range(1, FUZZED):
+        for number in range(FUZZED):
             changed, rng = bytearray(sound), random.Random(number)
             for _ in range(rng.randint(1, 20)):
                 changed[rng.randrange(len(changed))] = rng.randrange(256)
-            (Path(scratch) / str(number)).mkdir()
-            (Path(scratch) / str(number) / "data.parquet").write_bytes(changed)
-        ends: dict[str, int] = {}
-        reader = READER.replace("sys.argv[2]", "str(folder)")
-        begin, _, rest = reader.partition("said = {}\n")
-        body = "".join(f"    {line}\n" for line in ("said = {}\n" + rest).splitlines())
-        every = f"{begin}for folder in sorted(Path(sys.argv[2]).iterdir()):\n{body}    sys.stdout.flush()\n"
-        ran = subprocess.run([sys.executable, "-c", every, "hugging_face", scratch], capture_output=True, text=True)
-        lines = [json.loads(line) for line in ran.stdout.splitlines()]
-    for line in lines:
-        what = line["what"]
-        kind = "read" if what.startswith("read: ") else "refused" if scratch in what else what.partition(":")[0]
-        ends[kind] = ends.get(kind, 0) + 1
-    said = ", ".join(f"{number} {end}" for end, number in sorted(ends.items()))
-    if ran.returncode:
-        return f"{said}; then the process ended with {ran.returncode}", "the training process"
-    return said, f"nothing; {max(line['peak'] for line in lines):.1f} GB"
+            (folder / "data.parquet").write_bytes(changed)
+            said = _ended("hugging_face", folder)
+            if said["code"]:
+                ends[f"ended with {said['code']}"] += 1
+                continue
+            what, peak = said["what"], max(peak, said["peak"])
+            ends["read" if what.startswith("read: ") else "refused" if scratch in what else what.partition(":")[0]] += 1
+    kept = not any(end.startswith("ended with") for end in ends)
+    summary = ", ".join(f"{number} {end}" for end, number in sorted(ends.items()))
+    return summary, f"nothing; {peak:.1f} GB" if kept else "the training process"

@@ -31,7 +31,7 @@ from serving import serving
 
 VERBS = (("status",), ("verify",), ("report", "--out"))
 CODES = set("\x1b\x07\r\u202e\u200b\x9b")
-SECONDS = 120
+SECONDS = 600  # for the slowest, on a busy machine
 VISITORS, DEADLINE = 300, 2.0
 Row = tuple[str, str, str]
 Change = Callable[[Path], None]
@@ -76,7 +76,7 @@ FOLDERS: dict[str, Change] = {
     "a named pipe": _special(os.mkfifo),
     "a link to /dev/zero": _special(lambda file: file.symlink_to("/dev/zero")),
     "a link to itself": _special(lambda file: file.symlink_to(file.name)),
-    "a file of 8 GB": _special(lambda file: os.truncate(os.open(file, os.O_CREAT | os.O_WRONLY), 2**33)),
+    "a file of 8 GB": lambda folder: os.truncate(folder / "history.json", 2**33),
 }
 LEDGERS = {
     "noise that is a text": '{"job": "a", "noise": "2"}\n',
@@ -143,7 +143,7 @@ def visitor_rows() -> Iterator[Row]:
                 one.settimeout(0.001)
                 try:
                     one.sendall(b"x")
-                    ended = one.recv(1) == b"" or one.recv(1000) is None
+                    ended = not one.recv(1000)
                 except TimeoutError:
                     ended = False
                 except OSError:
@@ -153,6 +153,8 @@ def visitor_rows() -> Iterator[Row]:
                     open_ones.discard(one)
         seconds = time.monotonic() - began
         answered = _answers(server.server_address)
+        for one in open_ones:
+            one.close()
     what = f"{most - len(open_ones)} were closed within {seconds:.0f} s, with {DEADLINE:g} s for a request"
     lost = "nothing: a page is served after them" if answered and not open_ones else "the page for everybody else"
     yield f"{VISITORS} connections that trickle", what, lost
@@ -162,7 +164,7 @@ def _answers(address: Any) -> bool:
     with socket.create_connection(address) as one:
         one.settimeout(SECONDS)
         one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        return one.makefile("rb").readline().startswith(b"HTTP/1.1 200") or False
+        return one.makefile("rb").readline().startswith(b"HTTP/1.1 200")
 
 
 def rows() -> Iterator[Row]:
