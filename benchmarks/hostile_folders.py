@@ -156,7 +156,8 @@ def visitor_rows() -> Iterator[Row]:
         for one in open_ones:
             one.close()
     what = f"{most - len(open_ones)} were closed within {seconds:.0f} s, with {DEADLINE:g} s for a request"
-    lost = "nothing: a page is served after them" if answered and not open_ones else "the page for everybody else"
+    meanwhile = "others are told that the server is busy while all its connections are taken"
+    lost = f"{meanwhile}; a page is served after them" if answered and not open_ones else "the page for everybody else"
     yield f"{VISITORS} connections that trickle", what, lost
 
 
@@ -164,7 +165,7 @@ def _answers(address: Any) -> bool:
     with socket.create_connection(address) as one:
         one.settimeout(SECONDS)
         one.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        return one.makefile("rb").readline().startswith(b"HTTP/1.1 200")
+        return one.makefile("rb").readline().startswith(b"HTTP/1.0 200")
 
 
 def rows() -> Iterator[Row]:

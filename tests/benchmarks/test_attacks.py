@@ -27,6 +27,27 @@ def test_the_command_starts_outside_the_tests(warm_python):
     subprocess.run([warm_python, script, "--help"], check=True, capture_output=True)
 
 
+TABLES = {
+    "hostile_replies": ("REPLIES", "SCORES"),
+    "hostile_handshakes": ("LIES",),
+    "hostile_servers": ("SETTINGS", "SINGLE", "ORDERS"),
+    "hostile_files": ("PARQUET", "XML", "TENSORS"),
+    "hostile_folders": ("FOLDERS", "LEDGERS"),
+    "fuzzed_replies": ("KINDS",),
+    "attacks": ("LARGE",),
+    "faults": ("FAULTS",),
+}
+
+
+def test_the_page_has_a_row_for_everything_that_was_tried(benchmark):
+    tried = [name for file, tables in TABLES.items() for table in tables for name in getattr(benchmark(file), table)]
+    tried += [attack.name for attack in benchmark("hostile_jobs").attacks()]
+    assert len(tried) >= 110
+    page = (Path(__file__).parents[2] / "docs" / "attacks.md").read_text()
+    begins = [line[2:].partition(" | ")[0] for line in page.splitlines() if line.startswith("| ")]
+    assert [name for name in tried if not any(name in begin for begin in begins)] == []
+
+
 def only(monkeypatch, table, *names):
     for name in set(table) - set(names):
         monkeypatch.delitem(table, name)
@@ -167,3 +188,13 @@ def test_a_cell_keeps_to_its_line(attacks):
     *_, row = attacks.table("title", iter([("a|b", "c\nd", "e")]))
     assert row == "| a\\|b | c d | e |"
     assert re.search("^\\| what was done", next(attacks.table("title", iter([]))), re.MULTILINE)
+
+
+def test_members_are_found_above_all_but_one_in_a_hundred_of_the_others(benchmark):
+    found = benchmark("inference_attacks")._found
+    others, members = torch.arange(200.0), torch.tensor([197.5, 198.5, 100.5, -1.0])
+    is_member = torch.tensor([0] * 200 + [1] * 4)
+    area, share = found(torch.cat([others, members]), is_member)
+    assert area == pytest.approx((198 + 199 + 101 + 0) / 800)
+    assert share == 0.5  # two of the others lie above 197
+    assert found(torch.zeros(204), is_member) == (pytest.approx(0.5), 0.0)
