@@ -42,6 +42,7 @@ from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
 from fedpeft.messages.types import SCORE, TRAIN
+from fedpeft.printable import printable
 
 SECRET = "hospital-database-password"
 SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")
@@ -225,7 +226,7 @@ def table(title: str, rows: Iterator[Row]) -> Iterator[str]:
 
 
 def _cell(text: Any) -> str:
-    return str(text).replace("|", "\\|").replace("\n", " ").strip()
+    return printable(str(text)).replace("|", "\\|").replace("\n", " ").strip()
 
 
 def main() -> None:

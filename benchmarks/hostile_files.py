@@ -320,7 +320,7 @@ def _read(dataset: str, write: Callable[[Path], None]) -> tuple[str, str]:
     if said["code"]:
         return f"the process ended with {said['code']}", "the training process"
     what = " ".join(said["what"].replace(scratch, "…").split())[:400]
-    return what, f"{said['peak']:.1f} GB, {said['seconds']:.0f} s, of a file of {size / 1e6:.1f} MB"
+    return what, f"{said['peak']:.1f} GB, {said['seconds']:.1f} s, of a file of {size / 1e6:.1f} MB"
 
 
 def _fuzzed() -> tuple[str, str]:

@@ -255,7 +255,13 @@ def test_an_image_may_be_a_path_inside_the_folder(tmp_path):
     _parquet(tmp_path / "train.parquet", rows)
     data = _load(tmp_path)
     assert {example.image for example in _all(data)} == {tmp_path / "scans" / f"{n}.png" for n in range(6)}
-    for path, sentence in (("../x.png", "is not inside"), ("scans/9.png", r"9\.png, named in .*row 3, is missing")):
+    for path, sentence in (
+        ("../x.png", "is not inside"),
+        ("../" * 10**5, "more characters.* is not inside"),
+        ("scans/9.png", r"9\.png, named in .*row 3, is missing"),
+        ("a/" * 10**5, "more characters.*, named in .*row 3, is missing"),
+        ("a\0b.png", "row 3, is missing"),
+    ):
         _parquet(tmp_path / "train.parquet", [*rows[:2], {**rows[0], "image": path}])
         with pytest.raises(DataError, match=sentence):
             _load(tmp_path)

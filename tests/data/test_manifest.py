@@ -116,6 +116,7 @@ def test_the_folder_of_a_site_is_found_under_the_variable(tmp_path, monkeypatch)
         ),
         ("manifest.csv", ["image,question,answer", "scans/z.png,a,b"], r"scans.z\.png, named in .*line 2, is missing"),
         ("manifest.csv", ["image,question,answer", "../0.png,a,b"], r"line 2: the image \.\./0\.png is not inside"),
+        ("manifest.csv", ["image,question,answer", f"{'x' * 300}.png#3,a,b"], r"x\.png, named in .*line 2, is missing"),
         (
             "manifest.csv",
             ["image,question,answer,split", "scans/0.png,a,b,held"],

@@ -10,6 +10,7 @@ scans/knee.nii.gz#sagittal     the middle sagittal slice; #sagittal-12, #coronal
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 from functools import partial
@@ -45,7 +46,7 @@ def image_of(root: Path, name: str, window: Window | None, *, where: str) -> tup
         DataError: there is no such file.
     """
     file, part = name, ""
-    if not (root / name).is_file() and "#" in name:
+    if not os.path.isfile(root / name) and "#" in name:
         file, _, part = name.rpartition("#")
     path = image_file(root, file, where=where)
     usual = path.suffix.lower() in IMAGE_SUFFIXES or not (is_nifti(path) or is_dicom(path))

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from fedpeft.data.answers import clean_text
 from fedpeft.data.errors import DataError
 from fedpeft.data.settings import DataSettings
+from fedpeft.printable import shortened
 from fedpeft.run_names import DATA_VARIABLE
 
 # of all formats that `fedpeft.data.images` reads
@@ -146,7 +147,8 @@ def inside(root: Path, name: str, *, where: str) -> str:
     """
     path = PurePosixPath(name.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or (path.parts[:1] and path.parts[0].endswith(":")):
-        raise DataError(f"{where}: the image {path} is not inside {root}; give a path relative to that folder.")
+        shown = shortened(str(path), max_start=300, max_end=60)
+        raise DataError(f"{where}: the image {shown} is not inside {root}; give a path relative to that folder.")
     return str(path)
 
 
@@ -162,14 +164,15 @@ def image_file(folder: Path, name: str, *, where: str) -> Path:
         DataError: it does not exist; the message names the row (`where`) and the file.
     """
     path = folder / name
-    if not path.is_file() and (path := _in_other_form(folder, name) or path) == folder / name:
+    if not os.path.isfile(path) and (path := _in_other_form(folder, name) or path) == folder / name:
         raise missing_image(path, where=where)
     return path
 
 
 def missing_image(path: Path, *, where: str) -> DataError:
     """Return the error for an image that is named but missing."""
-    return DataError(f"The image {path}, named in {where}, is missing; restore the file or remove the row.")
+    name = shortened(str(path), max_start=300, max_end=60)
+    return DataError(f"The image {name}, named in {where}, is missing; restore the file or remove the row.")
 
 
 def _in_other_form(folder: Path, name: str) -> Path | None:
