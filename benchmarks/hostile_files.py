@@ -43,16 +43,17 @@ def read(kind, folder):
 
 def say(kind, folder):
     resource.setrlimit(resource.RLIMIT_DATA, (4 * 10**9, 4 * 10**9))
+    end = "read"
     try:
         what = read(kind, folder)
     except FedpeftError as error:
-        what = str(error)
+        end, what = "refused", str(error)
     except MemoryError:
-        what = "MemoryError: more than 4 GB"
+        end, what = "MemoryError", "MemoryError: more than 4 GB"
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
+        end, what = type(error).__name__, f"{type(error).__name__}: {error}"
     peak = Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]
-    print(json.dumps({"what": what, "peak": int(peak) / 1e6}), flush=True)
+    print(json.dumps({"end": end, "what": what, "peak": int(peak) / 1e6}), flush=True)
 
 for line in sys.stdin:
     seconds, kind, folder = json.loads(line)
@@ -340,8 +341,8 @@ def _fuzzed() -> tuple[str, str]:
             if said["code"]:
                 ends[f"ended with {said['code']}"] += 1
                 continue
-            what, peak = said["what"], max(peak, said["peak"])
-            ends["read" if what.startswith("read: ") else "refused" if scratch in what else what.partition(":")[0]] += 1
+            peak = max(peak, said["peak"])
+            ends[said["end"]] += 1
     kept = not any(end.startswith("ended with") for end in ends)
     summary = ", ".join(f"{number} {end}" for end, number in sorted(ends.items()))
     return summary, f"nothing; {peak:.1f} GB" if kept else "the training process"
