@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
-import threading
 from typing import Any
 
 from nvflare.apis.fl_component import FLComponent
@@ -34,11 +34,6 @@ def _keep_from_other_users() -> None:
     guard_local_connections()
 
 
-def _import_checks() -> None:
-    """Import what the first job's check needs: whoever submits it waits no more than five seconds for the answer."""
-    import fedpeft.job_settings  # noqa: F401
-
-
 class SubmissionGuard(FLComponent):
     """At the server, in its own process and in each job's: checks submitted jobs, and what sites request and report."""
 
@@ -52,7 +47,8 @@ class SubmissionGuard(FLComponent):
         guard_job_failures()
         limit_frames()
         limit_messages()
-        threading.Thread(target=_import_checks, daemon=True).start()
+        # the first check of a job would import it, for seconds, and FLARE's client waits for an answer for five
+        importlib.import_module("fedpeft.job_settings")
 
 
 class AdmittedAppDeployer(AppDeployer):
