@@ -25,7 +25,10 @@ def test_a_tables_rows_are_compared_with_local_and_averaging(real_images):
     ]
     first, second = real_images.tables(lines)
     assert first.section().startswith("vqa_rad:")
-    assert first.rows == [("local", "21.0", "", "-9.5 ± 6.4", "2"), ("fedavg", "30.5", "+9.5 ± 6.4", "", "2")]
+    assert first.rows == [
+        ("local", "21.0", "", "-9.5 ± 6.4, two seeds", "2"),
+        ("fedavg", "30.5", "+9.5 ± 6.4, two seeds", "", "2"),
+    ]
     assert second.rows == [("local", "10.0", "", "", "1")]
 
 

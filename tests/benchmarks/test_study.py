@@ -30,7 +30,7 @@ def test_differences_are_paired_by_seed(study):
 
 def test_a_seed_without_its_baseline_counts_in_the_mean_alone(study):
     (group,) = study.groups(runs("fedavg", [60, 70]) + runs("ours", [62, 72, 90]))
-    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0", "", "3")
+    assert group.rows[1][1:] == ("74.7", "+2.0 ± 0.0, two seeds", "", "3")
 
 
 def test_without_runs_of_ours_its_column_is_empty(study):
@@ -69,7 +69,7 @@ def test_the_headline_has_the_methods_with_enough_seeds_in_both_worlds(study, mo
     assert group.rows[1][1:] == ("70.7", "+0.7 ± 1.4", "63.7", "+3.7 ± 1.4", "3")
     monkeypatch.setattr(study, "HEADLINE_SEEDS", 2)
     short = [run for run in results if (run["method"], run["dialects"], run["seed"]) != ("ours", 0, 2)]
-    assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4", "63.7", "+3.7 ± 1.4", "2 and 3")
+    assert study.headline(short).rows[1][1:] == ("65.5", "+0.5 ± 6.4, two seeds", "63.7", "+3.7 ± 1.4", "2 and 3")
 
 
 def test_the_picture_has_a_panel_for_each_world_and_length(benchmark):
@@ -112,10 +112,19 @@ def test_the_layers_rows_are_compared_with_random_layers_and_the_score_alone(stu
     assert [row[0] for row in methods.rows] == ["fedavg"]
     assert layers.title.startswith("4 of 12 layers")
     assert layers.heads[3:6] == tuple(f"minus {row}, 95 %" for row in (study.RANDOM, study.ALONE, study.OUTPUTS))
-    assert layers.rows[0] == ("f3ocus, exact", "75.5", "-5.5 ± 6.4", "+4.0 ± 12.7", "", "-0.5 ± 6.4", "", "2")
+    assert layers.rows[0] == (
+        "f3ocus, exact",
+        "75.5",
+        "-5.5 ± 6.4, two seeds",
+        "+4.0 ± 12.7, two seeds",
+        "",
+        "-0.5 ± 6.4, two seeds",
+        "",
+        "2",
+    )
     assert [(row[0], row[3], row[5]) for row in layers.rows[1:]] == [
-        (study.OUTPUTS, "+4.5 ± 19.1", ""),
-        (study.RANDOM, "", "-4.5 ± 19.1"),
+        (study.OUTPUTS, "+4.5 ± 19.1, two seeds", ""),
+        (study.RANDOM, "", "-4.5 ± 19.1, two seeds"),
     ]
 
 
@@ -190,7 +199,7 @@ def test_aims_are_the_paired_differences_of_their_rows(study):
         *runs("ours", [90, 91], dialects=7, rounds=30),
     ]
     rows = study.aims(results).rows
-    assert rows[0] == ("ours 3 points or more above FedAvg", "7", "+3.0 ± 0.0", "", "")
+    assert rows[0] == ("ours 3 points or more above FedAvg", "7", "+3.0 ± 0.0, two seeds", "", "")
     assert all(not any(cells) for _, _, *cells in rows[1:])
     assert len(rows) == len(study.AIMS)
 

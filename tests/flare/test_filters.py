@@ -97,7 +97,7 @@ TRAIN = [
         {"state": changed(KEYS[1], torch.nn.Parameter(torch.ones(2)))},
         "only dense",
     ),
-    ("unknown metric", {"metrics": {**METRICS_OF, "answers": 1.0}}, "sent metrics answers, closed"),
+    ("unknown metric", {"metrics": {**METRICS_OF, "answers": 1.0}}, "sent metrics answers, below_constant, closed"),
     ("missing metric", {"metrics": {"loss": 1.0}}, "sent metrics loss, declared"),
     ("text in a metric", {"metrics": {**METRICS_OF, "loss": SECRET}}, "as metrics.loss"),
     ("list in a metric", {"metrics": {**METRICS_OF, "loss": [1.0, 2.0]}}, "as metrics.loss"),

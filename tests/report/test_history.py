@@ -21,7 +21,10 @@ def test_reading_keeps_every_figure_of_the_file(tmp_path):
     assert (history.job, history.method, history.procedural) == (made["job"], made["method"], True)
     assert history.settings == {"method.gamma": "0.1", "method.integration": "frozen_global", "seed": "0"}
     for one, entry in zip(history.rounds, made["rounds"], strict=True):
-        given = {name: {"validation": None, "sent": None, **result} for name, result in entry["sites"].items()}
+        given = {
+            name: {"validation": None, "sent": None, "below_constant": None, **result}
+            for name, result in entry["sites"].items()
+        }
         assert {name: vars(result) for name, result in one.sites.items()} == given
         assert (one.round, one.alignment, one.rejected) == (entry["round"], entry["alignment"], entry["rejected"])
 
