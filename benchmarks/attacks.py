@@ -38,11 +38,11 @@ from measured import JOB, ROOT, machine, sections
 from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from small_run import CULPRIT, SITES, SMALL, Run, simulate
 
-from fedpeft.client.learner import Learner
+from fedpeft.core.printable import printable
 from fedpeft.federate import federate
 from fedpeft.flare.admission_components import AdmittedAppDeployer, SubmissionGuard
-from fedpeft.messages.types import SCORE, TRAIN
-from fedpeft.printable import printable
+from fedpeft.protocol.types import SCORE, TRAIN
+from fedpeft.site.learner import Learner
 
 SECRET = "hospital-database-password"
 SCHEDULED = ("method.aggregation=fedavg", "schedule.solver=exact", "schedule.budget=4", "schedule.score_samples=8")

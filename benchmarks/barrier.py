@@ -12,9 +12,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from fedpeft.alignment import PIASettings, align_global, start_merged
-from fedpeft.client import site_state
-from fedpeft.client.learner import Learner
-from fedpeft.states import State
+from fedpeft.core.states import State
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
 
 POINTS = tuple(k / 8 for k in range(9))
 QUESTIONS = 96

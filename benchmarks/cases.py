@@ -36,12 +36,12 @@ from result_table import ResultTable
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
-from fedpeft.client import site_state
-from fedpeft.client.learner import Learner, Update
 from fedpeft.compare.intervals import paired, signed
-from fedpeft.jobs import compose
+from fedpeft.core.states import State
+from fedpeft.job.composing import compose
 from fedpeft.server.aggregation import aggregate
-from fedpeft.states import State
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner, Update
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = Path(__file__).parent / "results" / "cases.jsonl"

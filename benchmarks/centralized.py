@@ -20,13 +20,13 @@ import torch
 from measured import machine, show
 
 from fedpeft import data
-from fedpeft.client.learner import Learner
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.phantom import SITES
 from fedpeft.data.schema import SiteData
 from fedpeft.federate import federate
-from fedpeft.jobs import compose
-from fedpeft.site_job import SiteJob
+from fedpeft.job.composing import compose
+from fedpeft.job.site_job import SiteJob
+from fedpeft.site.learner import Learner
 
 
 @torch.inference_mode()

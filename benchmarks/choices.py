@@ -30,8 +30,8 @@ from peers import PEERS
 from result_table import ResultTable
 from rich.console import Console
 
-from fedpeft.client.learner import Learner
 from fedpeft.compare.intervals import paired, signed
+from fedpeft.site.learner import Learner
 
 RESULTS = Path(__file__).parent / "results" / "choices.jsonl"
 SEEDS = (100, 101, 102)

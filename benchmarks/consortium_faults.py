@@ -19,9 +19,9 @@ from nvflare.fuel.flare_api.api_spec import NoConnection
 from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from small_run import CULPRIT, SITES, SMALL, Run, read_run
 
-from fedpeft.jobs import write_job
-from fedpeft.processes import end
-from fedpeft.status import run_folder
+from fedpeft.core.processes import end
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
 
 LEAD = "lead@coordinator.org"
 WORKER = "nvflare.private.fed.app.client.worker_process"

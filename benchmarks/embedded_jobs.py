@@ -17,13 +17,13 @@ from pathlib import Path
 
 from measured import ROOT, machine, python, show, timed
 
-from fedpeft.jobs import compose
-from fedpeft.metrics import title_of
-from fedpeft.paper_tasks import paper_tasks
+from fedpeft.core.metrics import title_of
+from fedpeft.job.composing import compose
+from fedpeft.job.paper_tasks import paper_tasks
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
+from fedpeft.report.status import run_folder
 from fedpeft.report.wording import percent
-from fedpeft.status import run_folder
 
 NOTE = "fedpeft simulate JOB -t N, all sites at once; minutes of a machine as busy as it was."
 

@@ -56,12 +56,12 @@ def sent(method: str, source: Path, folder: Path) -> tuple[int, int, int]:
     from nvflare.app_common.utils.fl_model_utils import FLModelUtils
     from nvflare.fuel.utils import fobs
 
-    from fedpeft.client.learner import Learner
     from fedpeft.federate import federate
     from fedpeft.flare.messages import from_model, to_model
     from fedpeft.flare.tensors import register_tensors
-    from fedpeft.jobs import compose
-    from fedpeft.messages.types import TrainReply
+    from fedpeft.job.composing import compose
+    from fedpeft.protocol.types import TrainReply
+    from fedpeft.site.learner import Learner
 
     register_tensors()
     head = ["method.head=federated", f"method.name={method}", "method.aggregation=fedavg"]

@@ -27,12 +27,12 @@ from measured import machine, memory_mib, sections
 from torch import nn
 
 from fedpeft import backbones
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.backbone import Backbone, Pretrained
 from fedpeft.backbones.matrices import made_in_bfloat16
 from fedpeft.backbones.settings import BackboneSettings
-from fedpeft.client.computing import device_of
-from fedpeft.client.learner import Learner
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.computing import device_of
+from fedpeft.site.learner import Learner
 
 MIB = 2**20
 NAME = "random-weights"

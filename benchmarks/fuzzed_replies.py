@@ -33,7 +33,7 @@ from nvflare.fuel.utils import fobs
 from fedpeft.flare import controller
 from fedpeft.flare.messages import FIELDS, to_model
 from fedpeft.flare.tensors import register_tensors
-from fedpeft.messages.types import HELLO, METRICS, SCORE, TRAIN, ScoreReply, TrainReply
+from fedpeft.protocol.types import HELLO, METRICS, SCORE, TRAIN, ScoreReply, TrainReply
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

@@ -29,7 +29,7 @@ import json, os, resource, signal, sys
 from pathlib import Path
 from fedpeft.data import DataSettings, load
 from fedpeft.data.images import open_image
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.adapter_folder import read_config, read_state
 
 def read(kind, folder):

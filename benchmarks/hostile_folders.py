@@ -20,8 +20,8 @@ from typing import Any
 
 from measured import ROOT
 
-from fedpeft.errors import FedpeftError
-from fedpeft.privacy.ledger import enter
+from fedpeft.core.errors import FedpeftError
+from fedpeft.protocol.ledger import enter
 
 sys.path.insert(0, str(ROOT / "tests" / "support"))
 

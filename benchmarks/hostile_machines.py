@@ -110,7 +110,7 @@ def _trainers(consortium: Consortium) -> list[psutil.Process]:
     found = []
     for process in kits.processes_below(consortium.kits / HOSTILE):
         with contextlib.suppress(psutil.Error):
-            found += [one for one in process.children() if "fedpeft.worker.training_process" in one.cmdline()]
+            found += [one for one in process.children() if "fedpeft.site.training_process" in one.cmdline()]
     with contextlib.suppress(psutil.Error):
         return [one for one in found if one.memory_info().rss > LEARNER]
     return []

@@ -19,7 +19,7 @@ from nvflare.apis.signal import Signal
 
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS
-from fedpeft.messages.types import TRAIN
+from fedpeft.protocol.types import TRAIN
 
 Tensors = dict[Any, Any]
 Reply = Callable[["Sent"], Any]  # changes it; a Shareable that it returns is sent in its place

@@ -24,13 +24,13 @@ from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.client.accepted import accept
-from fedpeft.client.order_limits import REPEATS, note_order
+from fedpeft.core.run_names import PROBLEM
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.messages.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
-from fedpeft.privacy.problem_codes import sentence
-from fedpeft.run_names import PROBLEM
+from fedpeft.protocol.problem_codes import sentence
+from fedpeft.protocol.types import HELLO, SCORE, TRAIN, Hello, Introduction, ScoreOrder, TrainOrder
+from fedpeft.site.accepted import accept
+from fedpeft.site.order_limits import REPEATS, note_order
 
 SECRET = "/home/lead/patient-7"
 PATTERN = "(.+)+[.]0"

@@ -44,14 +44,14 @@ from torch.nn.functional import fold, unfold
 from torchmetrics.functional.classification import binary_auroc
 from torchmetrics.functional.image import peak_signal_noise_ratio
 
-from fedpeft.client.batches import Batch
-from fedpeft.client.learner import Learner, Update
+from fedpeft.answering.batches import Batch
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
-from fedpeft.privacy import PrivacySettings, release_adapter
-from fedpeft.states import State
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.protocol import PrivacySettings, release_adapter
+from fedpeft.site.learner import Learner, Update
 
 Figures = tuple[float, float]  # area under the curve; share of members found
 VICTIM, OTHER = "slake", "vqa-rad"

@@ -39,14 +39,14 @@ from result_table import ResultTable
 from rich.console import Console
 
 from fedpeft import importance, scheduling
-from fedpeft.client.learner import Learner
-from fedpeft.client.loop import parts_of
-from fedpeft.client.lr_schedule import rate_factor
-from fedpeft.client.optimizer import build_optimizer
 from fedpeft.compare.intervals import paired, signed
+from fedpeft.core.seeds import derive
 from fedpeft.federate import federate
-from fedpeft.jobs import compose
-from fedpeft.seeds import derive
+from fedpeft.job.composing import compose
+from fedpeft.site.learner import Learner
+from fedpeft.site.loop import parts_of
+from fedpeft.site.lr_schedule import rate_factor
+from fedpeft.site.optimizer import build_optimizer
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"

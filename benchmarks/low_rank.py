@@ -24,11 +24,11 @@ from fedpeft.alignment import integrate
 from fedpeft.alignment.low_rank import integrate_products
 from fedpeft.alignment.settings import PIASettings
 from fedpeft.alignment.stacking import stack_products
-from fedpeft.client.learner import Learner
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State
 from fedpeft.federate import federate
-from fedpeft.jobs import compose
-from fedpeft.keys import by_place
-from fedpeft.states import State
+from fedpeft.job.composing import compose
+from fedpeft.site.learner import Learner
 
 SERVER_PIA = PIASettings(support="weights", integration="merge")
 UNEQUAL = "method.site_settings={slake: {r: 2}, vqa-rad: {r: 8}}"

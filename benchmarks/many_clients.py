@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 from measured import machine, python, show
 
-from fedpeft.messages.limits import MB
+from fedpeft.protocol.limits import MB
 from fedpeft.report.history_reader import read
+from fedpeft.report.status import run_folder
 from fedpeft.report.wording import percent
-from fedpeft.status import run_folder
 
 EVERY = 2.0  # seconds
 SMALL = ("data.train_size=40", "data.validation_size=8", "data.test_size=16")

@@ -18,7 +18,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from fedpeft.jobs import compose
+from fedpeft.job.composing import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 JOB = "fedpia_task1"

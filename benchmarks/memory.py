@@ -25,9 +25,9 @@ from scoring import Scored
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from fedpeft.client.computing import device_of
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.importance import MemorySettings, layer_memory
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.computing import device_of
 
 MIB = 2**20
 

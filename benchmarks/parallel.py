@@ -9,8 +9,8 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
-from fedpeft.errors import FedpeftError
-from fedpeft.jobs import compose
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.composing import compose
 
 
 @contextmanager

@@ -16,11 +16,11 @@ from typing import Any
 
 import torch
 
-from fedpeft.client import client_round
-from fedpeft.client.learner import Learner, Update
-from fedpeft.client.optimizer import moments, restore_moments
-from fedpeft.seeds import derive
-from fedpeft.states import State
+from fedpeft.core.seeds import derive
+from fedpeft.core.states import State
+from fedpeft.site import client_round
+from fedpeft.site.learner import Learner, Update
+from fedpeft.site.optimizer import moments, restore_moments
 
 ALA_SHARE, ALA_PASSES, ALA_SETTLED = 0.8, 10, 0.01
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import torch
 from measured import machine, sections, show
 
-from fedpeft.client.learner import Learner
+from fedpeft.core.metrics import VALIDATION
+from fedpeft.core.seeds import derive
 from fedpeft.federate import RoundResult, federate
-from fedpeft.metrics import VALIDATION
-from fedpeft.seeds import derive
 from fedpeft.server.update_check import update_length
+from fedpeft.site.learner import Learner
 
 POISONER = "vqa-rad"
 SMALL = (

@@ -25,10 +25,10 @@ from typing import Any
 import numpy as np
 from measured import machine, sections, show
 
-from fedpeft.client.learner import Learner, Update
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
-from fedpeft.privacy import PrivacySettings, epsilon, release_adapter, release_scores
+from fedpeft.protocol import PrivacySettings, epsilon, release_adapter, release_scores
+from fedpeft.site.learner import Learner, Update
 
 DELTA = 1e-5
 CLIP = 1.0

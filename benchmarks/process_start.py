@@ -14,15 +14,15 @@ from collections.abc import Mapping
 
 from measured import machine, python, show, timed
 
-from fedpeft.worker import fork_server
+from fedpeft.site import fork_server
 
 TORCH = "import torch"
 TRAINING = f"{TORCH}; torch.optim.AdamW([torch.nn.Parameter(torch.ones(1))])"
 FLARE = "import nvflare.private.fed.app.simulator.simulator_worker"
 EXECUTOR = f"{FLARE}; import fedpeft.flare.executor"
 TENSORS = f"{EXECUTOR}; fedpeft.flare.executor._import_tensors()"
-WORKER = "import fedpeft.worker.training_process"
-LEARNER = f"{WORKER}; import fedpeft.client.learner"
+WORKER = "import fedpeft.site.training_process"
+LEARNER = f"{WORKER}; import fedpeft.site.learner"
 JOB = """
 import json, pathlib, tempfile
 job = json.loads(pathlib.Path("jobs/fedpia_task1/app/config/config_fed_client.json").read_text())
@@ -30,10 +30,10 @@ sections = job["executors"][0]["executor"]["args"]
 """
 BUILD = """
 with tempfile.TemporaryDirectory() as folder:
-    fedpeft.client.learner.Learner.from_sections(sections, site="slake", folder=pathlib.Path(folder))
+    fedpeft.site.learner.Learner.from_sections(sections, site="slake", folder=pathlib.Path(folder))
 """
 READY = f"{LEARNER}{JOB}{BUILD}"
-ONE = f"{TENSORS}; import fedpeft.client.learner{JOB}{BUILD}"
+ONE = f"{TENSORS}; import fedpeft.site.learner{JOB}{BUILD}"
 BOTH = f"""{EXECUTOR}{JOB}
 site = fedpeft.flare.executor.SiteExecutor(**sections)
 with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +48,7 @@ import os, sys
 os.environ["{fork_server.ADDRESS}"] = sys.argv[1]
 {BOTH}
 """
-EVERYTHING = f"""{TENSORS}; import fedpeft.client.learner
+EVERYTHING = f"""{TENSORS}; import fedpeft.site.learner
 import fedpeft.report, matplotlib.pyplot, ot, scipy.stats
 from transformers import AutoModel, AutoProcessor, ViltForQuestionAnswering, ViltProcessor
 """

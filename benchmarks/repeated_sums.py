@@ -19,12 +19,12 @@ import torch
 from measured import sections
 from small_run import CULPRIT, SITES, SMALL
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.privacy.release import release_adapter
-from fedpeft.privacy.settings import PrivacySettings
-from fedpeft.privacy.site_check import load_data
-from fedpeft.site_job import SiteJob
+from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.job.site_job import SiteJob
+from fedpeft.protocol.release import release_adapter
+from fedpeft.protocol.site_check import load_data
+from fedpeft.site.learner import Learner
 
 REPEATS = (1, 4, 16)
 VICTIM = CULPRIT

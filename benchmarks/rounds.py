@@ -17,8 +17,8 @@ from typing import Any
 
 from measured import machine, ratio, sections, show
 
-from fedpeft.client.learner import Learner
 from fedpeft.server.aggregation import aggregate
+from fedpeft.site.learner import Learner
 
 HALF = ["method.pia.share=0.5", "method.pia.accept=false"]
 VARIANTS = {

@@ -26,10 +26,10 @@ os.environ.setdefault(COMMAND, sys.executable)  # no process has its imports alr
 
 import kits
 
-from fedpeft.errors import FedpeftError
-from fedpeft.jobs import write_job
-from fedpeft.processes import end
-from fedpeft.status import run_folder
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.processes import end
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
 
 GOOD, HOSTILE = kits.SITES
 POLICY = dict.fromkeys(("least_train_samples", "least_train_images", "least_test_samples", "least_score_samples"), 4)

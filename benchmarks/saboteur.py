@@ -18,7 +18,7 @@ from nvflare.apis.shareable import Shareable
 
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.executor import SiteExecutor
-from fedpeft.worker import training_process as worker
+from fedpeft.site import training_process as worker
 
 SABOTAGE = "FEDPEFT_SABOTAGE"
 GIANT = int(os.environ.get("FEDPEFT_GIANT_MB", "256")) * 10**6  # bytes
@@ -191,7 +191,7 @@ EXECUTOR_FAULTS = {
 
 def main() -> None:
     """Be the training process: train as the order says, then add the fault."""
-    from fedpeft.client.learner import Learner
+    from fedpeft.site.learner import Learner
 
     order = json.loads(os.environ[SABOTAGE])
     original = Learner.train_round

@@ -22,9 +22,9 @@ import torch
 from scipy.stats import spearmanr
 from torch import nn
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.jobs import compose
+from fedpeft.job.composing import compose
+from fedpeft.site.learner import Learner
 
 ROOT = Path(__file__).resolve().parents[1]
 ROUNDS = (0, 1, 3, 6)

@@ -15,9 +15,9 @@ from measured import JOB, sections
 from safetensors.torch import load_file
 from torch import Tensor
 
-from fedpeft.jobs import write_job
-from fedpeft.simulate import SERVER
-from fedpeft.workspace import KEY, RESOURCES, resources
+from fedpeft.core.workspace import KEY, RESOURCES, resources
+from fedpeft.job.composing import write_job
+from fedpeft.run.simulate import SERVER
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019")
 CULPRIT = "vqa-rad"

@@ -82,16 +82,16 @@ def own_step(row: Row, config: Any, device: Any) -> tuple[Callable[[dict, Any], 
     import torch
 
     from fedpeft import methods
+    from fedpeft.answering.batches import Batch
+    from fedpeft.answering.classification import Classification
+    from fedpeft.answering.heads import build_head
+    from fedpeft.answering.training_settings import TrainingSettings
     from fedpeft.backbones.matrices import matrices
-    from fedpeft.client import computing
-    from fedpeft.client.answering.classification import Classification
-    from fedpeft.client.batches import Batch
-    from fedpeft.client.heads import build_head
-    from fedpeft.client.loop import parts_of
-    from fedpeft.client.optimizer import build_optimizer
     from fedpeft.data.answers import AnswerVocabulary
     from fedpeft.methods.settings import MethodSettings
-    from fedpeft.training_settings import TrainingSettings
+    from fedpeft.site import computing
+    from fedpeft.site.loop import parts_of
+    from fedpeft.site.optimizer import build_optimizer
 
     settings = TrainingSettings(rounds=1, **row.training)
     backbone = vit(config) if row.vit else vilt(config)

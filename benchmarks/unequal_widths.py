@@ -21,10 +21,10 @@ from cases import CASES, MIXED, sections_of
 from measured import machine
 
 from fedpeft.alignment import PIASettings, align_global
-from fedpeft.client.learner import Learner
-from fedpeft.keys import by_place
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
-from fedpeft.states import State
+from fedpeft.site.learner import Learner
 
 CASE = CASES["unequal_widths"]
 SUPPORTS = {"weights": "weights", "samples": "activations"}

@@ -25,8 +25,8 @@ def bare(overrides: Sequence[str], folder: Path) -> None:
     """All rounds of the job in this process; writes the final adapter, and how many seconds training took."""
     from safetensors.torch import save_file
 
-    from fedpeft.client.learner import Learner
     from fedpeft.federate import federate
+    from fedpeft.site.learner import Learner
 
     chosen = sections(overrides)
     sites = chosen["federation"]["sites"]

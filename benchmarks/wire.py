@@ -65,7 +65,7 @@ def serve(port: int, adapter: Mapping[str, Any], pipe: Connection) -> None:
     from nvflare.fuel.f3.cellnet.utils import make_reply
 
     from fedpeft.flare.messages import from_model, to_model
-    from fedpeft.messages.types import TrainOrder, TrainReply
+    from fedpeft.protocol.types import TrainOrder, TrainReply
 
     state = initial(**adapter)
     own, frames = cell("server", port)
@@ -96,7 +96,7 @@ def visit(port: int, pipe: Connection) -> None:
     from nvflare.fuel.f3.cellnet.utils import new_cell_message
 
     from fedpeft.flare.messages import from_model, to_model
-    from fedpeft.messages.types import METRICS, TrainOrder, TrainReply
+    from fedpeft.protocol.types import METRICS, TrainOrder, TrainReply
 
     own, frames = cell("site", port)
     while not own.is_cell_connected("server"):

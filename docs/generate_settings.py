@@ -23,30 +23,30 @@ from typing import Any, NamedTuple
 from fedpeft import adapters, backbones, methods
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
 from fedpeft.backbones.slots import SLOTS
+from fedpeft.core.settings import hints_of
 from fedpeft.data import DataSettings
 from fedpeft.data.registry import DATASETS
-from fedpeft.federation import FederationSettings
 from fedpeft.importance.registry import SCORES
-from fedpeft.jobs import PACKAGED, FlareSettings, read_yaml
-from fedpeft.messages.types import TASKS
+from fedpeft.job.composing import PACKAGED, FlareSettings, read_yaml
+from fedpeft.job.federation import FederationSettings
+from fedpeft.job.method_catalog import entries, entry
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.aggregations import usual
 from fedpeft.methods.bottleneck.config import BottleneckConfig
-from fedpeft.methods.catalog import entries, entry
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.method import METHODS
 from fedpeft.methods.peft_tuner import PeftTuning
 from fedpeft.methods.prompts import PromptTuning
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
-from fedpeft.privacy import PrivacySettings
-from fedpeft.privacy.problem_codes import CODES
-from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.protocol import PrivacySettings
+from fedpeft.protocol.problem_codes import CODES
+from fedpeft.protocol.types import TASKS
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.scheduling.solvers import SOLVERS
-from fedpeft.settings import hints_of
-from fedpeft.training_settings import TrainingSettings
 
 PAGES = Path(__file__).parent
 SECTIONS: dict[str, type] = {

@@ -22,11 +22,11 @@ AT_ROOT = {"README.md": "start.md", "CONTRIBUTING.md": "contributing.md", "SECUR
 AT_ROOT["CHANGELOG.md"] = "changelog.md"
 LAZY = ("fedpeft", "fedpeft.adapters", "fedpeft.alignment", "fedpeft.importance", "fedpeft.scheduling")
 NAMED = {
-    "fedpeft.jobs": ("compose", "write_job"),
+    "fedpeft.job.composing": ("compose", "write_job"),
     "fedpeft.federate": ("federate", "RoundResult"),
-    "fedpeft.client.learner": ("Learner",),
-    "fedpeft.simulate": ("simulate",),
-    "fedpeft.flare.recipe": ("FedPIARecipe", "F3OCUSRecipe"),
+    "fedpeft.site.learner": ("Learner",),
+    "fedpeft.run.simulate": ("simulate",),
+    "fedpeft.run.recipe": ("FedPIARecipe", "F3OCUSRecipe"),
     "fedpeft.report": ("render", "show"),
     "fedpeft.report.history_reader": ("read",),
     "fedpeft.data": ("load",),

@@ -76,7 +76,7 @@ finish() {
     trap - EXIT
     trap '' INT TERM
     # shellcheck disable=SC2046
-    python3 -m fedpeft.processes $(jobs -p; cat "$scratch"/{,poc/}*/prod_00/*/{daemon_pid,pid}.fl 2>/dev/null)
+    python3 -m fedpeft.core.processes $(jobs -p; cat "$scratch"/{,poc/}*/prod_00/*/{daemon_pid,pid}.fl 2>/dev/null)
     if [[ $code -ne 0 ]]; then
         mkdir -p "$results/logs"
         for kit in "$scratch"/{,poc/}*/prod_00/*; do

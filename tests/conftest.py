@@ -109,7 +109,7 @@ def fresh_processes():
 @pytest.fixture(autouse=True)
 def all_plugins():
     """A process of a site keeps to the plugins of its file; the next test looks up all again."""
-    from fedpeft.registry import only_plugins
+    from fedpeft.core.registry import only_plugins
 
     yield
     only_plugins(None)
@@ -127,7 +127,7 @@ def warm_python() -> str:
 @pytest.fixture(scope="session")
 def fork_server_name():
     """Name of a fork server, as it stands in the environment of the processes that use it."""
-    from fedpeft.worker import fork_server
+    from fedpeft.site import fork_server
 
     true = sys.executable
     use_python(os.environ[COMMAND])
@@ -164,7 +164,7 @@ def small_settings(tiny_source) -> list[str]:
 @pytest.fixture(scope="session")
 def sections(small_settings):
     """Function from overrides to the sections of the small job."""
-    from fedpeft.jobs import compose
+    from fedpeft.job.composing import compose
 
     def build(*overrides: str) -> dict:
         return compose(Path(__file__).parents[1] / "app_configs", "fedpia_task1", [*small_settings, *overrides])

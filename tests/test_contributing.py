@@ -12,7 +12,7 @@ GROUPS = set(re.findall(r"`(fedpeft\.[a-z]+)`", TABLE))
 ROWS = {
     "fedpeft.methods": (
         """
-from fedpeft.keys import BACKBONE, belongs
+from fedpeft.core.keys import BACKBONE, belongs
 from fedpeft.methods import TuningMethod
 from fedpeft.methods.trainable import Trainable
 
@@ -111,7 +111,7 @@ assert federation("data.dataset=mine", drop="data")[-1].state
 MINE = {"training": {"local_epochs": 7}}
 """,
         """
-from fedpeft.jobs import compose
+from fedpeft.job.composing import compose
 import pathlib, shutil, tempfile
 configs = pathlib.Path(shutil.copytree(ROOT / "app_configs", tempfile.mkdtemp() + "/configs"))
 with (configs / "jobs.yml").open("a") as recipes:
@@ -121,8 +121,8 @@ assert compose(configs, "own")["training"]["local_epochs"] == 7
     ),
     "fedpeft.answering": (
         """
-from fedpeft.client.answering import WayToAnswer
-from fedpeft.client.answering.classification import Classification, build
+from fedpeft.answering import WayToAnswer
+from fedpeft.answering.classification import Classification, build
 
 class Careful(Classification):
     def loss(self, logits, target, *, reduction="mean"):
@@ -178,7 +178,7 @@ MINE = Tracker(
 """,
         """
 from types import SimpleNamespace
-from fedpeft.federation import FederationSettings
+from fedpeft.job.federation import FederationSettings
 from fedpeft.flare.tracking import start_tracking
 folder = pathlib.Path(tempfile.mkdtemp())
 name = FederationSettings(sites=("a",), tracking="mine").tracking
@@ -193,9 +193,9 @@ import pathlib, sys, tempfile
 ROOT, SOURCE = pathlib.Path(sys.argv[1]), sys.argv[2]
 
 def federation(*overrides, drop=""):
-    from fedpeft.client.learner import Learner
+    from fedpeft.site.learner import Learner
     from fedpeft.federate import federate
-    from fedpeft.jobs import compose
+    from fedpeft.job.composing import compose
     small = [f"backbone.source={SOURCE}", "training.rounds=2", "method.probe_samples=8", "federation.sites=[a, b]"]
     small += ["method.pia.share=0.5", "method.pia.accept=false"]
     sizes = [f"data.{split}_size=8" for split in ("train", "validation", "test")]

@@ -15,8 +15,8 @@ from undrawn import leave_pictures_out
 
 from fedpeft.cli import main
 from fedpeft.compare import picture
-from fedpeft.export.folder import export
-from fedpeft.predict.kept_model import find
+from fedpeft.inference.export_folder import export
+from fedpeft.inference.kept_model import find
 from fedpeft.report.page_parts import Picture
 from fedpeft.serve.runs import find_runs
 from fedpeft.serve.workspace_pages import WorkspacePages

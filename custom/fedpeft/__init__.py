@@ -10,7 +10,7 @@ from typing import Any
 
 import wrapt
 
-from fedpeft import lazy
+from fedpeft.core import lazy
 
 __version__ = "0.1.0"
 

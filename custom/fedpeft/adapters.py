@@ -6,7 +6,7 @@ The adapters themselves are in `fedpeft.methods`.
 
 from typing import Any
 
-from fedpeft import lazy
+from fedpeft.core import lazy
 
 # torch and PEFT cost seconds: a name is imported when it is first used
 _HOME = {

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import fedpeft
 from fedpeft.compare import command as compare
-from fedpeft.errors import FedpeftError
-from fedpeft.export import command as export
-from fedpeft.inspect import command as inspect
-from fedpeft.job_argument import JOB_HELP
-from fedpeft.predict import command as predict
-from fedpeft.printable import cleaned_output, shortened
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.printable import cleaned_output, shortened
+from fedpeft.core.settings import suggestion
+from fedpeft.inference import export_command as export
+from fedpeft.inference import predict_command as predict
+from fedpeft.inference.site_page import command as inspect
+from fedpeft.job.argument import JOB_HELP
 from fedpeft.serve import command as serve
-from fedpeft.settings import suggestion
 
 if TYPE_CHECKING:
     from fedpeft.data import SiteData
@@ -160,7 +160,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _simulate(arguments: argparse.Namespace) -> None:
-    from fedpeft.simulate import simulate
+    from fedpeft.run.simulate import simulate
 
     if arguments.threads < 1:
         raise FedpeftError(f"-t is {arguments.threads}, it must be at least 1.")
@@ -170,8 +170,8 @@ def _simulate(arguments: argparse.Namespace) -> None:
 
 
 def _jobs(arguments: argparse.Namespace) -> None:
-    from fedpeft.admission.job import admit_folder
-    from fedpeft.jobs import check_used, compose, name_of, outdated, recipes, usual_configs, write_job
+    from fedpeft.job.admission.job import admit_folder
+    from fedpeft.job.composing import check_used, compose, name_of, outdated, recipes, usual_configs, write_job
 
     configs = arguments.configs or usual_configs()
     composed = {}
@@ -188,9 +188,9 @@ def _jobs(arguments: argparse.Namespace) -> None:
 
 
 def _tasks(arguments: argparse.Namespace) -> None:
-    from fedpeft.console import Console
-    from fedpeft.jobs import usual_configs
-    from fedpeft.paper_tasks import paper_tasks
+    from fedpeft.core.console import Console
+    from fedpeft.job.composing import usual_configs
+    from fedpeft.job.paper_tasks import paper_tasks
     from fedpeft.report.catalogs import task_tables
 
     Console().print(*task_tables(list(paper_tasks(arguments.configs or usual_configs()))), sep="\n\n")
@@ -198,8 +198,8 @@ def _tasks(arguments: argparse.Namespace) -> None:
 
 def _data(arguments: argparse.Namespace) -> None:
     from fedpeft import data
-    from fedpeft.job_data import named_job, of_job
-    from fedpeft.new_job import look
+    from fedpeft.job.data_section import named_job, of_job
+    from fedpeft.job.new import look
 
     picture = arguments.picture
     if picture and picture.suffix.lower() != ".png":
@@ -233,7 +233,7 @@ def _print_found(found: FolderSites) -> None:
 
 
 def _print_data(sites: Sequence[SiteData]) -> None:
-    from fedpeft.console import Console
+    from fedpeft.core.console import Console
     from fedpeft.data.duplicates import fingerprints
     from fedpeft.report.data_summary import data_summary, remarks
     from fedpeft.report.overlap import NONE, Overlap
@@ -249,7 +249,7 @@ def _print_data(sites: Sequence[SiteData]) -> None:
 
 
 def _new(arguments: argparse.Namespace) -> None:
-    from fedpeft.new_job import backbone_parts, check_free, check_part, look, write_new
+    from fedpeft.job.new import backbone_parts, check_free, check_part, look, write_new
 
     name, out, part = arguments.name, arguments.out, arguments.backbone or ""
     check_free(name, out)
@@ -291,7 +291,7 @@ def _doctor(arguments: argparse.Namespace) -> None:
 
 
 def _status(arguments: argparse.Namespace) -> None:
-    from fedpeft.status import follow, read_progress, run_folder, wait_for_run
+    from fedpeft.report.status import follow, read_progress, run_folder, wait_for_run
 
     if arguments.startup_kit:
         from fedpeft.flare.job_session import JobSession
@@ -305,8 +305,8 @@ def _status(arguments: argparse.Namespace) -> None:
 
 def _verify(arguments: argparse.Namespace) -> None:
     from fedpeft.report import show
-    from fedpeft.status import run_folder
-    from fedpeft.verify import verify
+    from fedpeft.report.status import run_folder
+    from fedpeft.report.verify import verify
 
     run = run_folder(arguments.run)
     manifest = verify(run)
@@ -318,7 +318,7 @@ def _verify(arguments: argparse.Namespace) -> None:
 
 def _report(arguments: argparse.Namespace) -> None:
     from fedpeft.report import render, show
-    from fedpeft.status import read_progress, run_folder, unfinished
+    from fedpeft.report.status import read_progress, run_folder, unfinished
 
     run = arguments.run.parent if arguments.run.is_file() else run_folder(arguments.run)
     out = arguments.out or run / "report"
@@ -332,7 +332,7 @@ def _report(arguments: argparse.Namespace) -> None:
 
 def _methods(arguments: argparse.Namespace) -> None:
     from fedpeft.backbones import names
-    from fedpeft.console import Console
+    from fedpeft.core.console import Console
     from fedpeft.report.catalogs import method_list
 
     if arguments.backbone not in names():
@@ -344,7 +344,7 @@ def _methods(arguments: argparse.Namespace) -> None:
 
 
 def _backbones(arguments: argparse.Namespace) -> None:
-    from fedpeft.console import Console
+    from fedpeft.core.console import Console
     from fedpeft.report.catalogs import backbone_table, source_tables
 
     tables = source_tables(arguments.source, arguments.name) if arguments.source else [backbone_table()]

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedpeft.client.learner import Learner, Update
-from fedpeft.keys import layers_of
-from fedpeft.privacy.secure_round import without_masks
+from fedpeft.core.keys import layers_of
+from fedpeft.core.states import of_keys
+from fedpeft.protocol.secure_round import without_masks
 from fedpeft.server import first_adapter
 from fedpeft.server.aggregation import State, aggregate, parts_of
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.early_stop import Sites, best_before_end
 from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.states import of_keys
+from fedpeft.site.learner import Learner, Update
 
 Salts = Callable[[str, int, State], str]
 
@@ -40,7 +40,7 @@ def federate(learners: Mapping[str, Learner], salts: Salts | None = None) -> Ite
     Args:
         learners: by site; all with the same method, training and schedule settings.
         salts: from a site's name, a round and the global adapter to what goes into the seeds of its training, as in
-            secure sums of a consortium (`fedpeft.privacy.secret_seed`); None: nothing but the job's seed.
+            secure sums of a consortium (`fedpeft.protocol.secret_seed`); None: nothing but the job's seed.
     """
     first = next(iter(learners.values()))
     settings, seed = first.schedule, first.training.seed

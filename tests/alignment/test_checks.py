@@ -9,7 +9,7 @@ from torch import nn
 
 from fedpeft import adapters
 from fedpeft.alignment import Bottleneck, PIASettings, align_global, barycenter, integrate
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
 

@@ -22,7 +22,7 @@ from fedpeft.alignment import PIASettings, align_global, finish_round, start_mer
 from fedpeft.alignment.neurons import neurons_of
 from fedpeft.alignment.permutation import align_adapter
 from fedpeft.alignment.transport import cost_matrix, match
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 INPUTS = torch.randn(24, D, generator=generator(0))
 

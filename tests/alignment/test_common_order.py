@@ -10,7 +10,7 @@ from samples import generator
 
 from fedpeft.alignment.common_order import common_order, in_order
 from fedpeft.alignment.order_search import climb, problem_of, search
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 PASSES = 20
 

@@ -6,7 +6,7 @@ import torch
 from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
 from fedpeft.alignment import PIASettings, align_upload, barycenter, integrate
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 FIXED_POINT = PIASettings(reference="fixed_point", gamma=0.0)
 FEDAVG = PIASettings(server=False)

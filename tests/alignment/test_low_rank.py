@@ -7,10 +7,10 @@ import torch
 from fedpeft import methods
 from fedpeft.alignment.low_rank import integrate_products
 from fedpeft.alignment.stacking import stack_products
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import layer_of, layers_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import layer_of, layers_of
+from fedpeft.job.method_catalog import MethodEntry
 from fedpeft.methods.aggregations import admitted
-from fedpeft.methods.catalog import MethodEntry
 from fedpeft.methods.prompts import tokens_of
 from fedpeft.methods.settings import MethodSettings
 

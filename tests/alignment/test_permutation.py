@@ -9,7 +9,7 @@ from fedpeft.alignment import PIASettings, materialize
 from fedpeft.alignment.neurons import Neurons, neurons_of, register
 from fedpeft.alignment.permutation import align_adapter
 from fedpeft.alignment.transport import permutation_of, transport_plan
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 INPUTS = torch.randn(64, D, generator=generator(1))
 

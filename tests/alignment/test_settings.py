@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from fedpeft.alignment import PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import build
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from samples import generator
 
 from fedpeft.alignment import cost_matrix, transport_plan
 from fedpeft.alignment.transport import compare, match, permutation_of
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 SIZES = [(1, 1), (8, 8), (48, 48), (5, 9), (9, 5), (12, 24), (48, 32)]
 

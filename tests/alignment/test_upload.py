@@ -6,7 +6,7 @@ import torch
 from samples import PLACES, at, generator, largest_difference, noisy, same_bytes, shuffled_state, state
 
 from fedpeft.alignment import PIASettings, align_upload, integrate
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 ANCHORED = PIASettings(aligned_at="site")
 COUNTS = [10, 30, 20]

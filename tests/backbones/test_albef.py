@@ -18,8 +18,8 @@ from fedpeft.backbones import BackboneSettings, build, skeleton
 from fedpeft.backbones.albef_checkpoint import POSITIONS, resized
 from fedpeft.backbones.albef_text import plain
 from fedpeft.backbones.registry import BACKBONES
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import backbone as doctor
-from fedpeft.errors import FedpeftError
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter

@@ -11,14 +11,14 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fedpeft import methods
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.matrices import MATRICES, matrices
-from fedpeft.client import computing
-from fedpeft.client.site_model import SiteModel
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import schedule_of
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site import computing
+from fedpeft.site.site_model import SiteModel
 
 FOLDERS = {"llava": MODELS["llava"], "blip2": blip2, "clip": MODELS["clip"], "dinov2": MODELS["dinov2"]}
 SETTINGS = {"compacter": {"reduction_factor": 4}}

@@ -9,8 +9,8 @@ import pytest
 from huggingface_hub import constants
 
 from fedpeft.backbones import BackboneSettings, build, hub, skeleton
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import backbone as doctor
-from fedpeft.errors import FedpeftError
 
 OLD, NEW = "a" * 40, "b" * 40
 NAME = "owner/vilt"

@@ -10,13 +10,12 @@ import torch
 from small_albef import albef_folder
 from small_models import blip2, llava
 
-from fedpeft import importance
+from fedpeft import answering, importance
 from fedpeft.backbones import BACKBONES
-from fedpeft.client import answering
-from fedpeft.client.learner import Learner
+from fedpeft.core.keys import layer_of
 from fedpeft.federate import federate
-from fedpeft.jobs import compose_parts, part_of
-from fedpeft.keys import layer_of
+from fedpeft.job.composing import compose_parts, part_of
+from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PARTS = sorted(file.stem for file in CONFIGS.glob("backbones/*.yml"))

@@ -12,7 +12,7 @@ from small_models import MODELS
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.config_file import REACHING_OUT, check_config
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 IMAGES, BOTH = "preprocessor_config.json", "processor_config.json"
 ONE = {"repo_path": "of-a-stranger/data", "class_info_file": "classes.json"}

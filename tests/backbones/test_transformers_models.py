@@ -31,8 +31,8 @@ from fedpeft.backbones.processor_limits import check_image_processor, check_proc
 from fedpeft.backbones.slots import INNER, SLOTS
 from fedpeft.backbones.structure import layer_stacks, model_roles
 from fedpeft.backbones.tokenizer_limits import check_growth
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import is_key
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import is_key
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import parameter_count
 from fedpeft.server.export import export_adapter

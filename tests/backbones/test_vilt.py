@@ -15,9 +15,9 @@ from transformers.models.vilt.modeling_vilt import ViltForMaskedLM
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_FOLDER
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data import DataSettings, load
 from fedpeft.data.phantom_words import CLINICAL, PLAIN, TEMPLATES
-from fedpeft.errors import FedpeftError
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPi
 
 from fedpeft.backbones import BackboneSettings, build
 from fedpeft.backbones.registry import TINY_FOLDER
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 64}
 IMAGE = {"image_size": 16, "patch_size": 8}

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from fedpeft.client.site_state import SiteState
+from fedpeft.site.site_state import SiteState
 
 PARTS = {"a": 0.5, "b": 0.3, "c": 0.2}
 KEY = "layer.0.output.down.weight"

@@ -12,7 +12,7 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare.messages import to_model
-from fedpeft.messages.types import METRICS, TrainOrder, TrainReply
+from fedpeft.protocol.types import METRICS, TrainOrder, TrainReply
 
 KEY = "layer.0.output.down.bias"
 

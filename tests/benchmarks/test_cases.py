@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from fedpeft.jobs import compose
+from fedpeft.core.settings import build
+from fedpeft.job.composing import compose
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.report.wording import STAY_ALIGNED
-from fedpeft.settings import build
 
 SITES = ("slake", "vqa-rad", "vqa-med-2019", "vqa-med-2020", "vqa-med-2021")
 

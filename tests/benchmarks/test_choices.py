@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from fedpeft.jobs import compose
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.job.composing import compose
 
 
 @pytest.fixture

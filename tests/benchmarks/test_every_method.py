@@ -7,10 +7,10 @@ import sys
 import pytest
 
 from fedpeft import methods
+from fedpeft.core.settings import build
 from fedpeft.federate import federate
-from fedpeft.jobs import compose
+from fedpeft.job.composing import compose
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.settings import build
 
 
 @pytest.fixture

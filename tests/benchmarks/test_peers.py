@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
+from fedpeft.site.learner import Learner
 
 SITES = ("slake", "vqa-rad")
 RUN = (

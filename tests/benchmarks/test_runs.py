@@ -5,8 +5,8 @@ import time
 
 import pytest
 
+from fedpeft.core.settings import build
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.settings import build
 
 
 def test_a_line_that_was_not_written_to_its_end_is_run_again(benchmark, tmp_path):

@@ -10,8 +10,8 @@ from torch.nn import functional as F
 from transformers import ViltConfig
 
 from fedpeft import methods
+from fedpeft.answering.heads import build_head
 from fedpeft.backbones.vilt import Vilt
-from fedpeft.client.heads import build_head
 from fedpeft.methods.trainable import Part
 
 SAMPLES, CLASSES, RATE = 3, 5, 0.5

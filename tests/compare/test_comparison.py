@@ -17,8 +17,8 @@ from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.page import page
 from fedpeft.compare.picture import _figure, picture, picture_file
 from fedpeft.compare.table import compared
-from fedpeft.errors import FedpeftError
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, pooled_balanced_accuracy
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.palette import LIGHT
 

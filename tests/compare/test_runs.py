@@ -12,24 +12,24 @@ import pytest
 from histories import record
 from undrawn import in_one_form
 
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import is_tiny
 from fedpeft.cli import main
-from fedpeft.client.learner import Learner
 from fedpeft.compare import experiment
 from fedpeft.compare.experiment import RUNS, carry_out, earlier, plan, run_missing
 from fedpeft.compare.runs import outcomes
 from fedpeft.compare.table import compared
 from fedpeft.compare.variants import Variant, sections_of, variants
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 from fedpeft.data import is_procedural
 from fedpeft.data.registry import DATASETS
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import site_data
-from fedpeft.jobs import compose
+from fedpeft.job.composing import compose
+from fedpeft.job.federation import site_data
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import schedule_of
 from fedpeft.server.run_recorder import RunRecorder
-from fedpeft.settings import build
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 SHORT = "training.rounds=2"

@@ -15,9 +15,9 @@ from nvflare.recipe import ProdEnv
 from rich.console import Console
 
 from fedpeft.flare.job_session import JobSession
-from fedpeft.flare.recipe import FedPIARecipe
-from fedpeft.jobs import write_job
-from fedpeft.status import follow
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import follow
+from fedpeft.run.recipe import FedPIARecipe
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 TWO_SITES = f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600"

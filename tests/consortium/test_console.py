@@ -10,9 +10,9 @@ import psutil
 import pytest
 from kits import ADMIN, LEAD, MEMBER, SITES, TRUE_ENVIRONMENT, connected, wait_until
 
-from fedpeft.jobs import write_job
-from fedpeft.status import run_folder
-from fedpeft.verify import verify
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
+from fedpeft.report.verify import verify
 
 pytestmark = pytest.mark.consortium
 AWAY = SITES[1]

@@ -12,8 +12,8 @@ import pytest
 from kits import LEAD, ROOT, SCRATCH, SECRET, SITES, wait_until
 from nvflare.lighter.utils import load_private_key_file, sign_folders
 
-from fedpeft.admission.refusal import REASONS, AdmissionError
-from fedpeft.setting_names import names
+from fedpeft.job.admission.refusal import REASONS, AdmissionError
+from fedpeft.job.setting_names import names
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 

@@ -8,11 +8,11 @@ import torch
 from kits import SITES, processes_below, wait_until
 from safetensors.torch import load_file
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.jobs import write_job
-from fedpeft.status import run_folder
-from fedpeft.verify import verify
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
+from fedpeft.report.verify import verify
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.consortium
 NAME, ROUNDS = "killed", 6
@@ -67,7 +67,7 @@ def test_a_killed_training_process_costs_nothing_but_time(federation, chosen, ex
         child
         for process in processes_below(federation.kits / SITES[1])
         for child in process.children()
-        if "fedpeft.worker.training_process" in " ".join(child.cmdline())
+        if "fedpeft.site.training_process" in " ".join(child.cmdline())
     ]
     assert trainers
     for trainer in trainers:

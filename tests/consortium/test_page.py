@@ -17,7 +17,7 @@ import yaml
 from kits import ENVIRONMENT, ROOT, free_port, processes_below, wait_until
 from PIL import Image
 
-from fedpeft.processes import end
+from fedpeft.core.processes import end
 
 pytestmark = pytest.mark.consortium
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

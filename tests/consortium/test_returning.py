@@ -12,10 +12,10 @@ import pytest
 from kits import ABSENT, LEAD, SITES, TRUE_ENVIRONMENT, connected, processes_below, session, start, wait_until
 
 from fedpeft import cli
-from fedpeft.jobs import write_job
-from fedpeft.processes import with_descendants
-from fedpeft.status import run_folder
-from fedpeft.verify import verify
+from fedpeft.core.processes import with_descendants
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
+from fedpeft.report.verify import verify
 
 pytestmark = pytest.mark.consortium
 GONE = SITES[1]

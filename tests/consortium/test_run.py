@@ -8,12 +8,12 @@ import torch
 from kits import SITES
 from safetensors.torch import load_file
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.privacy.released_metrics import released_metrics
-from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.status import run_folder
-from fedpeft.verify import verify
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.released_metrics import released_metrics
+from fedpeft.report.status import run_folder
+from fedpeft.report.verify import verify
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.consortium
 

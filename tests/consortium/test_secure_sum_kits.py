@@ -12,14 +12,14 @@ from kits import ABSENT, LEAD, SITES, connected, free_port, provision, session, 
 from safetensors.torch import load_file
 
 import fedpeft
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
-from fedpeft.jobs import write_job
-from fedpeft.privacy.secret_seed import salt_of, secret_of, start_of
-from fedpeft.privacy.secure_sum import digest
-from fedpeft.privacy.site_policy import read_policy
-from fedpeft.status import run_folder
-from fedpeft.verify import verify
+from fedpeft.job.composing import write_job
+from fedpeft.job.site_policy import read_policy
+from fedpeft.protocol.secret_seed import salt_of, secret_of, start_of
+from fedpeft.protocol.secure_sum import digest
+from fedpeft.report.status import run_folder
+from fedpeft.report.verify import verify
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.consortium
 

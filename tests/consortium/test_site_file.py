@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from kits import LEAD, SITES
 
-from fedpeft.jobs import write_job
+from fedpeft.job.composing import write_job
+from fedpeft.report.status import run_folder
 from fedpeft.server.checkpoint import FACTS
-from fedpeft.status import run_folder
 
 pytestmark = pytest.mark.consortium
 CHOSEN = f"federation.sites=[{', '.join(SITES)}]", "federation.hello_timeout=600"

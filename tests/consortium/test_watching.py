@@ -6,10 +6,10 @@ import shutil
 import pytest
 from kits import LEAD, MEMBER, SITES, free_port, provision
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import examine, open_context
-from fedpeft.errors import FedpeftError
 from fedpeft.flare.job_session import JobSession
-from fedpeft.status import read_progress, run_folder
+from fedpeft.report.status import read_progress, run_folder
 
 pytestmark = pytest.mark.consortium
 

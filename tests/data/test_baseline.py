@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpeft.client.metrics import MacroF1
-from fedpeft.client.model_record import below_constant
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.baseline import baseline
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+from fedpeft.site.metrics import MacroF1
+from fedpeft.site.model_record import below_constant
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 LABELS = ("edema", "mass", "nodule")

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import fedpeft.data as data
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 from fedpeft.data import DataError, DataSettings, Example, SiteData
 from fedpeft.data.registry import DATASETS
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import build
 
 WRONG = [
     ("unknown set", {"dataset": "imagenet"}, r"imagenet.*phantom, .*slake, vqa_rad"),

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft.client.learner import Learner
 from fedpeft.data import is_procedural
 from fedpeft.federate import federate
-from fedpeft.federation import site_data
-from fedpeft.jobs import compose, recipes
+from fedpeft.job.composing import compose, recipes
+from fedpeft.job.federation import site_data
+from fedpeft.site.learner import Learner
 
 CONFIGS = Path(__file__).parents[2] / "app_configs"
 PAPERS = "paper/"

@@ -6,12 +6,12 @@ import shutil
 import layouts
 import pytest
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY
 from fedpeft.data import DataError, DataSettings, load
 from fedpeft.data.folder_sites import ALONE, CLIENTS, _layouts, sites_in
 from fedpeft.data.glance import MOST_IMAGES, glance
 from fedpeft.data.registry import DATASETS
-from fedpeft.errors import FedpeftError
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY
 
 NAMES = {  # what a folder needs to be recognized; a slash at the end makes a folder
     "slake": ["Slake1.0/imgs/", "Slake1.0/train.json"],

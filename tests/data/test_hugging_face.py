@@ -16,10 +16,10 @@ import pytest
 from layouts import picture
 from PIL import Image
 
-from fedpeft.client.kept_images import KeptImages
 from fedpeft.data import DataError, DataSettings, hub_files, load
 from fedpeft.data.duplicates import fingerprints
 from fedpeft.data.images import as_array
+from fedpeft.site.kept_images import KeptImages
 
 PARTS = {"train": 10, "validation": 3, "test": 5}
 

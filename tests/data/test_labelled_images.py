@@ -11,13 +11,13 @@ from PIL import Image
 from scipy.io import savemat
 
 from fedpeft import data
+from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.errors import DataError
 from fedpeft.data.medmnist import SETS
 from fedpeft.data.settings import DataSettings
-from fedpeft.federation import site_data
-from fedpeft.jobs import PACKAGED as CONFIGS
-from fedpeft.jobs import compose
-from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
+from fedpeft.job.composing import PACKAGED as CONFIGS
+from fedpeft.job.composing import compose
+from fedpeft.job.federation import site_data
 
 
 def real(name):

@@ -5,11 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from fedpeft.client.learner import Learner
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data import Example, SiteData
 from fedpeft.data.pool import pooled
-from fedpeft.errors import FedpeftError
 from fedpeft.federate import federate
+from fedpeft.site.learner import Learner
 
 ALL = ["slake", "vqa-rad"]
 POOL = ("federation.sites=[center]", f"data.pool=[{', '.join(ALL)}]", "method.aggregation=fedavg")

@@ -1,12 +1,12 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""What is said of sites whose answers or labels do not vary; that they train is in tests/client/test_one_class.py."""
+"""What is said of sites whose answers or labels do not vary; that they train is in tests/site/test_one_class.py."""
 
 import numpy as np
 import pytest
 
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data import Example, SiteData
 from fedpeft.data.remarks import unread_questions, without_variety
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 IMAGE = np.zeros((4, 4, 3), np.uint8)
 CASES = {

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.job.site_policy import SitePolicy
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "SECURITY.md").read_text()

@@ -18,25 +18,25 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
 from fedpeft import data
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones.registry import TINY_FOLDER
-from fedpeft.client.accepted import accept
-from fedpeft.client.learner import Learner
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.core.workspace_lock import held
 from fedpeft.data.images import open_image
-from fedpeft.errors import FedpeftError
 from fedpeft.flare import controller, executor
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.job_check import check_sites
-from fedpeft.jobs import compose, write_job
-from fedpeft.messages.reply_contract import check_introduction, check_train_reply
-from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.job.check import check_sites
+from fedpeft.job.composing import compose, write_job
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.reply_contract import check_introduction, check_train_reply
+from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.run.simulate import simulate
 from fedpeft.server import checkpoint, first_adapter, handshake
-from fedpeft.settings import build
-from fedpeft.simulate import simulate
-from fedpeft.training_settings import TrainingSettings
-from fedpeft.worker.connection import WorkerProcess
-from fedpeft.worker.failure import Failure
-from fedpeft.workspace_lock import held
+from fedpeft.site.accepted import accept
+from fedpeft.site.connection import WorkerProcess
+from fedpeft.site.failure import Failure
+from fedpeft.site.learner import Learner
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| ([^|]+) \| `(.+)` \|$", re.MULTILINE)

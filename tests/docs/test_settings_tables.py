@@ -12,8 +12,8 @@ sys.path.insert(0, str(DOCS))
 import generate_settings as generator  # noqa: E402
 
 from fedpeft import importance  # noqa: E402
-from fedpeft.messages.types import METRICS, TASKS, TrainReply  # noqa: E402
 from fedpeft.methods import METHODS  # noqa: E402
+from fedpeft.protocol.types import METRICS, TASKS, TrainReply  # noqa: E402
 
 PAGES = sorted(DOCS.glob("*.md"))
 

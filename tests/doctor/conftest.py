@@ -4,7 +4,7 @@
 import pytest
 from kit_samples import Authority, write_kit
 
-from fedpeft.jobs import write_job
+from fedpeft.job.composing import write_job
 
 
 @pytest.fixture(scope="session")

@@ -4,11 +4,11 @@
 import pytest
 import torch
 
-from fedpeft import simulate
-from fedpeft.client import computing
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import card, open_context
 from fedpeft.doctor.footprint import Footprint
-from fedpeft.errors import FedpeftError
+from fedpeft.run import simulate
+from fedpeft.site import computing
 
 GB = 10**9
 ONE = Footprint(process=GB, weights=GB, step=2 * GB, state=GB, device="cuda:0", method="measured with a batch of 16")

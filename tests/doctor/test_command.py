@@ -7,10 +7,10 @@ import pytest
 from rich.console import Console
 
 from fedpeft import cli
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import Finding, open_context
 from fedpeft.doctor.console import print_findings
 from fedpeft.doctor.registry import examine
-from fedpeft.errors import FedpeftError
 
 
 def printed(context, *, terminal=False):

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor import open_context
-from fedpeft.errors import FedpeftError
 
 
 @pytest.mark.parametrize(("role", "name"), [("server", "localhost"), ("site", "slake"), ("admin", "lead@lab.org")])

@@ -12,7 +12,8 @@ import pytest
 from PIL import Image
 
 from fedpeft.backbones.registry import TINY_FOLDER
-from fedpeft.client.site_state import KEPT_ROUNDS
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace import COMPONENTS, GUARDS, resources
 from fedpeft.data import Example, SiteData
 from fedpeft.doctor import (
     admission,
@@ -29,9 +30,8 @@ from fedpeft.doctor import (
     versions,
 )
 from fedpeft.doctor.footprint import Footprint, largest
-from fedpeft.errors import FedpeftError
 from fedpeft.flare.policy import default_scope
-from fedpeft.workspace import COMPONENTS, GUARDS, resources
+from fedpeft.site.site_state import KEPT_ROUNDS
 
 GB = 10**9
 
@@ -562,8 +562,8 @@ def test_a_temporary_folder_whose_path_is_too_long_for_sockets_is_reported(
     kit, overrides, places, expected, make_job, make_kit, monkeypatch
 ):
     context = open_context(make_job(*overrides), startup_kit=make_kit("site") if kit else None)
-    monkeypatch.setattr("fedpeft.python_environment.tempfile.gettempdir", lambda: "/tmp/" + "x" * 110)
-    monkeypatch.setattr("fedpeft.python_environment.SHORT_PLACES", places)
+    monkeypatch.setattr("fedpeft.core.python_environment.tempfile.gettempdir", lambda: "/tmp/" + "x" * 110)
+    monkeypatch.setattr("fedpeft.core.python_environment.SHORT_PLACES", places)
     assert re.match(expected or "$", text(disk.sockets(context)))
 
 

@@ -12,12 +12,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.client.kept_state import GIB
+from fedpeft.core.state_lock import StateLock
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
-from fedpeft.state_lock import StateLock
-from fedpeft.worker.supervisor import Answer
+from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
+from fedpeft.site.kept_state import GIB
+from fedpeft.site.supervisor import Answer
 
 KEY = "layer.0.output.down.weight"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 3}, "data": {}, "schedule": {}}

@@ -9,12 +9,12 @@ import pytest
 import torch
 from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, introduction, reply, scheduled, scores
 
-from fedpeft.federation import FederationSettings
 from fedpeft.flare import controller as module
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import to_model
-from fedpeft.messages.types import METRICS, Introduction, TrainOrder
+from fedpeft.job.federation import FederationSettings
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.types import METRICS, Introduction, TrainOrder
 from fedpeft.server.handshake import SLACK
 
 

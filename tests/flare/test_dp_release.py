@@ -12,9 +12,9 @@ from filtered_site import KEYS, SHAPES, Site, adapter, introduction, score_order
 from full_disk import full_disk
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.messages.types import METRICS, Hello
-from fedpeft.privacy import epsilon
-from fedpeft.privacy.reply_policy import BLOCKED
+from fedpeft.protocol import epsilon
+from fedpeft.protocol.reply_policy import BLOCKED
+from fedpeft.protocol.types import METRICS, Hello
 
 TINY = 1e-9
 PRIVACY = {"clip": 1.0, "noise": 2.0, "score_clip": 1.0, "score_noise": 4.0}

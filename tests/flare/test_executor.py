@@ -16,12 +16,12 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
+from fedpeft.core.run_names import PROBLEM
 from fedpeft.flare import executor as module
 from fedpeft.flare import task_check
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.messages.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
-from fedpeft.run_names import PROBLEM
-from fedpeft.worker.connection import Aborted, Lost
+from fedpeft.protocol.types import METRICS, SCORE, TRAIN, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.site.connection import Aborted, Lost
 
 
 def order(**changes):
@@ -67,7 +67,7 @@ def site(tmp_path, monkeypatch):
 
     def make(*answers):
         process = Process(answers)
-        monkeypatch.setattr("fedpeft.worker.supervisor.WorkerProcess", lambda *_: process)
+        monkeypatch.setattr("fedpeft.site.supervisor.WorkerProcess", lambda *_: process)
         context = FLContext()
         context.set_prop(ReservedKey.IDENTITY_NAME, "north", private=True, sticky=False)
         return module.SiteExecutor(**SECTIONS), context, process
@@ -182,7 +182,7 @@ def test_a_process_that_cannot_be_started_is_a_reply(site, monkeypatch, task, me
     def refuse(*_):
         raise OSError("Cannot allocate memory: /opt/private/python")
 
-    monkeypatch.setattr("fedpeft.worker.supervisor.WorkerProcess", refuse)
+    monkeypatch.setattr("fedpeft.site.supervisor.WorkerProcess", refuse)
     got = reply(execute(executor, context, message, task), kind)
     assert got.problem == "training-process-lost"
 
@@ -239,7 +239,7 @@ import sys
 import nvflare.private.fed.app.simulator.simulator_worker, fedpeft.flare.executor
 assert not {heavy} & {{*sys.modules}}
 fedpeft.flare.executor._import_tensors()
-import fedpeft.worker.site_tasks, fedpeft.client.sum_member, fedpeft.client.order_limits, fedpeft.privacy.site_check
+import fedpeft.site.site_tasks, fedpeft.site.sum_member, fedpeft.site.order_limits, fedpeft.protocol.site_check
 assert {heavy} & {{*sys.modules}} <= {{'torch'}}, {heavy} & {{*sys.modules}}
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True)

@@ -11,11 +11,11 @@ from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.files import write_json
+from fedpeft.core.files import write_json
+from fedpeft.core.states import digest
 from fedpeft.flare.filters import HEADERS
-from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
-from fedpeft.privacy.reply_policy import BLOCKED, KNOWN
-from fedpeft.states import digest
+from fedpeft.protocol.reply_policy import BLOCKED, KNOWN
+from fedpeft.protocol.types import METRICS, Hello, Introduction, ScoreReply, TrainReply
 
 HELLO = Hello(version="1")
 CODE = "out-of-memory"

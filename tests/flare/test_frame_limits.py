@@ -14,7 +14,7 @@ from nvflare.fuel.f3.drivers.aio_http_driver import AioHttpDriver
 from nvflare.fuel.f3.drivers.socket_conn import SocketConnection
 from nvflare.fuel.f3.sfm.prefix import PREFIX_LEN, Prefix
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import frame_limits
 from fedpeft.flare.frame_limits import FRAME, limit_frames
 

@@ -6,7 +6,7 @@ import errno
 import pytest
 from harness import Harness
 
-from fedpeft.errors import LocalError
+from fedpeft.core.errors import LocalError
 from fedpeft.server import checkpoint
 from fedpeft.server import run_recorder as record_module
 

@@ -25,11 +25,11 @@ from nvflare.private.fed.server.job_meta_validator import JobMetaValidator
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 from nvflare.private.fed_json_config import FedJsonConfigurator
 
-from fedpeft.admission.meta import BOOKKEEPING, META_KEYS
-from fedpeft.admission.refusal import REASONS, AdmissionError
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.admission_components import NOT_DEPLOYED, AdmittedAppDeployer, SubmissionGuard
-from fedpeft.setting_names import names
+from fedpeft.job.admission.meta import BOOKKEEPING, META_KEYS
+from fedpeft.job.admission.refusal import REASONS, AdmissionError
+from fedpeft.job.setting_names import names
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))

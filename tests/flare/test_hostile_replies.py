@@ -26,9 +26,9 @@ from nvflare.apis.shareable import make_reply
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 from nvflare.private.fed.server.server_runner import ServerRunner
 
+from fedpeft.core.states import digest
 from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.messages.types import METRICS
-from fedpeft.states import digest
+from fedpeft.protocol.types import METRICS
 
 KEY = "layer.0.output.down.weight"
 NESTED = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])

@@ -9,7 +9,7 @@ import pytest
 from nvflare.apis.job_launcher_spec import JobReturnCode
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.job_process import JobProcess, RestartingLauncher
 
 END, KILLED, TERMINATED, FAILED = "", signal.SIGKILL, signal.SIGTERM, "raise SystemExit(1)"

@@ -9,7 +9,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.fuel.flare_api.api_spec import AuthenticationError, InternalError, JobNotFound, JobNotRunning, NoConnection
 from nvflare.widgets.info_collector import GroupInfoCollector, InfoCollector
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import job_session, progress
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.job_session import JobSession

@@ -16,7 +16,7 @@ from nvflare.private.fed.app.utils import component_security_check
 
 from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.stale_jobs import StaleJobs
-from fedpeft.status import Progress
+from fedpeft.report.status import Progress
 
 HISTORY = {"job": "small", "settings": {"training": {"rounds": 3}}, "rounds": [{"round": 1, "sites": {}}]}
 

@@ -24,13 +24,13 @@ from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, StreamFuture
 from nvflare.fuel.utils.fobs import FOBSContextKey
 from safetensors.torch import save
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import message_limits
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.message_limits import limit_messages, take_refusal
 from fedpeft.flare.messages import FIELDS, from_model, to_model
-from fedpeft.messages.limits import MB, Limit
-from fedpeft.messages.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
+from fedpeft.protocol.limits import MB, Limit
+from fedpeft.protocol.types import SCORE, TOO_LARGE, TRAIN, ScoreOrder, TrainOrder, TrainReply
 from fedpeft.server.handshake import SLACK, limit_of_replies
 
 REMEDY = "look at the log there."

@@ -4,9 +4,9 @@ import torch
 from nvflare.app_common.abstract.fl_model import ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare.messages import from_model, model_of, to_model
-from fedpeft.messages.types import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.protocol.types import METRICS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 ORDER = {"lineage": "job-1", "round": 1, "base": 0, "version": 0, "layers": None, "scored": False, "state": {}}
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.down.bias": [2]}

@@ -9,13 +9,13 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.errors import LocalError
+from fedpeft.core.errors import LocalError
 from fedpeft.flare.executor import SiteExecutor
 from fedpeft.flare.messages import from_model, to_model
 from fedpeft.flare.own_policy import policy_of, simulated
-from fedpeft.messages.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
-from fedpeft.privacy.reply_policy import allowed
-from fedpeft.privacy.site_policy import SitePolicy
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.reply_policy import allowed
+from fedpeft.protocol.types import HELLO, METRICS, TRAIN, Hello, Introduction, TrainOrder, TrainReply
 
 SECRET = "/home/lead/patient-7"
 SECTIONS = {"backbone": {}, "method": {}, "training": {"rounds": 2}, "data": {}, "schedule": {}}

@@ -8,11 +8,11 @@ import torch
 from harness import LAYERS, SCHEDULE, SCHEMA, SITES, Harness, assigned, but, introduction, reply, scheduled
 from nvflare.app_common.abstract.fl_model import FLModel
 
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.flare.aggregator import REPORT, PIAAggregator
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server import checkpoint
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.training_settings import TrainingSettings
 
 DOWN = "layer.0.output.down.weight"
 TRAINING = TrainingSettings(rounds=30)

@@ -8,13 +8,13 @@ from nvflare.apis.fl_constant import FilterKey
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.app.fl_conf import create_privacy_manager
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace import COMPONENTS, seed
 from fedpeft.flare.filters import AdapterOnly, RememberOrder
 from fedpeft.flare.policy import SCOPE, default_scope, main, with_site_filters
-from fedpeft.jobs import write_job
-from fedpeft.privacy import PrivacySettings
-from fedpeft.simulate import simulate
-from fedpeft.workspace import COMPONENTS, seed
+from fedpeft.job.composing import write_job
+from fedpeft.protocol import PrivacySettings
+from fedpeft.run.simulate import simulate
 
 PRIVACY = PrivacySettings(clip=1.0, noise=2.0)
 

@@ -11,22 +11,22 @@ import yaml
 from nvflare.lighter.provision import prepare_builders, prepare_project
 from nvflare.lighter.provisioner import Provisioner
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace import resources
 from fedpeft.doctor import admission
 from fedpeft.doctor.finding import PASS
 from fedpeft.doctor.kit import read_kit
-from fedpeft.errors import FedpeftError
 from fedpeft.flare.job_process import RestartingLauncher
 from fedpeft.flare.job_store import JobStore
 from fedpeft.flare.policy import default_scope
 from fedpeft.flare.provisioning import PolicyBuilder
 from fedpeft.flare.returning_sites import ReturningSites
 from fedpeft.flare.stale_jobs import StaleJobs
-from fedpeft.jobs import compose
-from fedpeft.privacy.settings import PrivacySettings
-from fedpeft.privacy.site_check import refusals
-from fedpeft.privacy.site_policy import SitePolicy, read_policy
-from fedpeft.site_job import SiteJob
-from fedpeft.workspace import resources
+from fedpeft.job.composing import compose
+from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.job.site_job import SiteJob
+from fedpeft.job.site_policy import SitePolicy, read_policy
+from fedpeft.protocol.site_check import refusals
 
 ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "provisioning" / "project.yml"

@@ -7,8 +7,8 @@ import pytest
 from nvflare.apis.filter import Filter
 from nvflare.recipe import SimEnv
 
-from fedpeft.errors import FedpeftError
-from fedpeft.flare.recipe import F3OCUSRecipe, FedPIARecipe
+from fedpeft.core.errors import FedpeftError
+from fedpeft.run.recipe import F3OCUSRecipe, FedPIARecipe
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "app_configs"

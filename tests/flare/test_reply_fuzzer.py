@@ -23,7 +23,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 from fedpeft.flare import controller as module
 from fedpeft.flare.messages import FIELDS, to_model
-from fedpeft.messages.types import METRICS, ScoreReply, TrainReply
+from fedpeft.protocol.types import METRICS, ScoreReply, TrainReply
 
 pytestmark = pytest.mark.slow
 

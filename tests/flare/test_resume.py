@@ -9,10 +9,10 @@ import torch
 from harness import LAYERS, Harness, assigned, introduction, reply, scheduled, scores
 from nvflare.apis.fl_constant import FLContextKey
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.state_lock import StateLock, is_in_use
 from fedpeft.flare.state_folder import prune, state_folder
 from fedpeft.server import checkpoint
-from fedpeft.state_lock import StateLock, is_in_use
 
 PIA = {"aggregation": "pia", "pia": {"gamma": 0.1}}
 WITH_REPLY = {"solver": "nsga2", "budget": 1, "scoring": "with_reply"}

@@ -12,7 +12,7 @@ from nvflare.apis.shareable import make_reply
 from nvflare.private.admin_defs import Message
 from nvflare.private.defs import ERROR_MSG_PREFIX
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.flare import returning_sites
 from fedpeft.flare.job_failures import PART_ENDED
 from fedpeft.flare.returning_sites import AWAY, RETURNED, AwaySites, ReturningSites, start_again

@@ -8,14 +8,14 @@ import pytest
 import torch
 from harness import SCHEMA, SITES, introduction, reply
 
-from fedpeft.client.sum_member import SumMember
-from fedpeft.errors import FedpeftError
-from fedpeft.messages.types import TrainOrder
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.privacy import secure_sum
-from fedpeft.privacy.ledger import BOOK
-from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.settings import build
+from fedpeft.protocol import secure_sum
+from fedpeft.protocol.ledger import BOOK
+from fedpeft.protocol.types import TrainOrder
+from fedpeft.site.sum_member import SumMember
 
 METHOD = {"aggregation": "fedavg", "secure_sum": True}
 JOB = "small-1"

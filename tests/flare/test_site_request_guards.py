@@ -18,9 +18,9 @@ from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
-from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.provisioning import AUTHORIZATION
 from fedpeft.flare.site_request_guards import DELETED, KEPT, REFUSED, check_job_id, guard_requests
+from fedpeft.job.admission.refusal import AdmissionError
 
 SECRET = "hospital-database-password"
 

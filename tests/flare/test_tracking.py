@@ -13,15 +13,15 @@ from nvflare.apis.dxo import from_shareable
 from nvflare.apis.fl_constant import ReservedKey
 from nvflare.apis.fl_context import FLContext
 
-from fedpeft import trackers
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
 from fedpeft.doctor import open_context
 from fedpeft.doctor import tracking as doctor
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings
 from fedpeft.flare.tracking import start_tracking
-from fedpeft.jobs import compose, usual_configs, write_job
-from fedpeft.settings import build
-from fedpeft.trackers import TRACKERS, Tracker, reason_of
+from fedpeft.job import trackers
+from fedpeft.job.composing import compose, usual_configs, write_job
+from fedpeft.job.federation import FederationSettings
+from fedpeft.job.trackers import TRACKERS, Tracker, reason_of
 
 ENVIRONMENT = ("MLFLOW_TRACKING_URI", "WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR", "WANDB_PROJECT")
 
@@ -164,7 +164,7 @@ def test_wandb_writes_metrics_and_nothing_of_the_machine(environment, tmp_path, 
 
 WRITER = """
 import os, sys
-from fedpeft.processes import end_with
+from fedpeft.core.processes import end_with
 server = os.getpid()
 if not os.fork():
     end_with(server)

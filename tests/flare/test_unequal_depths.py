@@ -5,7 +5,7 @@ import pytest
 import torch
 from harness import SITES, introduction, reply
 
-from fedpeft.keys import layers_of
+from fedpeft.core.keys import layers_of
 
 METHOD = {"aggregation": "fedavg", "matched_layers": 3, "robust": {"update_factor": 0}}
 OWN = {"slake": (0, 2), "vqa-rad": (0, 1, 2), "chest": (2,)}

@@ -7,7 +7,7 @@ from nets import jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, t
 from torch import nn
 from torch.nn import functional as F
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
 
 

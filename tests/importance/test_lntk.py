@@ -5,7 +5,7 @@ import pytest
 import torch
 from nets import CLASSES, Batch, jacobian, kernel_eigenvalues, layers_of, loss, model_fn, net, tokens
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import adapter_layers, score
 from fedpeft.importance import directions as directions_module
 from fedpeft.importance import jacobian as jacobian_module

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import MemorySettings, count_layers, layer_budget, layer_memory
 from fedpeft.importance.memory_budget import available_memory
 

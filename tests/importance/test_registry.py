@@ -10,7 +10,7 @@ from nets import layers_of, loss, model_fn, net, tokens
 from torch import nn
 
 from fedpeft import importance
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.registry import SCORES
 
 

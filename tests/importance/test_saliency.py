@@ -7,7 +7,7 @@ import pytest
 import torch
 from nets import Batch, jacobian, layers_of, loss, model_fn, net, tokens
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance import score
 from fedpeft.importance.synflow import all_ones
 
@@ -127,7 +127,7 @@ def test_synflow_gives_its_weights_back_when_the_model_fails(case):
 
 
 def test_ones_replace_floats_in_any_batch_and_nothing_else():
-    from fedpeft.client.batches import Batch as TrainingBatch
+    from fedpeft.answering.batches import Batch as TrainingBatch
 
     ids, patches = torch.arange(3), torch.rand(3, 2)
     batch = TrainingBatch({"input_ids": ids, "pixels": patches}, ids, ids, ids > 1)

@@ -7,7 +7,7 @@ from peft import get_peft_model
 from torch.nn import functional as F
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 
 METHODS = [

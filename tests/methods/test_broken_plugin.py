@@ -7,7 +7,7 @@ import pytest
 
 from fedpeft import adapters
 from fedpeft.alignment import neurons
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods import METHODS, TuningMethod
 from fedpeft.methods.lookup import tuning_of
 from fedpeft.methods.settings import MethodSettings

@@ -10,9 +10,9 @@ from small_models import MODELS
 from fedpeft import backbones, methods
 from fedpeft.backbones import BACKBONES
 from fedpeft.cli import main
-from fedpeft.client.learner import Learner
-from fedpeft.methods.catalog import entries
+from fedpeft.job.method_catalog import entries
 from fedpeft.methods.trainable import parameter_counts
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.slow
 

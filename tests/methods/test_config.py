@@ -5,7 +5,7 @@ import pytest
 from peft import LoraConfig, PeftConfig
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 
 def test_every_method_of_peft_has_a_configuration_of_its_own_type():

@@ -11,8 +11,8 @@ from torch import nn
 from transformers import ViltModel
 
 from fedpeft import adapters, methods
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import is_key, layers_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import is_key, layers_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part, parameter_count
 

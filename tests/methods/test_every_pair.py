@@ -18,19 +18,18 @@ from small_albef import albef_folder
 from small_models import IMAGE, MODELS, SIZE, blip2
 from transformers import ViTConfig, ViTModel
 
-from fedpeft import adapters, methods
+from fedpeft import adapters, answering, methods
 from fedpeft.alignment import PIASettings, align_global
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.client import answering
-from fedpeft.client.loop import parts_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place, is_key
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.schema import Example
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place, is_key
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part, parameter_count
 from fedpeft.server.export import export_adapter
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.loop import parts_of
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ import transformers as hf
 from fedpeft import adapters, methods
 from fedpeft.backbones.albef_model import AlbefConfig, AlbefModel
 from fedpeft.backbones.slots import SLOTS, locate
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.adapter_state import adapter_parameters
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}
@@ -52,7 +52,7 @@ def output(model, family):
 
 
 def test_every_family_of_the_table_is_tried():
-    # answers go through the decoder, which tests/client/test_ranking.py does
+    # answers go through the decoder, which tests/site/test_ranking.py does
     assert set(MODELS) | {"vilt", "albef_decoder"} == set(SLOTS)
 
 

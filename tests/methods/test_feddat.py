@@ -13,19 +13,19 @@ from torch import nn
 from torch.nn import functional as F
 
 from fedpeft import adapters, methods
+from fedpeft.answering.batches import Batch
+from fedpeft.answering.generation import Generation
+from fedpeft.answering.multilabel import Multilabel
+from fedpeft.answering.ranking import Ranking
 from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN
-from fedpeft.client.answering.generation import Generation
-from fedpeft.client.answering.multilabel import Multilabel
-from fedpeft.client.answering.ranking import Ranking
-from fedpeft.client.batches import Batch
-from fedpeft.client.loop import parts_of
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary
-from fedpeft.errors import FedpeftError
 from fedpeft.methods import divergences
 from fedpeft.methods.adapterfusion import Fusion
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Part
 from fedpeft.server.export import export_adapter
+from fedpeft.site.loop import parts_of
 
 RATE, CLASSES = 0.5, 7
 NAMES = sorted(KINDS)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 
 from fedpeft import methods
-from fedpeft.client import heads
+from fedpeft.answering import heads
 from fedpeft.methods.bottleneck.initialization import key_generator
 from fedpeft.methods.first_values import Bounded, Constant, Normal, Uniform, misfit
 

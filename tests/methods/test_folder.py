@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import fedpeft
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 METHODS = [
     ("houlsby", {}),

@@ -5,8 +5,8 @@ import pytest
 
 from fedpeft import methods
 from fedpeft.backbones.slots import SLOTS, locate, module_path, slot_templates
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import SlotKey, belongs, by_place, is_key, layers_of, parse_key
 from fedpeft.methods.peft_keys import own_key, peft_key
 
 TEMPLATES = SLOTS["vilt"]

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from fedpeft import methods
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 SETTINGS = {"fourierft": {"n_frequency": 40}, "miss": {"r": 5}}  # of 32 inputs: the last block of five is not full
 

@@ -9,12 +9,12 @@ import torch
 
 from fedpeft import adapters, methods
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.errors import FedpeftError
-from fedpeft.jobs import compose, recipes
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build as build_settings
+from fedpeft.job.composing import compose, recipes
 from fedpeft.methods.products import fresh_factors
 from fedpeft.methods.setting_limits import refused_settings
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.settings import build as build_settings
 
 START = {"start_std": 0.1}
 CONFIGS = Path(__file__).parents[2] / "app_configs"

@@ -8,7 +8,7 @@ import torch
 from peft import PeftModel, get_peft_model
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 METHODS = [
     ("houlsby", {}),

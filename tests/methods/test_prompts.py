@@ -13,7 +13,7 @@ from torch import nn
 
 from fedpeft import methods
 from fedpeft.backbones import BackboneSettings, build
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.prompts import FactoredSettings, PromptSettings, PromptTuning, factored
 
 SIZE = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64}

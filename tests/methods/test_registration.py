@@ -11,7 +11,7 @@ from peft import PeftType
 from peft.mapping import PEFT_TYPE_TO_CONFIG_MAPPING, PEFT_TYPE_TO_PREFIX_MAPPING, PEFT_TYPE_TO_TUNER_MAPPING
 
 from fedpeft import methods
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods import peft_types
 
 KNOWN = """
@@ -39,7 +39,7 @@ def test_methods_are_known_in_a_fresh_process(fresh_processes, imports):
 
 def test_importing_fedpeft_imports_neither_torch_nor_peft():
     code = (
-        "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.slots, fedpeft.keys, fedpeft.methods\n"
+        "import sys, fedpeft, fedpeft.adapters, fedpeft.backbones.slots, fedpeft.core.keys, fedpeft.methods\n"
         "fedpeft.adapters.names(), fedpeft.__version__\n"
         "heavy = {'torch', 'peft', 'transformers', 'numpy', 'nvflare'} & set(sys.modules)\n"
         "assert not heavy, heavy"

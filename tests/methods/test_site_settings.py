@@ -4,7 +4,7 @@
 import pytest
 
 from fedpeft import backbones, methods
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.combined import CombinedTuning
 from fedpeft.methods.settings import MethodSettings
 

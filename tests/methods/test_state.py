@@ -6,7 +6,7 @@ import torch
 from peft import LoHaConfig, get_peft_model
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 METHODS = [
     ("houlsby", {}),

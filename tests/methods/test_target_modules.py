@@ -8,7 +8,7 @@ from torch import nn
 from transformers import ViltForQuestionAnswering
 
 from fedpeft import adapters
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 
 class Block(nn.Module):

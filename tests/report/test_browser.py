@@ -12,16 +12,16 @@ from histories import complete, gaps, record, write
 from PIL import Image
 from serving import serving
 
-from fedpeft.client.answering.answering import Scored
+from fedpeft.answering.answering import Scored
 from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.page import page as comparison_page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.table import compared
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.schema import Example, SiteData
-from fedpeft.inspect.page import page as site_page
-from fedpeft.inspect.subject import Subject
-from fedpeft.metrics import ACCURACY
-from fedpeft.predict.model import Prediction
+from fedpeft.inference.model import Prediction
+from fedpeft.inference.site_page.page import page as site_page
+from fedpeft.inference.site_page.subject import Subject
 from fedpeft.report import render
 from fedpeft.report.history_reader import parse
 from fedpeft.report.page_parts import Picture
@@ -94,8 +94,8 @@ def page(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     file = folder / "page.html"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedpeft.inspect.page.projected", lambda vectors: vectors[:, :2])
-        patch.setattr("fedpeft.inspect.page.has_projection", lambda: True)
+        patch.setattr("fedpeft.inference.site_page.page.projected", lambda vectors: vectors[:, :2])
+        patch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: True)
         file.write_text(request.param(folder), encoding="utf-8")
     return file.as_uri()
 
@@ -152,7 +152,7 @@ def test_the_served_pages_open_whole_and_quiet(browser, tmp_path, monkeypatch):
 
 
 def test_a_wide_confusion_is_whole_on_a_phone(browser, tmp_path, monkeypatch):
-    monkeypatch.setattr("fedpeft.inspect.page.has_projection", lambda: False)
+    monkeypatch.setattr("fedpeft.inference.site_page.page.has_projection", lambda: False)
     file = tmp_path / "page.html"
     file.write_text(own_page(tmp_path), encoding="utf-8")
     seen = browser.open(file.as_uri(), width=400)

@@ -10,7 +10,7 @@ from histories import gaps, record, write
 from PIL import Image
 from rich.console import Console
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report import render, show
 from fedpeft.report.json_fields import HistoryError
 

@@ -10,7 +10,7 @@ from histories import FIVE, PROCEDURAL, gaps, record
 from rich.cells import cell_len
 from rich.console import Console
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history_reader import parse
 from fedpeft.report.markdown import markdown
 from fedpeft.report.page import page

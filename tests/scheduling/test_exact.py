@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from instances import ODD, enumerated, hull, realistic, small
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import exact_front, schedule
 from fedpeft.scheduling.exact import ExactSettings
 

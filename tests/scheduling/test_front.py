@@ -7,7 +7,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 from pymoo.indicators.hv import HV
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import Front, choose, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive, non_dominated
 from fedpeft.scheduling.problem import problem

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from instances import HEURISTICS, ODD, SOLVERS, realistic
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import exact_front, hypervolume, nadir, schedule
 from fedpeft.scheduling.front import Archive
 from fedpeft.scheduling.population import path, redraw_client, swap_layer

@@ -9,7 +9,7 @@ import pytest
 from instances import SOLVERS
 
 from fedpeft import scheduling
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling import names_with_front, schedule
 
 SCORES = np.full((3, 4), 0.25)

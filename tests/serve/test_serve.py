@@ -12,16 +12,16 @@ from histories import record, write
 from serving import serving
 
 from fedpeft.cli import main
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace_lock import held
 from fedpeft.report.page_parts import Picture
 from fedpeft.report.pictures import Pictures
+from fedpeft.report.status.progress import SIMULATED
 from fedpeft.serve import comparisons
 from fedpeft.serve import workspace_pages as module
 from fedpeft.serve.runs import find_runs
 from fedpeft.serve.server import BUSY, Server
 from fedpeft.serve.workspace_pages import WorkspacePages
-from fedpeft.status.progress import SIMULATED
-from fedpeft.workspace_lock import held
 
 SECRET = "the answers of a hospital"
 

@@ -8,13 +8,13 @@ import pytest
 from harness import introduction
 
 import fedpeft
-from fedpeft.client.learner import Learner
-from fedpeft.errors import FedpeftError
-from fedpeft.messages.reply_contract import check_announcement
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.setting_limits import MOST_WIDTH
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.reply_contract import check_announcement
 from fedpeft.server.handshake import agree
+from fedpeft.site.learner import Learner
 
 DOWN, UP = "layer.0.output.down.weight", "layer.0.output.up.weight"
 WIDE = MethodSettings(site_settings={"c": {"reduction_factor": 2}})  # 16 elsewhere

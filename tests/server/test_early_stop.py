@@ -3,12 +3,12 @@
 
 import pytest
 
-from fedpeft.client.learner import Learner
-from fedpeft.errors import FedpeftError
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
 from fedpeft.federate import federate
 from fedpeft.server.early_stop import best_before_end, median_figures
 from fedpeft.server.run_recorder import RunRecorder
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.learner import Learner
 
 
 def rounds(*figures):

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 import fedpeft
-from fedpeft.errors import FedpeftError
-from fedpeft.layer_matching import matched
-from fedpeft.messages.types import Introduction
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.layer_matching import matched
 from fedpeft.methods.method import TuningMethod
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.types import Introduction
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import first_adapter
 from fedpeft.server.handshake import agree

@@ -3,12 +3,12 @@
 
 import pytest
 
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import FederationSettings, check_joins
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.job.federation import FederationSettings, check_joins
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.planner import RoundPlanner
-from fedpeft.settings import build
 
 BUDGETS = {"north": 1, "south": 2, "west": 1}
 SCORES = {"north": [0.1, 0.2, 0.7], "south": [0.6, 0.3, 0.1], "west": [0.1, 0.8, 0.1]}

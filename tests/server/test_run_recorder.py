@@ -4,10 +4,10 @@ import json
 import pytest
 from harness import introduction
 
-from fedpeft.messages.types import METRICS, TrainReply
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.types import METRICS, TrainReply
 from fedpeft.server.run_recorder import RunRecorder
-from fedpeft.training_settings import TrainingSettings
 
 
 def reply(attempts=1):

@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import nn
 
-from fedpeft.client.lr_schedule import learning_in_round
-from fedpeft.client.optimizer import NORMALIZES, build_optimizer
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server import checkpoint
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.lr_schedule import learning_in_round
+from fedpeft.site.optimizer import NORMALIZES, build_optimizer
 
 KEY = "layer.0.output.down.weight"
 RATE, STEPS, SAMPLES = 0.01, 4, 64  # with batches of 16

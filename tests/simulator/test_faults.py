@@ -8,8 +8,8 @@ import torch
 from safetensors.torch import load_file
 from simulator_runs import sabotage, simulate, workspace_for_tests, write
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.simulator
 FAULTS = {  # what the site does in a round, and what is said of it

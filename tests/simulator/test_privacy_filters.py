@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 
 from fedpeft.flare.policy import default_scope
-from fedpeft.privacy import PrivacySettings, epsilon
+from fedpeft.protocol import PrivacySettings, epsilon
 
 pytestmark = pytest.mark.simulator
 SECRET = "adenocarcinoma of the left lobe"

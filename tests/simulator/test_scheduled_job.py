@@ -8,9 +8,9 @@ import torch
 from safetensors.torch import load_file
 from simulator_runs import simulate, workspace_for_tests, write
 
-from fedpeft.client.learner import Learner
+from fedpeft.core.keys import belongs, layer_of
 from fedpeft.federate import federate
-from fedpeft.keys import belongs, layer_of
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.simulator
 SITES = ("slake", "vqa-rad", "vqa-med-2019")

@@ -11,10 +11,10 @@ from safetensors.torch import load_file
 from transformers import ViltModel
 
 from fedpeft import data
-from fedpeft.client.learner import Learner
+from fedpeft.core.settings import build
 from fedpeft.federate import federate
-from fedpeft.federation import site_data
-from fedpeft.settings import build
+from fedpeft.job.federation import site_data
+from fedpeft.site.learner import Learner
 
 pytestmark = pytest.mark.simulator
 

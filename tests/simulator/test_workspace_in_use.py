@@ -13,7 +13,7 @@ import pytest
 from simulator_runs import simulate, write
 from warm_python import COMMAND
 
-from fedpeft.workspace import seed
+from fedpeft.core.workspace import seed
 
 pytestmark = pytest.mark.simulator
 ROUNDS = 12  # enough for the first run to go on while a second one starts beside it
@@ -22,7 +22,7 @@ SIMULATE = [sys.executable, "-P", "-m", "fedpeft.cli", "simulate"]
 OWN_SCRIPTS = ("random", "types", "json", "statistics", "select")  # called like modules of Python
 HOLD = """
 import pathlib, sys
-from fedpeft.workspace_lock import held
+from fedpeft.core.workspace_lock import held
 with held(pathlib.Path(sys.argv[1])):
     print("held", flush=True)
     sys.stdin.read()
@@ -63,7 +63,7 @@ def used(tmp_path_factory, sections):
         beside = simulate(jobs["job"], workspace, threads=2)
         assert digests(workspace / "local") == configuration
         members = psutil.Process(first.pid).children(recursive=True)
-        forked = [member for member in members if "fedpeft.worker.fork_server" in member.parent().cmdline()]
+        forked = [member for member in members if "fedpeft.site.fork_server" in member.parent().cmdline()]
         short = members[-1].environ()["TMPDIR"]
         first.kill()
         said += first.stdout.read()

@@ -12,7 +12,7 @@ from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 import fedpeft
 from fedpeft.flare.filters import AdapterOnly, RememberOrder
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.messages.types import METRICS, TASKS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
+from fedpeft.protocol.types import METRICS, TASKS, Hello, Introduction, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 KEYS = ("layer.0.output.down.weight", "layer.0.output.down.bias", "layer.1.output.down.weight", "shared.rule")
 SHAPES = ((2, 3), (2,), (2, 3), (4,))

@@ -14,10 +14,12 @@ from nvflare.apis.signal import Signal
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
 import fedpeft
+from fedpeft.core.states import digest
 from fedpeft.flare.aggregator import PIAAggregator
 from fedpeft.flare.controller import FederationController
 from fedpeft.flare.messages import from_model, to_model
-from fedpeft.messages.types import (
+from fedpeft.methods.bottleneck.initialization import normal
+from fedpeft.protocol.types import (
     HELLO,
     METRICS,
     SCORE,
@@ -29,9 +31,7 @@ from fedpeft.messages.types import (
     TrainOrder,
     TrainReply,
 )
-from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.server import first_adapter
-from fedpeft.states import digest
 
 SITES = ["slake", "vqa-rad", "chest"]
 SCHEMA = {"layer.0.output.down.weight": [2, 3], "layer.0.output.up.weight": [3, 2]}

@@ -9,7 +9,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from fedpeft.workspace import GUARDS, resources
+from fedpeft.core.workspace import GUARDS, resources
 
 NAMES = {"server": "localhost", "site": "slake", "admin": "lead@lab.org"}
 

@@ -23,7 +23,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 from undrawn import UNDRAWN
 from warm_python import COMMAND
 
-from fedpeft.processes import end
+from fedpeft.core.processes import end
 
 ROOT = Path(__file__).parents[2]
 SITES = ("slake", "vqa-rad")

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from fedpeft import methods
+from fedpeft.alignment.factors import lora_pairs, product_pairs
+from fedpeft.core.states import State
 from fedpeft.methods.aggregations import AGGREGATIONS
-from fedpeft.methods.factors import lora_pairs, product_pairs
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import aggregate
-from fedpeft.states import State
 
 PAIRS = {"products": product_pairs, "factors": lora_pairs}  # which an aggregation multiplies, by what it needs
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 from undrawn import UNDRAWN
 from warm_python import COMMAND
 
-from fedpeft.jobs import write_job
-from fedpeft.workspace import resources
+from fedpeft.core.workspace import resources
+from fedpeft.job.composing import write_job
 
 ROOT = Path(__file__).parents[2]
 COMPONENTS = ROOT / "tests" / "simulator", ROOT / "benchmarks"

@@ -4,8 +4,8 @@
 import numpy as np
 from PIL import Image
 
-from fedpeft.client.learner import Learner
 from fedpeft.federate import federate
+from fedpeft.site.learner import Learner
 
 COLUMNS = {"questions": "question,answer", "classes": "label", "labels": "labels"}
 SHADES = {"dark": 40, "gray": 120, "light": 220}

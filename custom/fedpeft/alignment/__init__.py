@@ -25,7 +25,7 @@ Tensors in, tensors out: no model, no file, no FLARE, no randomness. A round of 
 
 from typing import Any
 
-from fedpeft import lazy
+from fedpeft.core import lazy
 
 # torch and scipy cost seconds: a name is imported when it is first used
 _HOME = {

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor
 
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.states import computable
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import computable
 
 
 def weighted_mean(tensors: Iterable[Tensor], weights: Iterable[float]) -> Tensor:

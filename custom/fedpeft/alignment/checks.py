@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fedpeft.alignment.neurons import Neurons, neurons_of
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place, is_key
-from fedpeft.states import State
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place, is_key
+from fedpeft.core.states import State
 
 GLOBAL = "the global adapter"
 
@@ -55,13 +55,13 @@ def check_round(
 def check_tensors(state: State, owner: str, *, check_keys: bool = True) -> None:
     """Refuse values that are not finite floating-point tensors, and wrong keys.
 
-    Without a schema (that is `fedpeft.state_schema`): widths may differ between sites, and whoever calls this from a
-    notebook has announced nothing.
+    Without a schema (that is `fedpeft.core.state_schema`): widths may differ between sites, and whoever calls this from
+    a notebook has announced nothing.
 
     Args:
         state: key -> tensor.
         owner: its name in errors, e.g. `site slake`.
-        check_keys: whether keys must follow the grammar of `fedpeft.keys`.
+        check_keys: whether keys must follow the grammar of `fedpeft.core.keys`.
 
     Raises:
         FedpeftError: names owner and key.

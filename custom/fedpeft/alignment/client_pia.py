@@ -25,9 +25,9 @@ from fedpeft.alignment.neurons import Neurons, Tensors, neurons_of
 from fedpeft.alignment.permutation import align_adapter
 from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place
-from fedpeft.states import State, copied
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State, copied
 
 HALF = 0.5  # the paper's share of each
 Activations = Mapping[str, Tensor]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.order_search import problem_of, search
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 COORDINATES = 64  # the first of each support, enough to propose an order whose proof uses all of them
 SLACK = 4e-3  # of the longest neuron of the mean: what float32 leaves uncertain in a distance near 0

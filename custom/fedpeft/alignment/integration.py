@@ -19,9 +19,9 @@ from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.robust_mean import average, robust_mean
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import FEDAVG, PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place
-from fedpeft.states import State, common_dtype, computable
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State, common_dtype, computable
 
 LEAST_SHARE = 0.01  # least sum of the paper's weights, which do not sum to 1
 

@@ -17,14 +17,14 @@ from torch.nn import functional
 
 from fedpeft.alignment.averaging import fedavg_weights, weighted_mean
 from fedpeft.alignment.checks import check_round
+from fedpeft.alignment.factors import FACTORS, Pair, lora_pairs, product_pairs
 from fedpeft.alignment.integration import integrate_owned
 from fedpeft.alignment.report import Figures, report_of
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place
-from fedpeft.methods.factors import FACTORS, Pair, lora_pairs, product_pairs
-from fedpeft.states import State
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State
 
 
 def integrate_products(

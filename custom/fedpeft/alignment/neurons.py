@@ -16,10 +16,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place
+from fedpeft.core.states import State, computable
 from fedpeft.methods import METHODS
-from fedpeft.states import State, computable
 
 Tensors = Mapping[str, Tensor]
 

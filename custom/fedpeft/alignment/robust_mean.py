@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fedpeft.alignment.averaging import weighted_mean
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
-from fedpeft.states import computable
+from fedpeft.core.states import computable
 
 ITERATIONS, TOLERANCE = 200, 1e-10
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, between, one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import at_least, between, one_of
 
 MEAN, MEDIAN = "mean", "median"
 MAX_ATTACKERS = 1000

@@ -6,8 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 
 VALIDATION, AGREEMENT, PLACES = "validation", "agreement", "places"
 SHARES = (0.25, 0.5, 0.75, 1.0)  # of the global adapter, among which `validation` chooses

@@ -14,8 +14,8 @@ from fedpeft.alignment.checks import check_tensors
 from fedpeft.alignment.integration import integrate_owned
 from fedpeft.alignment.neurons import KINDS, Bottleneck, Tensors, neurons_of
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import suggestion
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import suggestion
 
 BOTTLENECK_NAMES = ("down.weight", "down.bias", "up.weight", "up.bias")
 PLACE = "layer.0.adapter"  # `integrate` needs keys with a place; errors do not show this one

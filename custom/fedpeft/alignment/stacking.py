@@ -19,11 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedpeft.alignment.factors import MOST_RANKS, Pair, factor_places
 from fedpeft.alignment.low_rank import products_of_round, truncated
 from fedpeft.alignment.robust_settings import RobustSettings
 from fedpeft.alignment.settings import PIASettings
-from fedpeft.methods.factors import MOST_RANKS, Pair, factor_places
-from fedpeft.states import State, computable
+from fedpeft.core.states import State, computable
 
 
 def stack_products(

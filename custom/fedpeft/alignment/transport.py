@@ -15,8 +15,8 @@ from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from fedpeft.alignment.settings import CHOICES
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 
 EXACT_ITERATIONS = 10_000_000
 SINKHORN_ITERATIONS = 1_000

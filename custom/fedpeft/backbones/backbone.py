@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from fedpeft.backbones import hub
-from fedpeft.registry import imported
+from fedpeft.core.registry import imported
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from fedpeft.backbones.features import LAST, pooled
 from fedpeft.backbones.model_inputs import ModelInputs
 from fedpeft.backbones.skeletons import without_weights
 from fedpeft.backbones.transformers_model import TransformersModel, check_features
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings

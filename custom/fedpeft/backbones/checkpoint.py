@@ -18,7 +18,7 @@ from fedpeft.backbones import weights
 from fedpeft.backbones.config_file import check_config
 from fedpeft.backbones.hub import UNUSABLE
 from fedpeft.backbones.matrices import made_in_bfloat16
-from fedpeft.errors import FedpeftError, LocalError
+from fedpeft.core.errors import FedpeftError, LocalError
 
 
 def unusable(sentence: str) -> FedpeftError:

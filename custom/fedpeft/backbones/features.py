@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.structure import layer_stacks
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 TOWER_OUTPUTS = ("vision_model_output", "text_model_output")
 LAST, FIRST, MEAN = "last", "first", "mean"

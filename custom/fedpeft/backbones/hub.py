@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from fedpeft.errors import LocalError
+from fedpeft.core.errors import LocalError
 
 UNUSABLE = "backbone-unusable"
 DESCRIPTION = (

@@ -20,8 +20,8 @@ from fedpeft.backbones.config_file import check_config, check_kind, check_kinds
 from fedpeft.backbones.images import Images, pictures
 from fedpeft.backbones.processor_limits import LARGEST_SIDE, check_image_processor, check_processor, check_scaled
 from fedpeft.backbones.tokenizer_limits import check_growth
-from fedpeft.bounded_files import read_json
-from fedpeft.errors import FedpeftError
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.backbones.settings import BackboneSettings

@@ -4,7 +4,7 @@
 from pathlib import Path
 
 from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT, Pretrained
-from fedpeft.registry import Registry
+from fedpeft.core.registry import Registry
 
 TINY_FOLDER = Path(__file__).parent / "tiny_vilt"
 TINY_VIT_FOLDER = Path(__file__).parent / "tiny_vit"

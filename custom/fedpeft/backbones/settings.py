@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fedpeft.backbones.registry import BACKBONES
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 
 LONGEST_PROMPT = 400
 

@@ -10,7 +10,7 @@ path with ``{layer}`` for the layer number, counted from 0. Another family is on
 import re
 from collections.abc import Iterable, Mapping
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 QKV, IN_QKV = "qkv", ("query", "key", "value")  # the role of a joint projection, and the roles that it stands for
 

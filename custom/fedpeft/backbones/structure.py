@@ -20,7 +20,7 @@ from typing import Any
 from torch import nn
 
 from fedpeft.backbones.slots import ADAPTED_PART, INNER, QKV, SLOTS, chosen
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 QUERY = ("query", "q_proj", "q_lin", "q", "wq", "to_q", "linear_q", "query_proj")
 KEY = ("key", "k_proj", "k_lin", "k", "wk", "to_k", "linear_k", "key_proj")

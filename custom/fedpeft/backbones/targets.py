@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from fedpeft.backbones.slots import SLOTS, check_template
 from fedpeft.backbones.structure import family_of, model_roles
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
     from torch import nn

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from fedpeft import bounded_files
+from fedpeft.core import bounded_files
 
 if TYPE_CHECKING:
     from torch import nn

@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.errors import FedpeftError
-from fedpeft.job_argument import JOB_HELP
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.argument import JOB_HELP
 
 if TYPE_CHECKING:
     from fedpeft.compare.forms import Comparison
@@ -50,8 +50,8 @@ def compare(chosen: argparse.Namespace) -> None:
         FedpeftError: wrong input, or a run failed; what is finished is kept.
     """
     from fedpeft.compare.table import compared
-    from fedpeft.console import Console
-    from fedpeft.jobs import name_of
+    from fedpeft.core.console import Console
+    from fedpeft.job.composing import name_of
 
     for name in ("seeds", "last", "processes"):
         if getattr(chosen, name) < 1:
@@ -88,7 +88,7 @@ def _finished(chosen: argparse.Namespace) -> list[Outcome]:
 
 def _short(chosen: argparse.Namespace) -> list[str]:
     """Return a note for each run that has not completed."""
-    from fedpeft.status import read_progress, run_folder, unfinished
+    from fedpeft.report.status import read_progress, run_folder, unfinished
 
     states = {name: unfinished(read_progress(run_folder(Path(name)))) for name in chosen.what}
     return [f"{name}: {state}" for name, state in states.items() if state]
@@ -99,8 +99,8 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 
     from fedpeft.compare.experiment import earlier, plan, run_missing
     from fedpeft.compare.variants import variants
-    from fedpeft.console import Console
-    from fedpeft.jobs import name_of, usual_configs
+    from fedpeft.core.console import Console
+    from fedpeft.job.composing import name_of, usual_configs
 
     if len(chosen.what) > 1:
         raise FedpeftError(f"{chosen.what[1]!r}: with --methods or --variant name one job.")
@@ -132,7 +132,7 @@ def _experiment(chosen: argparse.Namespace, out: Path) -> tuple[list[Outcome], l
 def _write(out: Path, table: Comparison, outcomes: Sequence[Outcome]) -> None:
     from fedpeft.compare.page import page
     from fedpeft.compare.picture import picture, picture_file
-    from fedpeft.files import replacing
+    from fedpeft.core.files import replacing
 
     out.mkdir(parents=True, exist_ok=True)
     shown = page(table, picture(outcomes), outcomes)

@@ -20,14 +20,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-from fedpeft.bounded_files import parse_json, read_text
 from fedpeft.compare.outcome import Outcome, from_json
 from fedpeft.compare.variants import Variant, sections_of
-from fedpeft.errors import FedpeftError
-from fedpeft.jobs import changed, check_used, unused
+from fedpeft.core.bounded_files import parse_json, read_text
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import pooled_balanced_accuracy
+from fedpeft.job.composing import changed, check_used, unused
+from fedpeft.job.trackers import NONE, SETTING
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.metrics import pooled_balanced_accuracy
-from fedpeft.trackers import NONE, SETTING
 
 RUNS = "runs.jsonl"
 SEEDS = ("training.seed", "data.seed")
@@ -160,10 +160,10 @@ def run_missing(folder: Path, runs: Sequence[Run], *, processes: int, finished: 
 def carry_out(run: Run) -> Outcome:
     """Run a federation to its end in this process."""
     from fedpeft.backbones import is_tiny
-    from fedpeft.client.learner import Learner
     from fedpeft.data import is_procedural
     from fedpeft.federate import federate
-    from fedpeft.federation import site_data
+    from fedpeft.job.federation import site_data
+    from fedpeft.site.learner import Learner
 
     sites = run.sections["federation"]["sites"]
     began = time.monotonic()

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedpeft.console import cell
+from fedpeft.core.console import cell
 
 Cells = tuple[tuple[str, ...], ...]  # a row of heads, then the others
 GAP, EDGES = 2, 2  # letters between columns and beside the table of the terminal

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from fedpeft.errors import FedpeftError
-from fedpeft.messages.limits import MB
-from fedpeft.metrics import TITLES
-from fedpeft.printable import one_line
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import TITLES
+from fedpeft.core.printable import one_line
+from fedpeft.protocol.limits import MB
 from fedpeft.report.history import History
 from fedpeft.report.wording import caution
 
@@ -28,7 +28,7 @@ class Outcome:
         seed: of data, initial values and order.
         figures: for each round, site -> its metric on its test split, a fraction; a site may be missing.
         sent: for each round, site -> bytes of the adapter that it sent; empty where nobody counted.
-        metrics: site -> what it is measured by (`fedpeft.metrics`).
+        metrics: site -> what it is measured by (`fedpeft.core.metrics`).
         seconds: of the whole run, by the clock.
         procedural, tiny: of data and backbone.
         settings: that tell runs of one method from each other, a digest; empty for a finished run.

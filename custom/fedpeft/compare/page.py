@@ -9,7 +9,7 @@ from html import escape
 from fedpeft.compare.forms import Comparison
 from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.compare.picture import seeds_of
-from fedpeft.metrics import title_of
+from fedpeft.core.metrics import title_of
 from fedpeft.report.page_parts import Picture, document, figure, laid_out, section, warning
 from fedpeft.report.table import Table
 

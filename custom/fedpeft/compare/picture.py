@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from fedpeft.compare.outcome import Outcome, caution_of
-from fedpeft.metrics import TITLES
+from fedpeft.core.metrics import TITLES
 from fedpeft.report.coinciding import SIDE_BY_SIDE, set_apart
 from fedpeft.report.labels import shorten
 from fedpeft.report.page_parts import Picture

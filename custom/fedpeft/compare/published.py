@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fedpeft.compare.outcome import Outcome
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
 
 UNDEFINED = "F1 of questions without a definition"
 SAME = 0.1  # by how much the number of training samples may differ: some files have become fewer since

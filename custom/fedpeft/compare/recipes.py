@@ -10,9 +10,9 @@ from typing import Any
 from fedpeft.compare.published import source_of
 from fedpeft.compare.variants import Variant, sections_of
 from fedpeft.data import is_procedural
-from fedpeft.federation import site_backbone, site_data
-from fedpeft.job_settings import CommonSettings
-from fedpeft.jobs import PACKAGED, known_jobs
+from fedpeft.job.composing import PACKAGED, known_jobs
+from fedpeft.job.federation import site_backbone, site_data
+from fedpeft.job.settings import CommonSettings
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import flat_settings
 from fedpeft.server.run_recorder import origin

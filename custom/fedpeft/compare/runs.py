@@ -8,10 +8,10 @@ from pathlib import Path
 
 from fedpeft.compare.outcome import Outcome, of_history
 from fedpeft.compare.recipes import recipe_of
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
-from fedpeft.status import run_folder
+from fedpeft.report.status import run_folder
 
 SEED = "training.seed"
 SHOWN = 3  # settings in a row's name

@@ -11,8 +11,8 @@ from fedpeft.compare.forms import Comparison
 from fedpeft.compare.intervals import TWO_SEEDS, interval, paired, signed
 from fedpeft.compare.outcome import Outcome, caution_of
 from fedpeft.compare.published import NOT_COMPARABLE, differences, published, source_of
-from fedpeft.errors import FedpeftError
-from fedpeft.metrics import BALANCED_ACCURACY, TITLES
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import BALANCED_ACCURACY, TITLES
 from fedpeft.report.wording import DASH, FEWER
 
 MOST_SITES = 12  # with a column of their own

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedpeft.errors import FedpeftError
-from fedpeft.jobs import PACKAGED, compose_parts, parts_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import suggestion
+from fedpeft.job.composing import PACKAGED, compose_parts, parts_of
 from fedpeft.methods import names as method_names
-from fedpeft.settings import suggestion
 
 AVERAGED = "fedavg"
 METHODS, SCHEDULES = "methods", "schedules"

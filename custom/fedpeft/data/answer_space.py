@@ -17,11 +17,11 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import added
-from fedpeft.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.data.schema import SiteData

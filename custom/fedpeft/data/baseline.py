@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.schema import SiteData
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 
 def baseline(data: SiteData, *, least: int = 1) -> float | None:

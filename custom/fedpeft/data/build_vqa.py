@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
+from fedpeft.core.files import replacing
 from fedpeft.data.errors import DataError
 from fedpeft.data.vqa_sources import Source
 from fedpeft.data.vqa_templates import SHARES, Subject, ask
-from fedpeft.files import replacing
 
 _HEADER = ("image", "question", "answer", "answer_type", "question_type", "split")
 _ROUNDS, _LEAST = 200, 0.25

@@ -9,6 +9,7 @@ the federated tuning of vision transformers 50:50 (`test_fraction=0.5`).
 
 from __future__ import annotations
 
+from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find
 from fedpeft.data.glance import holds, tree
@@ -16,7 +17,6 @@ from fedpeft.data.labelled_images import TAKES, class_example, class_folders, si
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("caltech101", "caltech-101", "Caltech101")
 BACKGROUND = "BACKGROUND_Google"

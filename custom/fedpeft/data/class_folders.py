@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.answers import clean_text
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, files_below
@@ -26,7 +27,6 @@ from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, DataSet
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY
 
 # what sets of images call folders that are no classes
 NO_CLASSES = frozenset({"annotations", "image", "images", "imgs", "label", "labels", "mask", "masks", "scans"})

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fedpeft.errors import LocalError
+from fedpeft.core.errors import LocalError
 
 
 class DataError(LocalError):

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.glance import holds, tree
@@ -22,7 +23,6 @@ from fedpeft.data.records import Row, csv_rows
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("fed_isic2019", "Fed-ISIC2019", "fed_isic")
 TABLE, METADATA = "train_test_split", "ISIC_2019_Training_Metadata.csv"

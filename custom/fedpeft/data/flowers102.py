@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file
 from fedpeft.data.glance import holds, tree
@@ -20,7 +21,6 @@ from fedpeft.data.labelled_images import TAKES, class_example, site_of
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("flowers-102", "flowers102", "Flowers102")
 CLASSES = 102

@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.settings import build
 from fedpeft.data.errors import DataError
 from fedpeft.data.glance import Glance, glance
 from fedpeft.data.partition import SPELLINGS
 from fedpeft.data.registry import DATASETS, load, require_known
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import IID, NATURAL, DataSettings
-from fedpeft.settings import build
 
 CLIENTS = 4  # that share a data set that has no sites of its own, as in FedPIA's task 3
 LEAST_UNITS = 15  # images or patients of a client: below, there are fewer clients

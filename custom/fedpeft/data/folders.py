@@ -7,11 +7,11 @@ import os
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 
+from fedpeft.core.printable import shortened
+from fedpeft.core.run_names import DATA_VARIABLE
 from fedpeft.data.answers import clean_text
 from fedpeft.data.errors import DataError
 from fedpeft.data.settings import DataSettings
-from fedpeft.printable import shortened
-from fedpeft.run_names import DATA_VARIABLE
 
 # of all formats that `fedpeft.data.images` reads
 IMAGE_SUFFIXES = frozenset(

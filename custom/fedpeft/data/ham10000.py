@@ -8,6 +8,7 @@ The owners publish no split: lesions are split here, so that no lesion is in two
 
 from __future__ import annotations
 
+from fedpeft.core.metrics import BALANCED_ACCURACY
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below, missing_image
 from fedpeft.data.glance import holds, tree
@@ -16,7 +17,6 @@ from fedpeft.data.records import csv_rows
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY
 
 FOLDERS = ("ham10000", "HAM10000")
 TABLES = tuple(f"HAM10000_metadata{suffix}" for suffix in ("", ".csv", ".tab", ".tsv"))  # Dataverse serves .tab

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import clean_text, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import files_below, is_hidden, is_image
@@ -18,7 +19,6 @@ from fedpeft.data.partition import arrange, pooled
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import NATURAL, DataSettings
 from fedpeft.data.sharing import NOT_DRAWN, drawn, own_parts
-from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 TAKES = frozenset({"partition"})
 

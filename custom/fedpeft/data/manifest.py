@@ -22,6 +22,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.answers import closed_by_answer, closed_by_type, is_missing, normalize
 from fedpeft.data.chosen_image import image_of
 from fedpeft.data.errors import DataError
@@ -37,7 +38,6 @@ from fedpeft.data.repeated_rows import Placed, across_splits, cleaned
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.window import Window, window_of
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
 
 _IMAGE = "image"
 _OPTIONAL = ("answer_type", "question_type", "text", "split", "patient")

@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fedpeft.core.metrics import BALANCED_ACCURACY, MACRO_F1
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.glance import holds, tree
@@ -24,7 +25,6 @@ from fedpeft.data.labelled_images import TAKES, class_example, label_example, si
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import BALANCED_ACCURACY, MACRO_F1
 
 FOLDERS = ("medmnist", "MedMNIST")
 ORIGIN = Origin(

@@ -24,6 +24,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_labels, mimic_reports
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder
@@ -34,7 +35,6 @@ from fedpeft.data.records import Row, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("mimic_cxr_jpg", "mimic-cxr-jpg", "MIMIC-CXR-JPG", "mimic_cxr", "MIMIC-CXR")
 TABLE = "mimic-cxr-2.0.0-{}"

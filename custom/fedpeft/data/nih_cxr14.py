@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
 from fedpeft.data.glance import holds, tree
@@ -21,7 +22,6 @@ from fedpeft.data.records import Row, csv_rows, read_text
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("nih_cxr14", "nih_cxr14_64px", "NIH", "CXR8", "ChestX-ray14")
 TABLES = ("Data_Entry_2017_v2020.csv", "Data_Entry_2017.csv")

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, image_file, inside
@@ -37,7 +38,6 @@ from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("omni_med_vqa", "OmniMedVQA")
 _KEYS = ("question", "gt_answer", "image_path")

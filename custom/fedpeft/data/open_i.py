@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import Path
 
+from fedpeft.core.metrics import MACRO_F1
 from fedpeft.data import chest_labels
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, images_below
@@ -29,7 +30,6 @@ from fedpeft.data.open_i_reports import FRONTAL, LATERAL, Report, image_id, repo
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import MACRO_F1
 
 FOLDERS = ("open_i", "Open-I", "openi", "NLMCXR", "chest-xrays-indiana-university")
 

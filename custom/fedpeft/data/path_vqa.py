@@ -19,6 +19,7 @@ import pickle
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import clean_values, closed_by_answer, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, find, images_below, missing_image
@@ -28,7 +29,6 @@ from fedpeft.data.records import INCOMPLETE, Row, complete, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("path_vqa", "PathVQA", "pvqa")
 _KEYS = ("image", "question", "answer")

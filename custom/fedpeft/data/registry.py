@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from fedpeft.core.registry import Registry
 from fedpeft.data.errors import DataError
-from fedpeft.registry import Registry
 
 if TYPE_CHECKING:
     from fedpeft.data.glance import Recognized
@@ -45,7 +45,7 @@ class DataSet:
             that is federated; None: there is no such list.
         takes: those of `train_size`, `validation_size`, `test_size`, `dialects`, `label_skew`, `partition`, `columns`,
             `window` and `uncertain` that it reads; others are refused.
-        metric: by which its sites are measured (`fedpeft.metrics`); empty: what lies at a site decides.
+        metric: by which its sites are measured (`fedpeft.core.metrics`); empty: what lies at a site decides.
         origin: where it is had, and under which terms; None: it is a site's own, or computed.
         recognized: whether a folder is in its layout (`fedpeft.data.glance`); None: it has none of its own.
         layout: the expected files, as messages show them.

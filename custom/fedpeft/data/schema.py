@@ -10,9 +10,9 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedpeft.core.metrics import ACCURACY, MACRO_F1
 from fedpeft.data.answers import AnswerVocabulary, normalize
 from fedpeft.data.errors import DataError
-from fedpeft.metrics import ACCURACY, MACRO_F1
 
 if TYPE_CHECKING:
     import numpy as np
@@ -69,7 +69,7 @@ class SiteData:
         train, validation, test: the splits; train and test hold at least one example.
         source: one sentence for tables and pictures on the data's origin, procedural or real.
         labels: all labels, sorted, where images have any number of them; empty: there are questions with one answer.
-        metric: by which the site is measured (`fedpeft.metrics`).
+        metric: by which the site is measured (`fedpeft.core.metrics`).
         left_out: what of the publisher's files is in no split: (reason, number of samples). With the examples it adds
             up to all samples in those files, so that none is lost without a word.
         own_ids: ids of its images are names in its own folder, which say nothing about images of other sites.

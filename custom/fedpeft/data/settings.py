@@ -9,12 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.metrics import TITLES
+from fedpeft.core.settings import BY_SITE, one_of
 from fedpeft.data.answers import normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.registry import DATASETS, require_known
 from fedpeft.data.window import window_of
-from fedpeft.metrics import TITLES
-from fedpeft.settings import BY_SITE, one_of
 
 SPLITS = ("published", "image_disjoint", "paper")
 MOST_DIALECTS = 7

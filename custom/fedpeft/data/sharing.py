@@ -15,11 +15,11 @@ from itertools import accumulate
 
 import numpy as np
 
+from fedpeft.core.seeds import derive
 from fedpeft.data.errors import DataError
 from fedpeft.data.partition import check_units
 from fedpeft.data.schema import Example
 from fedpeft.data.settings import DIRICHLET, NATURAL, DataSettings
-from fedpeft.seeds import derive
 
 LEAST_UNITS = 3  # of a part: one for each split
 DRAWS = 100

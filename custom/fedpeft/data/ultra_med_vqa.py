@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data import manifest, medmnist
 from fedpeft.data.errors import DataError
 from fedpeft.data.glance import tree
 from fedpeft.data.registry import DataSet
 from fedpeft.data.schema import SiteData
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import ACCURACY
 
 
 def load(settings: DataSettings) -> SiteData:

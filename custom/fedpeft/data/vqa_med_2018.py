@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.glance import holds, tree
@@ -23,7 +24,6 @@ from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import example, without_incomplete
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2018", "VQA-Med-2018")
 _WITH_ANSWERS = "VQAMed2018Test-QA-Eval.csv"

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.folders import contains, dataset_folder, find, images_below
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange
@@ -22,7 +23,6 @@ from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import Parts, example, without_incomplete
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2019", "VQA-Med-2019")
 CATEGORIES = {"C1_Modality": "modality", "C2_Plane": "plane", "C3_Organ": "organ", "C4_Abnormality": "abnormality"}

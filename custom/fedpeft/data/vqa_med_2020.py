@@ -12,6 +12,7 @@ validation and test (1000 pairs) and split them 80:20; which pairs went where th
 
 from __future__ import annotations
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.folders import dataset_folder
 from fedpeft.data.glance import holds, tree
 from fedpeft.data.partition import arrange, pooled
@@ -19,7 +20,6 @@ from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import SiteData, added
 from fedpeft.data.settings import DataSettings
 from fedpeft.data.vqa_med import pairs, questions_with_references, without_incomplete
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_med_2020", "VQA-Med-2020")
 

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedpeft.core.metrics import ACCURACY
 from fedpeft.data.answers import closed_by_type, normalize
 from fedpeft.data.errors import DataError
 from fedpeft.data.folders import dataset_folder, image_file
@@ -31,7 +32,6 @@ from fedpeft.data.records import INCOMPLETE, Row, complete, json_rows, reading
 from fedpeft.data.registry import DataSet, Origin
 from fedpeft.data.schema import Example, SiteData, added
 from fedpeft.data.settings import DataSettings
-from fedpeft.metrics import ACCURACY
 
 FOLDERS = ("vqa_rad", "VQA-RAD", "VQA_RAD", "data_RAD")
 WHOLE = "vqa-rad"

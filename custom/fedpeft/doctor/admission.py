@@ -8,12 +8,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fedpeft.admission.job import FILES
+from fedpeft.core.python_environment import SAFE_PATH, python_environment
+from fedpeft.core.workspace import GUARDS
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, Kit
-from fedpeft.python_environment import SAFE_PATH, python_environment
-from fedpeft.workspace import GUARDS
+from fedpeft.job.admission.job import FILES
 
 PROBE = "fedpeft.flare.flare_guards"
 _APP_FILES = {name.rpartition("/")[2] for name in FILES}

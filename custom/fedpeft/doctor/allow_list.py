@@ -7,10 +7,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.workspace import COMPONENTS, KEY, RESOURCES
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SITE, read_object
-from fedpeft.workspace import COMPONENTS, KEY, RESOURCES
 
 MODE = "class_list_enforcement_mode"
 STREAMING, STREAMERS = "allow_log_streaming", ("SiteLogStreamer", "JobLogStreamer")

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fedpeft.backbones import BACKBONES, Backbone, BackboneSettings, hub, skeleton, usual_source, weights
 from fedpeft.backbones.config_file import check_config
-from fedpeft.bounded_files import read_json
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import LocalError
+from fedpeft.core.settings import build
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import PASS, Finding, failed, passed, warned
-from fedpeft.errors import LocalError
-from fedpeft.federation import several_backbones, site_backbone
+from fedpeft.job.federation import several_backbones, site_backbone
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.settings import build
 
 CONFIG, WEIGHTS = "config.json", (weights.WEIGHTS, weights.INDEX)
 TOKENIZER = ("tokenizer.json", "vocab.txt")

@@ -9,8 +9,8 @@ from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import get_context
 from pathlib import Path
 
+from fedpeft.core.errors import FedpeftError
 from fedpeft.doctor.context import Context, open_context
-from fedpeft.errors import FedpeftError
 
 
 def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str]:
@@ -43,9 +43,9 @@ def sites_at_once(job: Path, threads: int, *, workspace: Path) -> tuple[int, str
 
 def fitting(context: Context, threads: int) -> tuple[int, str]:
     """Return what `sites_at_once` returns, measured in this process; 0 if not even one site fits."""
-    from fedpeft.client import computing
     from fedpeft.doctor import memory
-    from fedpeft.site_job import SiteJob
+    from fedpeft.job.site_job import SiteJob
+    from fedpeft.site import computing
 
     if context.job is None:
         return threads, ""

@@ -9,12 +9,12 @@ from contextlib import AbstractContextManager
 from rich.table import Table
 from rich.text import Text
 
-from fedpeft.console import Console, cell
+from fedpeft.core.console import Console, cell
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.printable import one_line
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import FAIL, PASS, WARN, Finding
 from fedpeft.doctor.registry import examine
-from fedpeft.errors import FedpeftError
-from fedpeft.printable import one_line
 
 STYLES = {PASS: "green", WARN: "yellow", FAIL: "bold red"}
 WIDTH = 10

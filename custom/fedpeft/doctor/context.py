@@ -10,13 +10,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import suggestion
+from fedpeft.core.workspace import listed_classes
 from fedpeft.doctor.job import Job, read_job
 from fedpeft.doctor.kit import SITE, Kit, read_kit
-from fedpeft.errors import FedpeftError
-from fedpeft.job_folder import job_folder
-from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
-from fedpeft.settings import suggestion
-from fedpeft.workspace import listed_classes
+from fedpeft.job.folder import job_folder
+from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 
 if TYPE_CHECKING:
     from fedpeft.doctor.footprint import Footprint

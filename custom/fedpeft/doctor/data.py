@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from fedpeft.client.answering import ANSWERING
+from fedpeft.answering import ANSWERING
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.run_names import DATA_VARIABLE
 from fedpeft.data.answer_space import UNLISTED, vocabulary_of
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.cut_texts import cut_texts_of
@@ -18,11 +20,9 @@ from fedpeft.data.remarks import remarks, unread_questions, without_variety
 from fedpeft.data.schema import SiteData
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
-from fedpeft.errors import FedpeftError
-from fedpeft.privacy.site_check import admitted, load_data
+from fedpeft.job.site_job import SiteJob
+from fedpeft.protocol.site_check import admitted, load_data
 from fedpeft.report.overlap import Overlap
-from fedpeft.run_names import DATA_VARIABLE
-from fedpeft.site_job import SiteJob
 
 MOST_OPENED = 2000  # images of all sites together, and
 MOST_BYTES = 2**30  # of them, so that it takes about a minute at most; `fedpeft data` opens all

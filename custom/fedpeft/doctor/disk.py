@@ -9,11 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.python_environment import TEMPORARY, no_sockets, with_sockets
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import ADMIN, SERVER
-from fedpeft.errors import FedpeftError
-from fedpeft.python_environment import TEMPORARY, no_sockets, with_sockets
 
 GB = 10**9
 SPARE = GB  # logs, FLARE's own files, the copy of the job

@@ -19,27 +19,27 @@ import torch
 
 from fedpeft import backbones
 from fedpeft.alignment.settings import FROZEN
+from fedpeft.answering.training_settings import BEST
 from fedpeft.backbones import BackboneSettings
-from fedpeft.client import computing
-from fedpeft.client.kept_features import MIB
-from fedpeft.client.optimizer import KEPT_TENSORS
-from fedpeft.client.site_model import SiteModel
-from fedpeft.client.site_state import KEPT_ROUNDS
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import MACRO_F1
+from fedpeft.core.settings import build
 from fedpeft.data.answers import AnswerVocabulary
 from fedpeft.data.registry import DATASETS
 from fedpeft.data.schema import Example
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import several_backbones, site_backbone
 from fedpeft.importance.memory_budget import layer_memory
 from fedpeft.importance.settings import MemorySettings
+from fedpeft.job.federation import several_backbones, site_backbone
+from fedpeft.job.site_job import SiteJob
+from fedpeft.job.site_policy import SitePolicy
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.trainable import Trainable
-from fedpeft.metrics import MACRO_F1
-from fedpeft.privacy.site_check import admitted
-from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.settings import build
-from fedpeft.site_job import SiteJob
-from fedpeft.training_settings import BEST
+from fedpeft.protocol.site_check import admitted
+from fedpeft.site import computing
+from fedpeft.site.kept_features import MIB
+from fedpeft.site.optimizer import KEPT_TENSORS
+from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_state import KEPT_ROUNDS
 
 # a site's own answers or labels are known only where its data are; heads are small beside the rest
 STAND_INS = [f"answer {number}" for number in range(500)]

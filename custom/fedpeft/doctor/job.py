@@ -8,18 +8,18 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.admission.job import admit_folder
+from fedpeft.answering.training_settings import TrainingSettings
 from fedpeft.backbones import BACKBONES, BackboneSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build, suggestion
 from fedpeft.doctor.finding import Finding, failed, passed, warned
 from fedpeft.doctor.kit import SITE
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import site_backbone
-from fedpeft.jobs import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
-from fedpeft.jobs import check as check_sections
+from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.composing import CONTROLLER, EXECUTOR, SECTIONS, FlareSettings
+from fedpeft.job.composing import check as check_sections
+from fedpeft.job.federation import site_backbone
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.update_check import MIN_REPLIES
-from fedpeft.settings import build, suggestion
-from fedpeft.training_settings import TrainingSettings
 
 MAX_RATE_RATIO = 10  # of the learning rate to the declared one, or the other way round
 

@@ -11,13 +11,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.core.workspace import PRIVACY
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
 from fedpeft.doctor.kit import SITE, read_object
-from fedpeft.errors import FedpeftError
-from fedpeft.privacy.settings import PrivacySettings
-from fedpeft.settings import build
-from fedpeft.workspace import PRIVACY
+from fedpeft.job.privacy_settings import PrivacySettings
 
 FILTERS = {
     "task_data_filters": ("fedpeft.flare.filters.RememberOrder", "in"),

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed
-from fedpeft.errors import FedpeftError
-from fedpeft.registry import Registry
 
 Check = Callable[[Context], Iterator[Finding]]
 CHECKS: Registry[Check] = Registry("group of checks", "fedpeft.checks", Callable)

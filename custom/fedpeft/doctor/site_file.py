@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, failed, passed
-from fedpeft.privacy.site_check import refusals
-from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.site_job import SiteJob
+from fedpeft.job.site_job import SiteJob
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.site_check import refusals
 
 
 def check(context: Context) -> Iterator[Finding]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from fedpeft.doctor.context import Context
 from fedpeft.doctor.finding import Finding, passed
 from fedpeft.doctor.kit import SERVER
-from fedpeft.trackers import NONE, SETTING, usable
+from fedpeft.job.trackers import NONE, SETTING, usable
 
 
 def check(context: Context) -> Iterator[Finding]:

@@ -13,8 +13,6 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.workspace import Workspace
 from nvflare.private.fed.utils.app_deployer import AppDeployer
 
-from fedpeft.admission.job import admit_app
-from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.cell_request_guards import guard_cell_requests
 from fedpeft.flare.flare_guards import guard_configurations, guard_deployments, guard_submissions
 from fedpeft.flare.frame_limits import limit_frames
@@ -23,6 +21,8 @@ from fedpeft.flare.job_request_guards import guard_job_requests
 from fedpeft.flare.local_connections import guard_local_connections
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.site_request_guards import check_job_id, guard_requests
+from fedpeft.job.admission.job import admit_app
+from fedpeft.job.admission.refusal import AdmissionError
 
 logger = logging.getLogger(__name__)
 NOT_DEPLOYED = "the job could not be deployed; this site's log says why."
@@ -48,7 +48,7 @@ class SubmissionGuard(FLComponent):
         limit_frames()
         limit_messages()
         # the first check of a job would import it, for seconds, and FLARE's client waits for an answer for five
-        importlib.import_module("fedpeft.job_settings")
+        importlib.import_module("fedpeft.job.settings")
 
 
 class AdmittedAppDeployer(AppDeployer):

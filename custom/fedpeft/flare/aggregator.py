@@ -8,9 +8,9 @@ from typing import Any
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.aggregators.model_aggregator import ModelAggregator
 
+from fedpeft.core.settings import build
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.server.aggregation import State, aggregate
-from fedpeft.settings import build
 
 REPORT = "report"
 

@@ -19,8 +19,10 @@ from nvflare.app_common.abstract.fl_model import FLModel
 from nvflare.app_common.workflows.model_controller import ModelController
 
 import fedpeft
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import LATEST
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import layers_of
+from fedpeft.core.state_lock import StateLock
+from fedpeft.core.states import of_keys
 from fedpeft.flare.aggregator import REPORT
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.inbox import Inbox
@@ -35,10 +37,10 @@ from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.tensors import register_early, register_tensors
 from fedpeft.flare.tracking import start_tracking
-from fedpeft.job_settings import ServerJob
-from fedpeft.keys import layers_of
-from fedpeft.messages.reply_contract import check_introduction, check_score_reply, check_train_reply
-from fedpeft.messages.types import (
+from fedpeft.job.federation import LATEST
+from fedpeft.job.settings import ServerJob
+from fedpeft.protocol.reply_contract import check_introduction, check_score_reply, check_train_reply
+from fedpeft.protocol.types import (
     HELLO,
     SCORE,
     TRAIN,
@@ -60,9 +62,7 @@ from fedpeft.server.planner import RoundPlanner
 from fedpeft.server.run_recorder import RunRecorder
 from fedpeft.server.stacked_broadcast import StackedBroadcast
 from fedpeft.server.update_check import UpdateCheck
-from fedpeft.state_lock import StateLock
-from fedpeft.states import of_keys
-from fedpeft.worker import fork_server
+from fedpeft.site import fork_server
 
 ADAPTER, HEAD = "adapter", "head.safetensors"
 POLL_SECONDS = 0.1

@@ -17,27 +17,27 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
-from fedpeft.client.kept_state import claim, make_room
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import only_plugins
+from fedpeft.core.state_lock import StateLock
 from fedpeft.flare.message_limits import limit_messages
 from fedpeft.flare.own_policy import SIMULATED, policy_of
 from fedpeft.flare.run_folder import note_problem, run_folder
 from fedpeft.flare.state_folder import lineages_folder, prune, state_folder
 from fedpeft.flare.submitter import submitter_of
 from fedpeft.flare.task_check import TaskCheck
-from fedpeft.messages.limits import LARGEST_MB, MB, Limit
-from fedpeft.privacy.plugin_names import keep_to
-from fedpeft.privacy.site_policy import SitePolicy
-from fedpeft.registry import only_plugins
-from fedpeft.state_lock import StateLock
-from fedpeft.worker.connection import WORKER, Aborted
-from fedpeft.worker.failure import Failure
-from fedpeft.worker.supervisor import RequestFailed, WorkerSupervisor
+from fedpeft.job.plugin_names import keep_to
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.limits import LARGEST_MB, MB, Limit
+from fedpeft.site.connection import WORKER, Aborted
+from fedpeft.site.failure import Failure
+from fedpeft.site.kept_state import claim, make_room
+from fedpeft.site.supervisor import RequestFailed, WorkerSupervisor
 
 if TYPE_CHECKING:
-    from fedpeft.client.sum_member import SumMember
-    from fedpeft.messages.types import Order
-    from fedpeft.site_job import SiteJob
+    from fedpeft.job.site_job import SiteJob
+    from fedpeft.protocol.types import Order
+    from fedpeft.site.sum_member import SumMember
 
 LARGER = "raise most_message_mb in local/fedpeft.json if the server's messages are so large."
 
@@ -95,12 +95,12 @@ class SiteExecutor(Executor):
         from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
         from fedpeft.flare.messages import from_model, model_of, to_model
-        from fedpeft.messages.empty_replies import empty_reply
-        from fedpeft.messages.types import HELLO, TASKS
-        from fedpeft.privacy.reply_policy import allowed
-        from fedpeft.privacy.site_check import admitted
-        from fedpeft.site_job import SiteJob
-        from fedpeft.worker.site_tasks import WORK, SiteContext
+        from fedpeft.job.site_job import SiteJob
+        from fedpeft.protocol.empty_replies import empty_reply
+        from fedpeft.protocol.reply_policy import allowed
+        from fedpeft.protocol.site_check import admitted
+        from fedpeft.protocol.types import HELLO, TASKS
+        from fedpeft.site.site_tasks import WORK, SiteContext
 
         # if another component called this one, the reply would bypass the site's filters
         if task_name not in TASKS or fl_ctx.get_prop(FLContextKey.TASK_NAME) != task_name:
@@ -181,9 +181,9 @@ def _own_file(fl_ctx: FLContext) -> SitePolicy | None:
 
 def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: StateLock, order: Order) -> Path:
     """Check an order, claim the state of its lineage for the job, and return the state folder."""
-    from fedpeft.client.accepted import check_accepted
-    from fedpeft.client.order_limits import check_order, note_order
-    from fedpeft.messages.types import Hello
+    from fedpeft.protocol.types import Hello
+    from fedpeft.site.accepted import check_accepted
+    from fedpeft.site.order_limits import check_order, note_order
 
     check_order(order, job)
     folder, lineages, run = state_folder(fl_ctx, order.lineage), lineages_folder(fl_ctx), run_folder(fl_ctx)
@@ -204,7 +204,7 @@ def _state_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, lock: 
 
 def _member_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, sections: dict[str, Any]) -> SumMember:
     """The site's part in the job's secure sums."""
-    from fedpeft.client.sum_member import SumMember
+    from fedpeft.site.sum_member import SumMember
 
     startup = Path(fl_ctx.get_engine().get_workspace().get_startup_kit_dir()) if policy else None
     return SumMember.of(
@@ -219,7 +219,7 @@ def _member_of(fl_ctx: FLContext, job: SiteJob, policy: SitePolicy | None, secti
 
 def _lasting(job: SiteJob) -> dict[str, Any]:
     """The settings that jobs with the same state must share; not the data folder, which may have moved."""
-    from fedpeft.site_job import SECTIONS
+    from fedpeft.job.site_job import SECTIONS
 
     sections = {name: asdict(getattr(job, name)) for name in SECTIONS}
     return {**sections, "data": {name: value for name, value in sections["data"].items() if name != "root"}}

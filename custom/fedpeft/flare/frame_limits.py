@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from nvflare.fuel.f3.drivers import aio_conn, aio_http_driver, socket_conn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 FRAME = 64 * 2**20
 _NAME = "MAX_FRAME_SIZE"

@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 _GUARD = "fedpeft_guard"
 

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from nvflare.app_common.abstract.fl_model import FLModel
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 R = TypeVar("R")
 
@@ -18,7 +18,7 @@ class Inbox(Generic[R]):
     """Takes replies from FLARE's threads; only what `read` accepts counts, and nothing raises.
 
     Args:
-        read: from what arrived and the site to a checked reply, see `fedpeft.messages.reply_contract`.
+        read: from what arrived and the site to a checked reply, see `fedpeft.protocol.reply_contract`.
     """
 
     def __init__(self, read: Callable[[FLModel, str], R]) -> None:

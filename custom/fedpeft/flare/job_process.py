@@ -17,7 +17,7 @@ from nvflare.apis.job_launcher_spec import JobHandleSpec
 from nvflare.app_common.job_launcher.client_process_launcher import ClientProcessJobLauncher
 from nvflare.app_common.job_launcher.process_launcher import ProcessHandle
 
-from fedpeft.settings import at_least
+from fedpeft.core.settings import at_least
 
 # SIGTERM, SIGINT and SIGHUP are sent to end the process
 ACCIDENTS = tuple(-number for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT))

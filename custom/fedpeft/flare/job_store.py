@@ -13,11 +13,11 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.job_def_manager import SimpleJobDefManager
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.run_names import MANIFEST
 from fedpeft.flare.progress import GROUP
 from fedpeft.flare.run_folder import NAME
-from fedpeft.run_names import MANIFEST
-from fedpeft.status.progress import FAILED, Progress, read_progress
+from fedpeft.report.status.progress import FAILED, Progress, read_progress
 
 LONGEST = 2000  # characters of a reason in the job's metadata, which every list of jobs includes
 MOST = 20  # rejected replies in the metadata

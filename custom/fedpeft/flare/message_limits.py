@@ -26,7 +26,7 @@ from nvflare.fuel.utils.fobs import FOBSContextKey
 from nvflare.fuel.utils.fobs.decomposers.via_downloader import ViaDownloaderDecomposer
 
 from fedpeft.flare.function_guard import replace_function
-from fedpeft.messages.limits import MB, Limit, Unread
+from fedpeft.protocol.limits import MB, Limit, Unread
 
 MOST_NOTED = 100  # senders whose refused messages are recorded
 LONGEST_NAME = 1000  # characters of a recorded name, which comes with the message

@@ -10,9 +10,9 @@ from nvflare.apis.shareable import Shareable
 from nvflare.app_common.abstract.fl_model import FLModel, ParamsType
 from nvflare.app_common.utils.fl_model_utils import FLModelUtils
 
-from fedpeft.errors import FedpeftError
-from fedpeft.messages.fields import REFUSED, shown
-from fedpeft.messages.types import M, Order, Reply, fields_of, message_from
+from fedpeft.core.errors import FedpeftError
+from fedpeft.protocol.fields import REFUSED, shown
+from fedpeft.protocol.types import M, Order, Reply, fields_of, message_from
 
 FIELDS, KIND = "fedpeft", "fedpeft_kind"
 
@@ -53,7 +53,7 @@ def from_model(kind: type[M], model: FLModel, *, sender: str = "the server") -> 
 
     Raises:
         FedpeftError: naming the sender: the content is not declared as whole weights, or see
-            `fedpeft.messages.types.message_from`.
+            `fedpeft.protocol.types.message_from`.
     """
     _check_kind(model, sender)
     return message_from(kind, model.meta.get(FIELDS), model.params, sender=sender)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import fedpeft
-from fedpeft.errors import FedpeftError
-from fedpeft.trackers import LEAVE_OUT, SETTING, Tracker
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.trackers import LEAVE_OUT, SETTING, Tracker
 
 if TYPE_CHECKING:
     from nvflare.app_common.widgets.streaming import AnalyticsReceiver

@@ -8,7 +8,7 @@ from pathlib import Path
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
-from fedpeft.privacy.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
 
 KIT = "fed_client.json"
 SIMULATED = (

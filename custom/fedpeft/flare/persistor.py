@@ -10,9 +10,9 @@ from nvflare.app_common.abstract.learnable_persistor import LearnablePersistor
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 from safetensors.torch import load_file, save_file
 
-from fedpeft.files import replacing
+from fedpeft.core.files import replacing
+from fedpeft.core.run_names import GLOBAL_ADAPTER
 from fedpeft.flare.run_folder import run_folder
-from fedpeft.run_names import GLOBAL_ADAPTER
 
 
 class SafetensorsPersistor(LearnablePersistor):

@@ -18,10 +18,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedpeft.bounded_files import read_json
-from fedpeft.errors import FedpeftError
-from fedpeft.privacy.settings import PrivacySettings
-from fedpeft.settings import build
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.job.privacy_settings import PrivacySettings
 
 SCOPE = "fedpeft"
 

@@ -12,7 +12,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import InfoCollector
 
 from fedpeft.flare.run_folder import run_folder
-from fedpeft.status.progress import read_progress
+from fedpeft.report.status.progress import read_progress
 
 GROUP = "fedpeft"
 

@@ -12,14 +12,14 @@ from nvflare.lighter.constants import ProvFileName
 from nvflare.lighter.entity import Project
 from nvflare.lighter.spec import Builder, ProvisionContext
 
-from fedpeft.errors import FedpeftError
-from fedpeft.files import write_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import write_json
+from fedpeft.core.python_environment import SAFE_PATH
+from fedpeft.core.settings import at_least, build
+from fedpeft.core.workspace import GUARDS, PRIVACY, resources
 from fedpeft.flare.policy import default_scope
-from fedpeft.privacy.settings import PrivacySettings
-from fedpeft.privacy.site_policy import FILE, SitePolicy
-from fedpeft.python_environment import SAFE_PATH
-from fedpeft.settings import at_least, build
-from fedpeft.workspace import GUARDS, PRIVACY, resources
+from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.job.site_policy import FILE, SitePolicy
 
 JOB_STORE = "fedpeft.flare.job_store.JobStore"
 LAUNCHER = "fedpeft.flare.job_process.RestartingLauncher"

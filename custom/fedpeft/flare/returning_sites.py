@@ -22,9 +22,9 @@ from nvflare.apis.utils.job_utils import get_event_job_id
 from nvflare.private.defs import ERROR_MSG_PREFIX
 from nvflare.utils.job_launcher_utils import get_resource_manager_spec
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import at_least
 from fedpeft.flare.job_failures import PART_ENDED
-from fedpeft.settings import at_least
 
 RETURNED, AWAY = "fedpeft.returned", "fedpeft.away"
 SECONDS = 10.0

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from fedpeft.errors import LocalError
-from fedpeft.files import write_json
-from fedpeft.run_names import PROBLEM
+from fedpeft.core.errors import LocalError
+from fedpeft.core.files import write_json
+from fedpeft.core.run_names import PROBLEM
 
 NAME = "fedpeft"
 

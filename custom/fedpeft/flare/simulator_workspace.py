@@ -11,7 +11,7 @@ from pathlib import Path
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_const import SimulatorConstants
 
-from fedpeft.workspace_lock import is_held_by_a_parent, take
+from fedpeft.core.workspace_lock import is_held_by_a_parent, take
 
 
 def is_simulated(fl_ctx: FLContext) -> bool:

@@ -22,9 +22,9 @@ from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
 from nvflare.private.fed.client.shell_cmd import ShellCommandProcessor
 from nvflare.private.fed.client.sys_cmd import ReportEnvProcessor, SysInfoProcessor
 
-from fedpeft.admission.refusal import AdmissionError
 from fedpeft.flare.function_guard import replace_function
 from fedpeft.flare.run_folder import NAME
+from fedpeft.job.admission.refusal import AdmissionError
 
 logger = logging.getLogger(__name__)
 REFUSED = "this site does not answer such requests."

@@ -15,8 +15,8 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.fl_exception import UnsafeComponentError
 from nvflare.apis.job_def import RunStatus
 
-from fedpeft.errors import LocalError
-from fedpeft.state_lock import IN_USE, StateLock
+from fedpeft.core.errors import LocalError
+from fedpeft.core.state_lock import IN_USE, StateLock
 
 
 class StaleJobs(FLComponent):

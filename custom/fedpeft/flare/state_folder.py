@@ -14,10 +14,10 @@ from pathlib import Path
 
 from nvflare.apis.fl_context import FLContext
 
-from fedpeft.errors import FedpeftError
-from fedpeft.files import drop
-from fedpeft.run_names import STATE_VARIABLE
-from fedpeft.state_lock import is_in_use
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import drop
+from fedpeft.core.run_names import STATE_VARIABLE
+from fedpeft.core.state_lock import is_in_use
 
 NAME = "fedpeft"
 KEPT = 3

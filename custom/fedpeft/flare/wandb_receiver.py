@@ -12,7 +12,7 @@ from multiprocessing import Queue
 
 from nvflare.app_opt.tracking.wandb.wandb_receiver import WandBReceiver
 
-from fedpeft.processes import end_with
+from fedpeft.core.processes import end_with
 
 
 class BoundReceiver(WandBReceiver):

@@ -21,7 +21,7 @@ scores = score(model_fn, layers, batches, loss, method="lntk")      # (L,) float
 
 from typing import Any
 
-from fedpeft import lazy
+from fedpeft.core import lazy
 
 # torch costs seconds: a name is imported when it is first used
 _HOME = {

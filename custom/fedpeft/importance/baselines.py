@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.scoring_task import ScoringTask
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.overrides import TorchFunctionMode
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.operations import CAPTURES, wide
 
 LONGEST_DERIVATION = 64  # autograd nodes between a weight and its parameters; beyond, it counts as an activation

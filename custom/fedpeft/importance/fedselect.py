@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.saliency import over_layers
 from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import FedSelectSettings

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from fedpeft.keys import parse_key
+from fedpeft.core.keys import parse_key
 from fedpeft.methods.adapter_state import adapter_parameters
 
 

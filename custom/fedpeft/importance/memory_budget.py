@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.scoring_task import check_layers
 from fedpeft.importance.settings import MemorySettings
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 if TYPE_CHECKING:
     from fedpeft.importance.capture import Tape

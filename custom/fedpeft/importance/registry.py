@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.errors import FedpeftError
-from fedpeft.registry import Registry
-from fedpeft.settings import build, hints_of, no_settings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry
+from fedpeft.core.settings import build, hints_of, no_settings
 
 if TYPE_CHECKING:
     import torch

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.saliency import mean_gradients
 from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import RGNSettings

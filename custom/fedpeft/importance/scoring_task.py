@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 
 GRADIENTS = ("captured", "rows")
 DROPOUTS = {F.dropout, F.dropout1d, F.dropout2d, F.dropout3d, F.alpha_dropout, F.feature_alpha_dropout}

@@ -6,8 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fedpeft.errors import FedpeftError
-from fedpeft.settings import at_least, one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import at_least, one_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.importance.saliency import gradients, over_layers
 from fedpeft.importance.scoring_task import ScoringTask
 from fedpeft.importance.settings import LayerMean

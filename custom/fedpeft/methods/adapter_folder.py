@@ -13,8 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from fedpeft.bounded_files import check_regular, read_json
-from fedpeft.errors import FedpeftError
+from fedpeft.core.bounded_files import check_regular, read_json
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import load_adapter_state
 from fedpeft.methods.lookup import tuning_of

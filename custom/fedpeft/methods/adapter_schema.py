@@ -6,9 +6,9 @@ from __future__ import annotations
 from peft import PeftConfig
 
 from fedpeft.backbones.slots import two_towers
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
 from fedpeft.methods.lookup import tuning_of
-from fedpeft.states import State
 
 
 def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> dict[str, tuple[int, ...]]:

@@ -1,5 +1,5 @@
 # Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""Read an adapter's tensors from a model and write them back, by key (`fedpeft.keys`)."""
+"""Read an adapter's tensors from a model and write them back, by key (`fedpeft.core.keys`)."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import nn
 
 from fedpeft.backbones.slots import SLOTS
 from fedpeft.backbones.structure import family_of
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import SHARED, layer_of, parse_key
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import SHARED, layer_of, parse_key
+from fedpeft.core.state_schema import first_misfit
 from fedpeft.methods.lookup import tuning_of
-from fedpeft.state_schema import first_misfit
 
 if TYPE_CHECKING:
     from peft import PeftConfig

@@ -10,7 +10,8 @@ import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.states import State
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import (
     adapter_parameters,
@@ -22,7 +23,6 @@ from fedpeft.methods.adapter_state import (
 from fedpeft.methods.lookup import tuning_of
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Beside, Trainable
-from fedpeft.states import State
 
 if TYPE_CHECKING:
     from peft import PeftConfig

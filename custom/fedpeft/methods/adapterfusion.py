@@ -21,14 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.keys import PRIVATE
+from fedpeft.core.keys import PRIVATE
+from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.initialization import normal
 from fedpeft.methods.bottleneck.module import Projection
 from fedpeft.methods.bottleneck.tuning import BottleneckTuning
 from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.trainable import Beside, Trainable, Tuning
-from fedpeft.states import State
 
 OWN, RECEIVED = "own", "received"
 STD = 0.02

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 from fedpeft.methods.method import TuningMethod
-from fedpeft.settings import one_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,11 @@ from torch import nn
 from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import locate
 from fedpeft.backbones.structure import templates_in
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import BACKBONE
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import BACKBONE
+from fedpeft.core.settings import no_settings
 from fedpeft.methods.biases import bias_names
 from fedpeft.methods.trainable import Trainable, Tuning
-from fedpeft.settings import no_settings
 
 
 class BackbonePart(Trainable):

@@ -9,8 +9,8 @@ from typing import Any
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.core.settings import no_settings
 from fedpeft.methods.trainable import Trainable, Tuning
-from fedpeft.settings import no_settings
 
 
 class HeadOnly(Trainable):

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel

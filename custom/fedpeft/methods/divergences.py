@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 
 def of_choices(logits: Tensor, teacher: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from fedpeft.backbones.slots import locate
-from fedpeft.keys import place_of
+from fedpeft.core.keys import place_of
 from fedpeft.methods.lora import LoraTuning
 from fedpeft.methods.slot_tuning import Parameters, Shapes
 

@@ -34,13 +34,13 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import PRIVATE
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import PRIVATE
+from fedpeft.core.seeds import derive
+from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.trainable import Beside, Part, Trainable, Tuning, descend
-from fedpeft.seeds import derive
-from fedpeft.states import State
 
 SHARED, LOCAL, RECEIVED = "a1", "a0", "a2"
 TEMPERATURE = 3.0

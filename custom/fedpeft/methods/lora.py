@@ -20,14 +20,14 @@ from fedpeft.backbones.backbone import Backbone
 from fedpeft.backbones.slots import SLOTS, chosen, locate, module_path, slot_templates
 from fedpeft.backbones.structure import family_of, model_roles
 from fedpeft.backbones.targets import check_targets, known_roles, pattern_of, roles_of, templates_of
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import place_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import place_of
+from fedpeft.core.settings import hints_of
 from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.factor_scale import RANK, SCALE, of_lora
 from fedpeft.methods.first_values import Bounded, Constant, FirstValues, Normal, Uniform
 from fedpeft.methods.products import Product, first_factor
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers, check_types
-from fedpeft.settings import hints_of
 
 DEFAULTS = {"target_modules": ["query", "value"], "r": RANK}
 START_STD = "start_std"

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry, imported
 from fedpeft.methods.setting_limits import BOTTLENECK, Limits, refused_settings
-from fedpeft.registry import Registry, imported
 
 if TYPE_CHECKING:
     from fedpeft.alignment.neurons import Neurons
@@ -37,7 +37,7 @@ class TuningMethod:
         unequal_backbones: whether sites may have different backbones of one family: its tensors are added to a
             backbone, hold none of that one's own values and do not belong to places in its matrices.
         sends_backbone: whether it exchanges the whole backbone, which a site's own file has to allow by name.
-        products: whether its tensors are pairs of factors (`fedpeft.methods.factors`) whose products can be averaged
+        products: whether its tensors are pairs of factors (`fedpeft.alignment.factors`) whose products can be averaged
             and factored again (`aggregation: svd`).
         factors: if these, or those of a part, are LoRA's A and B, beside frozen matrices to which products can be added
             (sites may differ in rank; `aggregation: stack`, see `stackable`): the function from its settings to the

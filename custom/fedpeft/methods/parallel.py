@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig, is_number
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fedpeft.backbones.slots import locate, module_path
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import SHARED, parse_key, place_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import SHARED, parse_key, place_of
 from fedpeft.methods.slot_tuning import SlotTuning
 
 ROOT = "base_model."

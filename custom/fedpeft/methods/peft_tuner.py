@@ -16,8 +16,8 @@ from torch import nn
 from fedpeft.backbones.slots import locate, slot_templates
 from fedpeft.backbones.structure import templates_in
 from fedpeft.backbones.targets import check_targets, pattern_of, roles_of, templates_of
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import place_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import place_of
 from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_types
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from torch import nn
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.model import BottleneckModel

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 READS = {"inputs_embeds", "attention_mask", "past_key_values"}  # arguments of what embeds tokens and calls the layers
 OTHERS = {"input_ids", "position_ids", "use_cache", "cache_position", "return_dict", "output_attentions", "kwargs"} | {

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fedpeft.errors import FedpeftError
-from fedpeft.seeds import derive
-from fedpeft.states import State, computable
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import derive
+from fedpeft.core.states import State, computable
 
 
 class Product(NamedTuple):

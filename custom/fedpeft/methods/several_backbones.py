@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from fedpeft import methods
-from fedpeft.errors import FedpeftError
-from fedpeft.layer_matching import SETTING
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.layer_matching import SETTING
 from fedpeft.methods.setting_limits import MOST_LAYERS
 
 if TYPE_CHECKING:

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import expected, fits, one_of
+from fedpeft.core.states import State
 from fedpeft.methods.adapter_trainable import AdapterTrainable
 from fedpeft.methods.products import Product
 from fedpeft.methods.trainable import Tuning
-from fedpeft.settings import expected, fits, one_of
-from fedpeft.states import State
 
 if TYPE_CHECKING:
     from peft import PeftConfig

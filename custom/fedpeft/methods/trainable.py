@@ -14,13 +14,13 @@ import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import PRIVATE, belongs
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import PRIVATE, belongs
+from fedpeft.core.states import State
 from fedpeft.methods import divergences
 from fedpeft.methods.adapter_state import check_state
 from fedpeft.methods.first_values import Bounded, FirstValues
 from fedpeft.methods.products import Product
-from fedpeft.states import State
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Trainable:
     start_std: float | None = None  # of the first values of a factor A; None: as PEFT draws them
 
     def state(self) -> State:
-        """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.keys`)."""
+        """Return copies on the CPU of the tensors that are exchanged, by key (`fedpeft.core.keys`)."""
         return self._copies(private=False)
 
     def load(self, state: State) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fedpeft.console import Console
+    from fedpeft.core.console import Console
 
 
 def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[str, Path]:
@@ -28,7 +28,7 @@ def render(source: str | Path, out_dir: str | Path, *, state: str = "") -> dict[
         HistoryError: the history is missing, damaged or incomplete; nothing is written then.
         FedpeftError: the folder cannot be written.
     """
-    from fedpeft.errors import FedpeftError
+    from fedpeft.core.errors import FedpeftError
     from fedpeft.report.history_reader import read
     from fedpeft.report.markdown import markdown
     from fedpeft.report.page import page, state_line

@@ -7,7 +7,7 @@ import statistics
 
 from scipy.stats import rankdata
 
-from fedpeft.messages.limits import MB
+from fedpeft.protocol.limits import MB
 from fedpeft.report.history import History
 from fedpeft.report.series import series
 from fedpeft.report.table import MEAN, SHADES, Table

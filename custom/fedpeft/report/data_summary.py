@@ -8,12 +8,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from rich.markup import escape
 from rich.table import Table
 
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
+from fedpeft.core.printable import one_line
 from fedpeft.data import SiteData
 from fedpeft.data.answer_space import vocabulary_of
 from fedpeft.data.baseline import baseline
 from fedpeft.data.remarks import without_variety
-from fedpeft.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1, TITLES
-from fedpeft.printable import one_line
 from fedpeft.report.wording import percent
 
 FREQUENT, EVERY_LABEL = "the most frequent answer of training", "every label"

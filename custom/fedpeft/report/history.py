@@ -14,19 +14,19 @@
                               "importance": 0.7, "variance": 0.25},
                  "rejected": {"vqa-rad": "the reason, one sentence"}}]}
 
-``metrics`` says by what a site is measured (``fedpeft.metrics``), which is its ``overall``; accuracy, where nothing is
-said. ``tested`` is how many test samples a site has, and what the best constant answer reaches on them, or null where
-that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds. All are
-fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is ``validation``,
-the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples`` the number of
-training examples, ``below_constant`` is 1 where the site was no better than its best constant answer in each of its
-last three rounds, else 0 or null; ``sent`` the bytes of the adapter that the site sent, ``alignment`` the transport
-distance of a site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which layers each
-site was to train and its score of every layer; the scored layers are those in its ``numbers``, or where that is left
-out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``, ``seconds``,
-``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples``, ``below_constant`` and ``sent``
-may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so that an older
-version reads a newer run.
+``metrics`` says by what a site is measured (``fedpeft.core.metrics``), which is its ``overall``; accuracy, where
+nothing is said. ``tested`` is how many test samples a site has, and what the best constant answer reaches on them, or
+null where that is not known, as in a consortium. ``open`` and ``closed`` are accuracies of questions of these kinds.
+All are fractions in [0, 1], or null where the test split has no such questions or nothing was measured; so is
+``validation``, the same on the validation split, which may be left out; ``loss`` is the mean training loss, ``samples``
+the number of training examples, ``below_constant`` is 1 where the site was no better than its best constant answer in
+each of its last three rounds, else 0 or null; ``sent`` the bytes of the adapter that the site sent, ``alignment`` the
+transport distance of a site's adapter and ``alignment_report`` what the alignment changed; ``schedule`` says which
+layers each site was to train and its score of every layer; the scored layers are those in its ``numbers``, or where
+that is left out 0, 1, 2 and so on. Where layers are drawn, ``scores`` is empty. ``settings``, ``metrics``, ``tested``,
+``seconds``, ``alignment``, ``alignment_report``, ``schedule``, ``rejected``, ``loss``, ``samples``, ``below_constant``
+and ``sent`` may be left out; a round may lack any site, and an empty schedule means none. Unknown keys are ignored, so
+that an older version reads a newer run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fedpeft.metrics import ACCURACY, title_of
+from fedpeft.core.metrics import ACCURACY, title_of
 
 
 @dataclass(frozen=True, kw_only=True)

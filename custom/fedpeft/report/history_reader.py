@@ -9,8 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from fedpeft.bounded_files import read_json
-from fedpeft.metrics import BELOW_CONSTANT, TITLES
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
+from fedpeft.core.run_names import HISTORY
 from fedpeft.report.history import Aligned, History, Round, Schedule, SiteResult, Tested
 from fedpeft.report.json_fields import (
     MOST,
@@ -24,7 +25,6 @@ from fedpeft.report.json_fields import (
     fail,
     need,
 )
-from fedpeft.run_names import HISTORY
 
 MOST_ROUNDS = 10_000
 MOST_SITES = 1_000

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from fedpeft.errors import FedpeftError
-from fedpeft.printable import one_line, printable
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.printable import one_line, printable
 
 MOST_NAME = 200  # characters
 MOST_COUNT = 10**15

@@ -8,7 +8,7 @@ from itertools import combinations
 
 from rich.table import Table
 
-from fedpeft.console import cell
+from fedpeft.core.console import cell
 from fedpeft.data.duplicates import Duplicate, Fingerprint, duplicates
 
 TEST = "test"

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from html import escape
 
-from fedpeft.metrics import TITLES as METRICS
+from fedpeft.core.metrics import TITLES as METRICS
 from fedpeft.report.history import History
 from fedpeft.report.page_parts import Picture, document, figure, headline, laid_out, section, warning
 from fedpeft.report.series import Mean, means

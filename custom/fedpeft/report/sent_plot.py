@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 from matplotlib.figure import Figure
 
-from fedpeft.messages.limits import MB
+from fedpeft.protocol.limits import MB
 from fedpeft.report.history import History
 from fedpeft.report.labels import GAP, end_labels, label_width, write_labels
 from fedpeft.report.palette import Theme

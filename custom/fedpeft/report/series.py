@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history import History
 
 ACCURACIES = ("overall", "open", "closed")

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from fedpeft.errors import FedpeftError
-from fedpeft.metrics import ACCURACY, TITLES
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import ACCURACY, TITLES
 from fedpeft.report.costs import aligned, ranks, sent
 from fedpeft.report.history import History, Round
 from fedpeft.report.series import ACCURACIES, means, series, tested_weights

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedpeft.metrics import ACCURACY
+from fedpeft.core.metrics import ACCURACY
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

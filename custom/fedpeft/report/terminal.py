@@ -12,7 +12,7 @@ from rich.cells import cell_len
 from rich.table import Table as Grid
 from rich.text import Text
 
-from fedpeft.console import Console, cell
+from fedpeft.core.console import Console, cell
 from fedpeft.report.history import History
 from fedpeft.report.table import AVERAGED, Table
 from fedpeft.report.tables import by_round, last_and_best, trained_layers

@@ -6,7 +6,7 @@ from __future__ import annotations
 import csv
 import io
 
-from fedpeft.csv_cells import csv_cell
+from fedpeft.core.csv_cells import csv_cell
 from fedpeft.report.history import History
 from fedpeft.report.series import ACCURACIES
 from fedpeft.report.wording import note as note_of

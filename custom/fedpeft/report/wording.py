@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from fedpeft.metrics import ACCURACY, NO_BETTER
+from fedpeft.core.metrics import ACCURACY, NO_BETTER
 from fedpeft.report.history import History
 
 NOTHING_MEDICAL = "these figures say nothing about medicine"

@@ -16,7 +16,7 @@ Arrays and a seed in, arrays out: no model, no file, no FLARE, no torch. One rou
 
 from typing import Any
 
-from fedpeft import lazy
+from fedpeft.core import lazy
 
 # scipy and pymoo cost most of a second: a name is imported when it is first used
 _HOME = {

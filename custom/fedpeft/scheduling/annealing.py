@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.population import PopulationSettings, first_population, require_number, swap_layer
 from fedpeft.scheduling.problem import Problem

@@ -10,12 +10,12 @@ from typing import ClassVar
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 from fedpeft.scheduling.front import Archive, Front
 from fedpeft.scheduling.linear_program import LinearProgram
 from fedpeft.scheduling.paths import supported
 from fedpeft.scheduling.problem import Problem, problem
-from fedpeft.settings import one_of
 
 
 @dataclass(frozen=True, kw_only=True)

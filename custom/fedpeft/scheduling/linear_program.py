@@ -18,7 +18,7 @@ import numpy as np
 import scipy.sparse as sparse
 from scipy.optimize import Bounds, LinearConstraint, OptimizeResult, linprog, milp
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.scheduling.problem import Problem
 
 

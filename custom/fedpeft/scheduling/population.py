@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import one_of
 from fedpeft.scheduling.problem import Problem, balanced, greedy, take_top
-from fedpeft.settings import one_of
 
 SWEEPS = 2  # of best responses; a third gains little
 MOST, MOST_EVALUATIONS = 10_000, 200_000  # a job may set them, and it is the server that computes

@@ -9,7 +9,7 @@ from functools import cached_property
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 LARGEST_SUM = 1e307  # of all scores times the number of clients: solvers add and subtract a few of these
 

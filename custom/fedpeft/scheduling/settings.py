@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from fedpeft import importance, scheduling
-from fedpeft.errors import FedpeftError
-from fedpeft.seeds import derive
-from fedpeft.settings import BY_SITE, MAX_ROUNDS, OWNER, at_least, between, build, no_settings, one_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.seeds import derive
+from fedpeft.core.settings import BY_SITE, MAX_ROUNDS, OWNER, at_least, between, build, no_settings, one_of
 
 if TYPE_CHECKING:
     from fedpeft.methods import TuningMethod

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedpeft.errors import FedpeftError
-from fedpeft.registry import Registry
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry
+from fedpeft.core.settings import build, hints_of
 from fedpeft.scheduling.problem import problem
-from fedpeft.settings import build, hints_of
 
 if TYPE_CHECKING:
     from fedpeft.scheduling.front import Front

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 
 PORT = 8765
 

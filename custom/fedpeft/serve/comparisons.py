@@ -15,13 +15,13 @@ from fedpeft.compare.page import page
 from fedpeft.compare.picture import picture
 from fedpeft.compare.runs import of_histories
 from fedpeft.compare.table import compared
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
 from fedpeft.report.page_parts import Picture
+from fedpeft.report.status.progress import COMPLETED, Progress
 from fedpeft.serve.pages import BACK, message
 from fedpeft.serve.runs import Run
-from fedpeft.status.progress import COMPLETED, Progress
 
 ALIKE = "These runs have the same method, settings and seed, or other data: there is nothing to compare."
 CANNOT = "These runs cannot be compared: `fedpeft compare` on their folders says why."

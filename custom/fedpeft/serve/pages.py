@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from fedpeft.pace import duration
+from fedpeft.core.pace import duration
 from fedpeft.report.page_parts import document
+from fedpeft.report.status.progress import Progress
+from fedpeft.report.status.show import figures
 from fedpeft.serve.runs import Run
-from fedpeft.status.progress import Progress
-from fedpeft.status.show import figures
 
 MORE_STYLE = """\
 progress { width: 8rem; max-width: 100%; vertical-align: middle; accent-color: #0072b2; }

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedpeft.errors import FedpeftError
-from fedpeft.run_names import HISTORY, MANIFEST
-from fedpeft.status.progress import SIMULATED
-from fedpeft.status.runs import PLACES
-from fedpeft.workspace_lock import runs_folder
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.run_names import HISTORY, MANIFEST
+from fedpeft.core.workspace_lock import runs_folder
+from fedpeft.report.status.progress import SIMULATED
+from fedpeft.report.status.runs import PLACES
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,15 +11,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.report.history import History
 from fedpeft.report.history_reader import read
 from fedpeft.report.page import page
 from fedpeft.report.pictures import Pictures, draw_pictures
+from fedpeft.report.status.progress import Progress, judged, written_progress
 from fedpeft.serve.comparisons import Comparisons, groups
 from fedpeft.serve.pages import index, top, waiting
 from fedpeft.serve.runs import Run, find_runs
-from fedpeft.status.progress import Progress, judged, written_progress
 
 PATH = re.compile(r"/(run|compare)/([0-9a-f]{16})")
 KEPT = 8  # drawn pages

@@ -9,11 +9,11 @@ from typing import Any
 
 from fedpeft.alignment.averaging import cap_share
 from fedpeft.alignment.checks import check_tensors
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import imported
+from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.privacy.secure_round import secure_mean
-from fedpeft.registry import imported
-from fedpeft.states import State
+from fedpeft.protocol.secure_round import secure_mean
 
 GLOBAL = "the new global adapter"
 LARGEST_GLOBAL = 1e7  # a site may send values up to 1e6

@@ -15,12 +15,12 @@ import torch
 
 from fedpeft.alignment.checks import check_alike
 from fedpeft.alignment.neurons import Neurons, neurons_of
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import by_place, layer_of
-from fedpeft.messages.reply_contract import RESTART
-from fedpeft.messages.types import Schema
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import by_place, layer_of
 from fedpeft.methods.setting_limits import MOST_WIDTH
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.reply_contract import RESTART
+from fedpeft.protocol.types import Schema
 
 NO_MAJORITY = " No kind is that of more than half of the sites, so that none of them takes part."
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedpeft.messages.reply_contract import check_scores
+from fedpeft.protocol.reply_contract import check_scores
 from fedpeft.scheduling import choose, schedule
 from fedpeft.scheduling.settings import OWN, ScheduleSettings
 

@@ -5,7 +5,7 @@
     <lineages>/<lineage>/round-00003/own.safetensors    where sites keep a part of their own adapters: those they sent
     <lineages>/<lineage>/set-aside/<when>-round-00004/  later rounds, set aside when a job resumed from an earlier one
 
-A folder under its final name is complete (`fedpeft.files`).
+A folder under its final name is complete (`fedpeft.core.files`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from fedpeft.bounded_files import check_regular, read_json
-from fedpeft.errors import FedpeftError
-from fedpeft.federation import LATEST, checkpoint_of
-from fedpeft.files import drop, replacing, set_aside
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.bounded_files import check_regular, read_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import drop, replacing, set_aside
+from fedpeft.job.federation import LATEST, checkpoint_of
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.training_settings import TrainingSettings
 
 ADAPTER, OWN, FACTS = "global.safetensors", "own.safetensors", "checkpoint.json"
 MOST_FACTS = 2**30  # bytes, with the history

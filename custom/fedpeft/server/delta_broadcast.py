@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import torch
 
-from fedpeft.states import State
+from fedpeft.core.states import State
 
 
 class DeltaBroadcast:

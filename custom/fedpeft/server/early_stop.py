@@ -6,7 +6,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
-from fedpeft.metrics import VALIDATION
+from fedpeft.core.metrics import VALIDATION
 
 Sites = Mapping[str, Mapping[str, float | None]]
 

@@ -12,12 +12,12 @@ import torch
 from safetensors.torch import save_file
 
 from fedpeft import adapters, methods
-from fedpeft.files import replacing
-from fedpeft.keys import HEAD
-from fedpeft.methods.factors import of_equal_rank
+from fedpeft.alignment.factors import of_equal_rank
+from fedpeft.core.files import replacing
+from fedpeft.core.keys import HEAD
+from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
-from fedpeft.states import State
 
 
 def import_peft() -> threading.Thread:

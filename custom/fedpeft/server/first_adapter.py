@@ -13,17 +13,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedpeft.client.answering import ANSWERING
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import HEAD
-from fedpeft.layer_matching import SETTING, all_layers
-from fedpeft.messages.reply_contract import RESTART, check_tensors
-from fedpeft.messages.types import Introduction, Schema
+from fedpeft.answering import ANSWERING
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import HEAD
+from fedpeft.core.layer_matching import SETTING, all_layers
+from fedpeft.core.registry import imported
+from fedpeft.core.states import State, digest
 from fedpeft.methods.first_values import Bounded, FirstValues, misfit
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.registry import imported
+from fedpeft.protocol.reply_contract import RESTART, check_tensors
+from fedpeft.protocol.types import Introduction, Schema
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.states import State, digest
 
 DIFFERS = (
     "site {site} starts from another adapter than {whom}: compare its torch, processor and backbone with the others', "

@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import torch
 
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import HEAD, layers_of
-from fedpeft.layer_matching import one_layer
-from fedpeft.messages.limits import MB, Limit
-from fedpeft.messages.types import Introduction, Schema
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import HEAD, layers_of
+from fedpeft.core.layer_matching import one_layer
 from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol.limits import MB, Limit
+from fedpeft.protocol.types import Introduction, Schema
 from fedpeft.server.announced_widths import NO_MAJORITY, majority, open_shapes, refused_widths, unlike_equals
 
 SLACK = 16 * MB  # for fields other than tensors, and FLARE's headers

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fedpeft.core.seeds import derive
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.seeds import derive
 from fedpeft.server.assignment import Assignment, assign
 
 Scores = dict[str, list[float]]

@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import fedpeft
-from fedpeft.errors import LocalError
-from fedpeft.files import write_json
-from fedpeft.keys import layers_of
-from fedpeft.messages.types import ACCURACIES, Introduction, TrainReply
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import LocalError
+from fedpeft.core.files import write_json
+from fedpeft.core.keys import layers_of
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, title_of
+from fedpeft.core.pace import RECENT, duration
+from fedpeft.core.run_names import HISTORY, MANIFEST
+from fedpeft.core.state_lock import FILE as LOCK
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.metrics import BELOW_CONSTANT, NO_BETTER, title_of
-from fedpeft.pace import RECENT, duration
+from fedpeft.protocol.types import ACCURACIES, Introduction, TrainReply
 from fedpeft.report.tensorboard import Board
-from fedpeft.run_names import HISTORY, MANIFEST
 from fedpeft.scheduling.settings import ScheduleSettings
 from fedpeft.server.assignment import Assignment
 from fedpeft.server.checkpoint import Checkpoint
 from fedpeft.server.early_stop import best_before_end
 from fedpeft.server.first_adapter import Sender
-from fedpeft.state_lock import FILE as LOCK
-from fedpeft.training_settings import TrainingSettings
 
 if TYPE_CHECKING:
-    from fedpeft.trackers import RunTracking
+    from fedpeft.job.trackers import RunTracking
 
 
 def origin(datasets: Iterable[str], backbones: Iterable[str], *, procedural: bool) -> str:

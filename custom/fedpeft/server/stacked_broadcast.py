@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import torch
 
-from fedpeft.methods.factors import RANK_AXIS, factor_places
+from fedpeft.alignment.factors import RANK_AXIS, factor_places
+from fedpeft.core.states import State
 from fedpeft.server.delta_broadcast import DeltaBroadcast
-from fedpeft.states import State
 
 
 class StackedBroadcast(DeltaBroadcast):

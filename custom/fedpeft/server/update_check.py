@@ -9,16 +9,16 @@ from collections.abc import Mapping
 
 import torch
 
+from fedpeft.alignment.factors import factor_places
 from fedpeft.alignment.robust_mean import robust_row
 from fedpeft.alignment.robust_settings import MEDIAN, RobustSettings
 from fedpeft.alignment.stacking import product_length
-from fedpeft.client.lr_schedule import learning_in_round
-from fedpeft.client.optimizer import NORMALIZES
-from fedpeft.methods.factors import factor_places
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.states import State
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.scheduling.settings import ScheduleSettings
-from fedpeft.states import State
-from fedpeft.training_settings import TrainingSettings
+from fedpeft.site.lr_schedule import learning_in_round
+from fedpeft.site.optimizer import NORMALIZES
 
 MEDIAN_RULE = RobustSettings(average=MEDIAN)
 MIN_REPLIES = 5  # of fewer, two that agree may be the median

@@ -7,8 +7,8 @@ from itertools import zip_longest
 import torch
 from torch import nn
 
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import parse_key
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import parse_key
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.bottleneck.module import Bottleneck
 

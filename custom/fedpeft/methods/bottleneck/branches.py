@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
+from fedpeft.core.states import State
 from fedpeft.methods.adapter_placing import attach
 from fedpeft.methods.adapter_state import adapter_parameters, adapter_slots, adapter_state, load_adapter_state
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
-from fedpeft.states import State
 
 if TYPE_CHECKING:
     from fedpeft.methods.bottleneck.tuning import BottleneckTuning

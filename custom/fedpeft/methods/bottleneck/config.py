@@ -12,7 +12,7 @@ from peft.utils.peft_types import PeftType
 
 from fedpeft.backbones.slots import slot_templates
 from fedpeft.backbones.targets import check_targets
-from fedpeft.errors import FedpeftError
+from fedpeft.core.errors import FedpeftError
 from fedpeft.methods.bottleneck.initialization import key_generator
 from fedpeft.methods.bottleneck.module import ACTIVATIONS
 from fedpeft.methods.first_values import Constant, Drawn, Normal

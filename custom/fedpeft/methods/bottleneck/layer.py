@@ -9,8 +9,8 @@ import torch
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import nn
 
-from fedpeft.errors import FedpeftError
-from fedpeft.keys import place_of
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import place_of
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.module import Bottleneck, Projection, add_branches
 

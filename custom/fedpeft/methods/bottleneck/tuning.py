@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 from fedpeft.backbones.backbone import Backbone
-from fedpeft.keys import SHARED, parse_key, place_of
+from fedpeft.core.keys import SHARED, parse_key, place_of
+from fedpeft.core.states import State
 from fedpeft.methods.bottleneck.activations import hidden_activations
 from fedpeft.methods.bottleneck.branches import Branches
 from fedpeft.methods.bottleneck.config import BottleneckConfig
 from fedpeft.methods.bottleneck.layer import BottleneckLayer
 from fedpeft.methods.first_values import FirstValues
 from fedpeft.methods.slot_tuning import Parameters, Shapes, SlotTuning, check_layers
-from fedpeft.states import State
 
 
 class BottleneckTuning(SlotTuning):

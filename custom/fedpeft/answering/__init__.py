@@ -1,0 +1,140 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Ways to answer a question by name (`training.answering`). A new one is one file and one registration here.
+
+Images with labels instead of a question are answered by `multilabel`, whatever the job names.
+
+Each is an `Answering` (`fedpeft.answering.answering`): a backbone with what makes answers of its features, which
+is private to the site, the targets of a batch, the loss, and which answers are right.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fedpeft.backbones.backbone import FEATURES, LIKELIHOODS, TEXT
+from fedpeft.backbones.registry import BACKBONES
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.registry import Registry, imported
+
+if TYPE_CHECKING:
+    import torch
+
+    from fedpeft.answering.answering import Answering
+    from fedpeft.answering.training_settings import TrainingSettings
+    from fedpeft.backbones.backbone import Backbone
+    from fedpeft.data.answers import AnswerVocabulary
+
+    Build = Callable[[Backbone, AnswerVocabulary, TrainingSettings, torch.Generator], Answering]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayToAnswer:
+    """A way to answer as it is registered. Registering imports no torch.
+
+    Args:
+        home: function from a backbone, a vocabulary, the section `training` and a generator to an `Answering`, or its
+            import path "package.module:object".
+        reads: what it reads of a backbone, see `fedpeft.backbones.Pretrained.makes`.
+        first_head: import path of the function from a key and a shape of its head to the first values
+            (`fedpeft.methods.first_values`); empty: nobody says more than their size.
+    """
+
+    home: Build | str
+    reads: str = FEATURES
+    first_head: str = ""
+
+    @property
+    def head(self) -> bool:
+        """Whether a head of the site makes the answers, which is so where features are read."""
+        return self.reads == FEATURES
+
+    def build(
+        self,
+        backbone: Backbone,
+        vocabulary: AnswerVocabulary,
+        settings: TrainingSettings,
+        generator: torch.Generator,
+    ) -> Answering:
+        """Call `home`; see `build` below."""
+        make = imported(self.home) if isinstance(self.home, str) else self.home
+        return make(backbone, vocabulary, settings, generator)
+
+
+ANSWERING: Registry[WayToAnswer] = Registry("answering", "fedpeft.answering", WayToAnswer)
+ANSWERING.register(
+    "classification",
+    WayToAnswer(home="fedpeft.answering.classification:build", first_head="fedpeft.answering.heads:first_values"),
+)
+ANSWERING.register("generation", WayToAnswer(home="fedpeft.answering.generation:build", reads=TEXT))
+ANSWERING.register("ranking", WayToAnswer(home="fedpeft.answering.ranking:build", reads=LIKELIHOODS))
+
+register, names, get = ANSWERING.register, ANSWERING.names, ANSWERING.get
+
+
+def that_read(makes: Collection[str]) -> list[str]:
+    """Return the ways to answer of the package that a backbone with these `Pretrained.makes` has."""
+    return [name for name in ANSWERING.own_names() if get(name).reads in makes]
+
+
+def check_backbone(name: str, backbone: str) -> None:
+    """Refuse a way to answer that reads what a backbone does not make.
+
+    Args:
+        name: as `training.answering` writes it.
+        backbone: registered name.
+
+    Raises:
+        FedpeftError: the backbone answers in other ways.
+    """
+    reads, makes = get(name).reads, BACKBONES.get(backbone).makes
+    if reads in makes:
+        return
+    able = [other for other in BACKBONES.own_names() if reads in BACKBONES.get(other).makes]
+    ways = that_read(makes)
+    raise FedpeftError(
+        f"answering is {name!r}, and backbone {backbone!r} answers by {' or '.join(ways)} alone: set "
+        f"training.answering to {' or '.join(map(repr, ways))}, or backbone.name to one that answers so "
+        f"({', '.join(able)}).",
+        setting="training.answering",
+    )
+
+
+def build(
+    backbone: Backbone,
+    vocabulary: AnswerVocabulary,
+    settings: TrainingSettings,
+    generator: torch.Generator,
+    *,
+    labelled: bool = False,
+) -> Answering:
+    """Build what `training.answering` names, or for images with labels what gives these.
+
+    Args:
+        backbone: with the method's adapters in it.
+        vocabulary: the site's answers or labels, or those of a federated head.
+        settings: the section `training`.
+        generator: for initial values.
+        labelled: whether the site's images have labels (`fedpeft.data.schema.SiteData.labels`).
+
+    Raises:
+        FedpeftError: the backbone cannot answer in this way.
+    """
+    only = getattr(backbone, "answering", None)
+    if labelled:
+        if only:
+            raise FedpeftError(
+                f"these images have labels, and this backbone answers by {only} alone: choose another backbone.",
+                setting="backbone.name",
+            )
+        from fedpeft.answering import multilabel
+
+        return multilabel.build(backbone, vocabulary, settings, generator)
+    if only not in (None, settings.answering):
+        raise FedpeftError(
+            f"answering is {settings.answering!r}, and this backbone answers by {only} alone: set training.answering "
+            f"to {only!r}.",
+            setting="training.answering",
+        )
+    return get(settings.answering).build(backbone, vocabulary, settings, generator)

@@ -1,0 +1,130 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Answering by ranking, as ALBEF does: the decoder says how probable each answer of the site's training data is.
+
+Training: the negative log-probability of the answer, summed over its tokens, the mean over samples. Evaluation: of the
+answers with the most probable first tokens, the one with the highest log-probability.
+
+Source: Li et al. 2021, Align before Fuse, section 5 (Visual Question Answering). Its code counts the first token twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedpeft.answering.batches import Batch
+from fedpeft.answering.choices import Choosing, accepted
+from fedpeft.answering.losses import reduced, token_logits, token_losses
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.backbones.answer_tokens import ANSWER, ANSWER_MASK, NO_TOKEN, STATES, Decoder, question_of, targets
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.core.errors import FedpeftError
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.schema import Example
+from fedpeft.methods import divergences
+
+ROWS = 128  # answers that go through the decoder at once
+
+
+class Ranking(Choosing):
+    """A backbone with a decoder, and the answers that it ranks.
+
+    Args:
+        backbone: of the site.
+        vocabulary: its N answers.
+        candidates: how many of them are ranked; 0: all.
+    """
+
+    backbone: Decoder
+    ids: Tensor
+    mask: Tensor
+
+    def __init__(self, backbone: Decoder, vocabulary: AnswerVocabulary, candidates: int) -> None:
+        super().__init__(backbone, nn.Module(), vocabulary)
+        self.candidates = min(candidates or len(vocabulary), len(vocabulary))
+        pool = backbone.answer_tokens(vocabulary.answers)
+        self.register_buffer("ids", pool[ANSWER], persistent=False)
+        self.register_buffer("mask", pool[ANSWER_MASK], persistent=False)
+
+    def collate(self, images: Sequence[Any], examples: Sequence[Example]) -> Batch:
+        """Make target the tokens of the answers (B, T), accepted the places in the pool that are right (B, A)."""
+        answers = self.backbone.answer_tokens([example.answer for example in examples])
+        return Batch(
+            inputs=self.backbone.collate(list(images), [example.question for example in examples]) | answers,
+            target=targets(answers)[:, 1:],
+            accepted=accepted(self.vocabulary, examples),
+            closed=torch.tensor([example.closed for example in examples]),
+        )
+
+    def forward(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the logits (B, T, V) of the answers' tokens."""
+        return self.backbone(**inputs)
+
+    def pooled(self, inputs: dict[str, Tensor]) -> Tensor:
+        """See `Answering`: the mean of the states that the decoder reads, without those that pad the question."""
+        states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"][..., None]
+        return (states * seen).sum(1) / seen.sum(1)
+
+    def loss(self, logits: Tensor, target: Tensor, *, reduction: str = "mean") -> Tensor:
+        """Return the cross-entropy of the answers, summed over their tokens."""
+        return reduced(token_losses(logits, target).sum(-1), reduction)
+
+    def outputs(self, logits: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: the logit of each token of the answer (B, T), 0 behind its end."""
+        return token_logits(logits, target)
+
+    def divergence(self, logits: Tensor, teacher: Tensor, target: Tensor) -> Tensor:
+        """See `Answering`: summed over the tokens of an answer, as its loss is."""
+        return divergences.of_tokens(logits, teacher, target != NO_TOKEN).mean()
+
+    def answer_scores(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the log-probability of each answer of the pool (B, N)."""
+        return self.log_probabilities(inputs)
+
+    @torch.no_grad()
+    def log_probabilities(self, inputs: dict[str, Tensor]) -> Tensor:
+        """Return the log-probability of each answer of the pool (B, N); minus infinity where it was not ranked."""
+        states, seen = self.backbone(**question_of(inputs)), inputs["attention_mask"]
+        count, (pool, _) = len(states), self.ids.shape
+        chosen = torch.arange(pool, device=states.device).expand(count, -1)
+        if self.candidates < pool:
+            begin = self.ids[:1, :2].expand(count, -1)
+            first = self._logits(begin, torch.ones_like(begin), states, seen)[:, 0]
+            chosen = first[:, self.ids[:, 1]].topk(self.candidates, dim=-1).indices
+        owners = torch.arange(count, device=states.device).repeat_interleave(self.candidates)
+        parts = [
+            self._sums(states[rows], seen[rows], answers)
+            for rows, answers in zip(owners.split(ROWS), chosen.flatten().split(ROWS), strict=True)
+        ]
+        ranked = states.new_full((count, pool), -torch.inf)
+        return ranked.scatter(1, chosen, torch.cat(parts).reshape(count, -1).to(ranked.dtype))
+
+    def _sums(self, states: Tensor, seen: Tensor, answers: Tensor) -> Tensor:
+        """Return the log-probabilities (n,) of n answers of the pool, one for each question."""
+        ids, mask = self.ids[answers], self.mask[answers]
+        tokens = self._logits(ids, mask, states, seen).log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        return (tokens * mask[:, 1:]).sum(-1)
+
+    def _logits(self, ids: Tensor, mask: Tensor, states: Tensor, seen: Tensor) -> Tensor:
+        return self.backbone(**{ANSWER: ids, ANSWER_MASK: mask, STATES: states, "attention_mask": seen})
+
+
+def build(
+    backbone: Backbone, vocabulary: AnswerVocabulary, settings: TrainingSettings, generator: torch.Generator
+) -> Ranking:
+    """Make the site's answers the pool.
+
+    Raises:
+        FedpeftError: the backbone has no decoder.
+    """
+    if not hasattr(backbone, "answer_tokens"):
+        raise FedpeftError(
+            "answering is 'ranking', and this backbone has no decoder to rank answers with: set training.answering to "
+            "'classification', or backbone.name to 'albef-decoder'.",
+            setting="training.answering",
+            code="backbone-unusable",
+        )
+    return Ranking(cast(Decoder, backbone), vocabulary, settings.candidates)

@@ -1,0 +1,195 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How a site trains: the `training` section of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fedpeft.answering import ANSWERING
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import VALIDATION
+from fedpeft.core.settings import MAX_ROUNDS, at_least, between, one_of
+
+ADAMW, SGD, LINEAR = "adamw", "sgd", "linear"
+FLOAT32, BFLOAT16, NF4 = "float32", "bfloat16", "nf4"
+LAST, BEST = "last", "best"
+IMAGES_MIB = 64
+MAX_EPOCHS, MAX_SAMPLES, MAX_PROCESSES, MAX_MIB = 10_000, 1_000_000, 1024, 100_000_000
+LIMITS = {  # a site's own file sets lower ones
+    "rounds": (1, MAX_ROUNDS),
+    "local_epochs": (1, MAX_EPOCHS),
+    "first_epochs": (0, MAX_EPOCHS),
+    "batch_size": (1, MAX_SAMPLES),
+    "evaluation_batch_size": (1, MAX_SAMPLES),
+    "micro_batch": (0, MAX_SAMPLES),
+    "candidates": (0, MAX_SAMPLES),
+    "threads": (1, MAX_PROCESSES),
+    "workers": (0, MAX_PROCESSES),
+    "features_mib": (0, MAX_MIB),
+    "patience": (0, MAX_ROUNDS),
+    "seed": (0, 2**63 - 1),
+}
+FUSED, FIRST_TOKEN = "fused", "first_token"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingSettings:
+    """The local recipe: optimizer, learning rate over all rounds, how a site answers, computes and measures.
+
+    Args:
+        rounds: communication rounds of the whole job.
+        local_epochs: passes over the site's training split per round.
+        first_epochs: passes in the first round, before anything is exchanged; 0: `local_epochs`. With
+            `method.initialization: own` these are sites that tuned their adapters before the federation began.
+        batch_size: samples per step.
+        learning_rate: peak learning rate of adapters (or of the backbone when all of it is trained).
+        head_learning_rate: peak learning rate of the head; None: the same.
+        weight_decay: not applied to biases and LayerNorm.
+        warmup: fraction of all steps over which the learning rate rises linearly.
+        decay: of the learning rate after that: `linear` to 0 at the end of the last round, or `none`.
+        optimizer: `adamw`, or `sgd` without momentum.
+        optimizer_state: `keep` the moments from round to round on the site's disk, or `reset` them every round.
+        answering: how a site answers a question (`fedpeft.answering.names()`): `classification` over the answers
+            of its training data, `ranking` of them by the log-probability that a decoder gives them, or `generation`,
+            where the model writes the answer.
+        candidates: of ranking: how many answers are ranked, those with the most probable first token; 0: all.
+        head: of classification: `linear`, or `mlp` (Linear, LayerNorm, GELU, Linear).
+        evaluation_batch_size: samples per step of evaluation.
+        precision: of matrix products in the backbone: `float32`, or `bfloat16` (autocast). Parameters that are trained,
+            head and loss stay in float32.
+        frozen_precision: in which the backbone's frozen matrices are kept: `float32`, `bfloat16`, or `nf4`: the linear
+            layers of its stacks in four bits as in QLoRA, by bitsandbytes, all others as `precision` says.
+        attention: `usual`, or `fused`: torch's scaled_dot_product_attention, which keeps no attention matrix, where
+            transformers has none (ViLT).
+        last_layer: `whole`, or `first_token`: a backbone whose features are those of its first token computes only that
+            token in its last layer. The results differ by rounding.
+        compile: let torch.compile make code of the backbone's layers, which needs a C++ compiler on the site (on CUDA
+            Triton). It takes its time when a site's process first trains. The results differ by rounding.
+        thresholds: of labels, where images have some: the probability from which on one counts as predicted: `half`, or
+            `validation`, for each label that with the highest F1 on the site's validation split.
+        validate: measure every round on the validation split as well, so that the report can name the best round.
+        keep: which rounds a site can predict with later: the `last` four, or besides these the `best` one by its own
+            validation split.
+        patience: end the job when so many rounds in a row have improved neither the median of the sites' figures on
+            their validation splits nor those of half of the sites; 0: run all rounds. `decay: linear` is that of all
+            rounds either way.
+        checkpointing: keep only each layer's input for the way back and compute the rest of the layer again.
+        micro_batch: samples that are computed at once; the optimizer still steps once for each batch. 0: all of them.
+        reuse_passes: compute the features of FedDAT's teacher and student, which are equal, once in a step; what the
+            way back needs is then held longer. Bit for bit the same.
+        features_mib: main memory for what the first trained layer reads, computed once for each sample as long as
+            nothing below changes: with a schedule that leaves the first layers out, or a method that trains none of
+            them. 0: compute it every time.
+        threads: torch threads of a site's process; fixed, so that results do not depend on the machine's cores.
+        workers: processes that decode images, 0 for none.
+        images_mib: main memory for decoded images of files, which then are read once and not in every epoch; None: 64
+            without workers, whose processes end with an epoch, and 0 with them.
+        device: a torch device, or `auto` (CUDA where there is one).
+        seed: every random number of training, initial values and alignment derives from it; data have `data.seed`.
+    """
+
+    rounds: int
+    local_epochs: int = 1
+    first_epochs: int = 0
+    batch_size: int = 16
+    learning_rate: float = 1e-4
+    head_learning_rate: float | None = None
+    weight_decay: float = 0.01
+    warmup: float = 0.1
+    decay: str = LINEAR
+    optimizer: str = ADAMW
+    optimizer_state: str = "keep"
+    answering: str = "classification"
+    candidates: int = 128
+    head: str = "linear"
+    evaluation_batch_size: int = 64
+    precision: str = FLOAT32
+    frozen_precision: str = FLOAT32
+    attention: str = "usual"
+    last_layer: str = "whole"
+    compile: bool = False
+    thresholds: str = "half"
+    validate: bool = True
+    keep: str = LAST
+    patience: int = 0
+    checkpointing: bool = False
+    micro_batch: int = 0
+    reuse_passes: bool = False
+    features_mib: float = 0
+    threads: int = 1
+    workers: int = 0
+    images_mib: float | None = None
+    device: str = "auto"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, (minimum, maximum) in LIMITS.items():
+            between(name, getattr(self, name), minimum, maximum)
+        for name in ("weight_decay", "warmup"):
+            at_least(name, getattr(self, name), 0)
+        at_least("learning_rate", self.learning_rate, 0, exclusive=True)
+        if self.head_learning_rate is not None:
+            at_least("head_learning_rate", self.head_learning_rate, 0, exclusive=True)
+        if self.warmup > 1:
+            raise FedpeftError(f"warmup is {self.warmup!r}, it is a fraction of all steps and must be at most 1.")
+        one_of("thresholds", self.thresholds, ("half", VALIDATION))
+        one_of("keep", self.keep, (LAST, BEST))
+        for name, value in (("keep", self.keep == BEST), ("patience", self.patience)):
+            if value and not self.validate:
+                raise FedpeftError(
+                    f"{name} is {getattr(self, name)!r}, and validate is false: without the validation split no round "
+                    f"is better than another, leave one of them out.",
+                    setting=name,
+                )
+        one_of("decay", self.decay, (LINEAR, "none"))
+        one_of("optimizer", self.optimizer, (ADAMW, SGD))
+        one_of("optimizer_state", self.optimizer_state, ("keep", "reset"))
+        one_of("answering", self.answering, ANSWERING.names())
+        one_of("head", self.head, ("linear", "mlp"))
+        one_of("precision", self.precision, (FLOAT32, BFLOAT16))
+        one_of("frozen_precision", self.frozen_precision, (FLOAT32, BFLOAT16, NF4))
+        one_of("attention", self.attention, ("usual", FUSED))
+        one_of("last_layer", self.last_layer, ("whole", FIRST_TOKEN))
+        if self.frozen_precision == BFLOAT16 and self.precision == FLOAT32:
+            raise FedpeftError(
+                "frozen_precision is 'bfloat16', which products in float32 cannot use: set precision to 'bfloat16'.",
+                setting="frozen_precision",
+            )
+        if self.images_mib is not None:
+            between("images_mib", self.images_mib, 0, MAX_MIB)
+        if self.images_mib and self.workers:
+            raise FedpeftError(
+                f"images_mib is {self.images_mib:g}, and the images of {self.workers} workers end with their "
+                f"processes, after every epoch: leave it out, or set workers to 0.",
+                setting="images_mib",
+            )
+        if self.micro_batch >= self.batch_size:
+            raise FedpeftError(
+                f"micro_batch is {self.micro_batch}, a batch has {self.batch_size} samples: choose fewer, or leave it "
+                f"out.",
+                setting="micro_batch",
+            )
+
+    @property
+    def kept_images_mib(self) -> float:
+        """Main memory for decoded images."""
+        if self.images_mib is None:
+            return 0 if self.workers else IMAGES_MIB
+        return self.images_mib
+
+    def epochs_in(self, round: int, *, first: int = 1) -> int:
+        """Return the passes over the training split in a round, counted from 1.
+
+        Args:
+            round: the round.
+            first: the site's first round. If it joins later than round 1, it catches up with the others in it, alone.
+        """
+        if round == first:
+            return self.epochs_before(round + 1)
+        return self.local_epochs
+
+    def epochs_before(self, round: int, *, first: int = 1) -> int:
+        """Return the passes over the training split in all rounds before one, of a site that begins with `first`."""
+        if round <= first:
+            return 0
+        return (self.first_epochs or self.local_epochs) + (round - 2) * self.local_epochs

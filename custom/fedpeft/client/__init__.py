@@ -1,2 +1,0 @@
-# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
-"""A site's half of a round, without FLARE: load, train, evaluate, store its state, score its layers."""

@@ -1,0 +1,40 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The console of every table and progress bar: styles are rich's own, and all text is made printable."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from typing import IO, Any
+
+from rich import console
+from rich.segment import Segment
+from rich.text import Text
+
+from fedpeft.core.printable import CleanedStream, one_line, printable
+
+
+class Console(console.Console):
+    """A rich console whose texts hold nothing that a terminal would obey.
+
+    Args:
+        file: where to print; None: standard output, or standard error.
+        stderr: the latter.
+        named: as rich's.
+    """
+
+    def __init__(self, *, file: IO[str] | None = None, stderr: bool = False, **named: Any) -> None:
+        file = file or (sys.stderr if stderr else sys.stdout)
+        # rich's own codes for color and cursor must pass
+        stream = file.stream if isinstance(file, CleanedStream) else file
+        super().__init__(file=stream, stderr=stderr, emoji=False, **named)
+
+    def render(self, *arguments: Any, **named: Any) -> Iterator[Segment]:
+        """Yield the segments with printable texts; rich's commands to the terminal stay."""
+        for segment in super().render(*arguments, **named):
+            yield segment if segment.control else segment._replace(text=printable(segment.text))
+
+
+def cell(value: Any, style: str = "") -> Text:
+    """Return a value from outside as a cell of a table: on one line, never read as rich's markup."""
+    return Text(one_line(str(value)), style=style)

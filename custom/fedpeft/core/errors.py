@@ -1,0 +1,38 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The exceptions for wrong input, settings and data; any other exception is a bug of fedpeft."""
+
+
+class FedpeftError(ValueError):
+    """Wrong input or a wrong setting; the message is one sentence that names the value and the remedy.
+
+    Args:
+        sentence: for the user of this machine; it may hold values and paths, so it does not leave the machine.
+        setting: dotted name of the wrong setting, e.g. `training.device`; empty if it is not about a setting.
+        code: what a site sends to the server in place of the sentence, one of `fedpeft.protocol.problem_codes`; empty:
+            `usual_code`, or the code of a wrong setting if one is named.
+    """
+
+    usual_code = "job-refused"
+
+    def __init__(self, sentence: str = "", *, setting: str = "", code: str = "") -> None:
+        super().__init__(sentence)
+        self.setting, self._code = setting, code
+
+    @property
+    def code(self) -> str:
+        """What a site sends to the server in place of the sentence."""
+        if self._code or not self.setting:
+            return self._code or self.usual_code
+        return "setting-refused"
+
+
+class LocalError(FedpeftError):
+    """A problem with what a site has on its disk."""
+
+    usual_code = "state-unusable"
+
+
+class SecureSumError(FedpeftError):
+    """A secure sum that this site does not take part in."""
+
+    usual_code = "secure-sum-refused"

@@ -1,0 +1,131 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Write, set aside and remove files and folders so that they are either complete or absent, even if the process dies.
+
+Each is written as a draft beside its final path, `.<name>.<process id>.draft`, and renamed when it is complete. Drafts
+of a dead process are removed by the next process that writes there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from fedpeft.core.errors import LocalError
+
+SET_ASIDE = "set-aside"
+DISK_FULL = "disk-full"  # what a site tells the server of it
+SECONDS_OF_DOUBT = 2.0  # file times and process times are not of one clock
+_OS_ERROR = re.compile(r"\(os error (\d{1,3})\)")
+_LEFTOVER = re.compile(r"\..+\.(\d{1,9})\.(?:draft|dropped)")
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path of a draft, a file or a folder, that replaces `path` when the block ends without an error.
+
+    Args:
+        path: what is replaced; its parent folder is created.
+
+    Raises:
+        LocalError: it cannot be written, for example because the disk is full; the old one is unchanged.
+    """
+    draft = path.with_name(f".{path.name}.{os.getpid()}.draft")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_leftovers(path.parent)
+        _remove(draft)
+        yield draft
+        if path.is_dir():
+            drop(path)
+        draft.replace(path)
+    except (OSError, SafetensorError) as error:
+        _remove(draft)
+        raise unwritable(path, error) from error
+    except BaseException:
+        _remove(draft)
+        raise
+
+
+def unwritable(path: Path, error: Exception) -> LocalError:
+    """Return the error for a path that cannot be written, with what others may be told of it."""
+    reason = getattr(error, "strerror", None) or error
+    remedy = "make room on its disk" if is_full(error) else "let this user write there"
+    return LocalError(f"{path} cannot be written ({reason}): {remedy}.", code=code_of(error))
+
+
+def code_of(error: Exception) -> str:
+    """Return what a site tells the server of a file that it cannot write."""
+    return DISK_FULL if is_full(error) else "disk-unwritable"
+
+
+def is_full(error: BaseException) -> bool:
+    """Return whether an error says that a disk, a quota or a limit of sizes is used up; safetensors has only a text."""
+    number = getattr(error, "errno", None)
+    if number is None and (match := _OS_ERROR.search(str(error))):
+        number = int(match[1])
+    return number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+def drop(folder: Path) -> None:
+    """Remove a folder in one step, so that it is never there in part; a missing folder is not an error."""
+    dropped = folder.with_name(f".{folder.name}.{os.getpid()}.dropped")
+    _remove_leftovers(folder.parent)
+    _remove(dropped)
+    with contextlib.suppress(FileNotFoundError):
+        folder.replace(dropped)
+        _remove(dropped)
+
+
+def set_aside(path: Path) -> None:
+    """Move a round's state to a folder that no job reads; nothing is removed."""
+    aside = path.parent / SET_ASIDE
+    aside.mkdir(exist_ok=True)
+    os.utime(path)
+    path.rename(aside / f"{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{time.monotonic_ns()}-{path.name}")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file that readers see either complete or not at all.
+
+    Raises:
+        LocalError: it cannot be written.
+    """
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def _remove_leftovers(folder: Path) -> None:
+    for path in folder.glob(".*"):
+        match = _LEFTOVER.fullmatch(path.name)
+        if match and not _is_alive(int(match[1]), path):
+            _remove(path)
+
+
+def _is_alive(pid: int, draft: Path) -> bool:
+    """Return whether the process that made the draft still runs; one that started later only has the same id."""
+    import psutil
+
+    try:
+        return psutil.Process(pid).create_time() <= draft.stat().st_mtime + SECONDS_OF_DOUBT
+    except (psutil.NoSuchProcess, FileNotFoundError):
+        return False
+    except psutil.Error:
+        return True
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(OSError):
+            path.unlink()

@@ -1,0 +1,246 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Build settings dataclasses from JSON and refuse unknown names, wrong types and wrong values."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import math
+import types
+import typing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from numbers import Real
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from fedpeft.core.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+T = TypeVar("T", bound="DataclassInstance")
+JOB = "the job's configuration"
+MAX_SECONDS = 10_000_000  # of any wait that a job sets
+MAX_ROUNDS = 99_999  # names of checkpoints have five digits
+BY_SITE = types.MappingProxyType({"by_site": True})  # metadata of a field that names single sites
+OWNER = "settings_of"  # in the metadata of a field: the field whose value these are settings of
+WORDS = {str: "a text", bool: "true or false", int: "a whole number", float: "a number", Path: "a text"}
+
+
+@functools.cache  # the types are written as strings, which take longer to read than a section
+def hints_of(declared: Any) -> Mapping[str, Any]:
+    """Return the types of a dataclass's fields, or of a function's arguments."""
+    return types.MappingProxyType(typing.get_type_hints(declared))
+
+
+def build(cls: type[T], values: Mapping[str, Any] | None, *, section: str, source: str = JOB) -> T:
+    """Build the dataclass `cls` from a JSON object; check names, types and values.
+
+    Args:
+        cls: a keyword-only dataclass; its own `__post_init__` checks ranges.
+        values: the JSON object; None means that FLARE handed over none.
+        section: where the object stands in the job, e.g. `training`; errors begin with it.
+        source: the file that the error asks to correct.
+
+    Raises:
+        FedpeftError: unknown name, None, wrong type or wrong value.
+    """
+    if values is None:
+        raise _undefined(section, source)
+    if not isinstance(values, Mapping):
+        raise FedpeftError(
+            f"{section} must be an object of settings, not {values!r}: correct {source}.",
+            setting=section,
+        )
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    hints = hints_of(cls)
+    for name, value in values.items():
+        where = f"{section}.{name}"
+        if name not in fields:
+            raise FedpeftError(f"{where} is not a setting: {suggestion(name, fields)}.", setting=where)
+        if value is None:
+            raise _undefined(where, source)
+        if not fits(value, hints[name]):
+            raise FedpeftError(
+                f"{where} is {value!r:.200}, it must be {expected(hints[name])}: correct {source}.", setting=where
+            )
+    try:
+        return cls(**{name: _as_declared(value, hints[name]) for name, value in values.items()})
+    except FedpeftError as error:
+        if error.setting.startswith(f"{section}."):  # of a nested section, which names the whole path
+            raise
+        where = f"{section}.{error.setting}" if error.setting else section
+        raise type(error)(f"{section}: {error}", setting=where) from error
+    except TypeError as error:
+        missing = [n for n, f in fields.items() if n not in values and _required(f)]
+        if not missing:  # a value of a type that the class's own checks did not expect
+            raise FedpeftError(f"{section} has a wrong value ({error}): correct {source}.", setting=section) from error
+        raise FedpeftError(
+            f"{section} lacks {', '.join(missing)}: add it to {source}.", setting=f"{section}.{missing[0]}"
+        ) from error
+
+
+def nested(cls: type[T], value: T | Mapping[str, Any], *, section: str) -> T:
+    """Build a section within a section from a JSON object; one that is built already is returned as it is.
+
+    Raises:
+        FedpeftError: as `build`.
+    """
+    return value if isinstance(value, cls) else build(cls, cast(Mapping[str, Any], value), section=section)
+
+
+@contextmanager
+def about(setting: str, *, where: str = "") -> Iterator[None]:
+    """Add the name of a setting to errors raised in this block that name none.
+
+    Args:
+        setting: as the errors carry it.
+        where: with which their sentence begins; empty: it stays as it is.
+    """
+    try:
+        yield
+    except FedpeftError as error:
+        error.setting = error.setting or setting
+        if where:
+            raise type(error)(f"{where}: {error}", setting=error.setting, code=error.code) from error
+        raise
+
+
+def one_of(name: str, value: Any, allowed: typing.Iterable[Any]) -> None:
+    """Refuse a value outside a closed set; the error names argument, value, what is allowed, and the closest of it."""
+    allowed = tuple(allowed)
+    if value not in allowed:
+        close = difflib.get_close_matches(str(value), map(str, allowed), n=1)
+        meant = f"; did you mean {close[0]!r}?" if close else "."
+        raise FedpeftError(f"{name} is {value!r}, allowed are {', '.join(map(str, allowed))}{meant}", setting=name)
+
+
+def at_least(name: str, value: float, minimum: float, *, exclusive: bool = False) -> None:
+    """Refuse a number below `minimum` (or equal to it, if `exclusive`), NaN, infinity, and what is no number."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise FedpeftError(f"{name} is {value!r:.200}, it must be a number.", setting=name)
+    if not (value > minimum if exclusive else value >= minimum):
+        raise FedpeftError(
+            f"{name} is {value!r}, it must be {'above' if exclusive else 'at least'} {minimum}.", setting=name
+        )
+    if value == math.inf:
+        raise FedpeftError(f"{name} is {value!r}, it must be a finite number.", setting=name)
+
+
+def between(name: str, value: float, minimum: float, maximum: float, *, exclusive: bool = False) -> None:
+    """Refuse a number as `at_least` does, and one above `maximum`: a job must not set how long or much without end."""
+    at_least(name, value, minimum, exclusive=exclusive)
+    if value > maximum:
+        raise FedpeftError(f"{name} is {value!r:.80}, it must be at most {maximum:,}.", setting=name)
+
+
+def by_site(settings: DataclassInstance) -> Iterator[str]:
+    """Yield the names of the settings of a section that name single sites and are set, those of nested sections too."""
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if field.metadata.get("by_site") and value:
+            yield field.name
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            yield from (f"{field.name}.{name}" for name in by_site(value))
+
+
+def without_former(
+    cls: type[DataclassInstance], values: Mapping[str, Any], chosen: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return a section's values without settings of what `chosen` replaces, such as those of another score.
+
+    Args:
+        cls: the section's dataclass, in which such settings declare whose they are (`OWNER`).
+        values: of the section.
+        chosen: values that are to replace some of them.
+    """
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    former = {
+        name
+        for name, field in fields.items()
+        if (owner := field.metadata.get(OWNER)) in chosen and chosen[owner] != values.get(owner, fields[owner].default)
+    }
+    return {name: value for name, value in values.items() if name not in former}
+
+
+def no_settings(owner: str, values: Mapping[str, Any] | None) -> None:
+    """Refuse any settings for something that has none."""
+    if values:
+        raise FedpeftError(f"{owner} has no setting {next(iter(values))!r}: leave it out, {owner} has none.")
+
+
+def suggestion(name: str, known: typing.Iterable[str]) -> str:
+    """Return what to write instead of an unknown name: the closest known one, or all of them."""
+    known = sorted(known)
+    close = difflib.get_close_matches(str(name), known, n=1)
+    return f"did you mean {close[0]!r}" if close else f"known are {', '.join(known)}"
+
+
+def _undefined(where: str, source: str) -> FedpeftError:
+    return FedpeftError(f"{where} is None: give it a value in {source}, or leave it out.", setting=where)
+
+
+def _required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def _as_declared(value: Any, hint: Any) -> Any:
+    if isinstance(value, list) and _origin_is(hint, tuple):
+        return tuple(value)
+    return float(value) if hint is float else value
+
+
+def expected(hint: Any) -> str:
+    """Return in words what a setting of a declared type must be; None is left out, as no job may write it."""
+    words = (_in_words(part) for part in _alternatives(hint) if part is not types.NoneType)
+    return " or ".join(dict.fromkeys(words))
+
+
+def _in_words(hint: Any) -> str:
+    kind = typing.get_origin(hint) or hint
+    items = [part for part in typing.get_args(hint) if part is not Ellipsis]
+    if dataclasses.is_dataclass(kind) or (kind in (Mapping, dict) and items[-1:] in ([], [typing.Any])):
+        return "an object of settings"
+    if kind is Mapping:
+        return f"an object of {expected(items[-1]).removeprefix('a ')}s"
+    if kind is typing.Literal:
+        return expected(type(items[0]))
+    if kind in (tuple, list):
+        return f"a list of {expected(items[0]).removeprefix('a ')}s" if items else "a list"
+    return WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+
+
+def _origin_is(hint: Any, kind: type) -> bool:
+    return any(part is kind or typing.get_origin(part) is kind for part in _alternatives(hint))
+
+
+def _alternatives(hint: Any) -> tuple[Any, ...]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        return typing.get_args(hint)
+    return (hint,)
+
+
+def fits(value: Any, hint: Any) -> bool:
+    """Return whether a JSON value has a declared type, its items too.
+
+    An int passes as float, a list as tuple, a bool as no number.
+    """
+    for part in _alternatives(hint):
+        kind = typing.get_origin(part) or part
+        if kind is typing.Any or (kind is typing.Literal and type(value) in map(type, typing.get_args(part))):
+            return True
+        if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
+            return True
+        if kind is int and isinstance(value, int) and not isinstance(value, bool):
+            return True
+        if kind in (tuple, list) and isinstance(value, (list, tuple)):
+            items = typing.get_args(part)[:1]
+            return not items or all(fits(item, items[0]) for item in value)
+        if kind is Mapping and isinstance(value, Mapping):
+            items = typing.get_args(part)[1:]
+            return not items or all(fits(item, items[0]) for item in value.values())
+        if isinstance(kind, type) and kind not in (float, int) and isinstance(value, kind):
+            return True
+    return False

@@ -1,0 +1,151 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Files that a participant needs under `local/`: the list of classes that a job may load, and the job checks.
+
+FLARE loads only listed classes for a job that brings no code of its own.
+"""
+
+from __future__ import annotations
+
+import copy
+import shlex
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.files import write_json
+
+COMPONENTS = (
+    "fedpeft.flare.aggregator.PIAAggregator",
+    "fedpeft.flare.controller.FederationController",
+    "fedpeft.flare.executor.SiteExecutor",
+    "fedpeft.flare.filters.AdapterOnly",
+    "fedpeft.flare.filters.RememberOrder",
+    "fedpeft.flare.persistor.SafetensorsPersistor",
+)
+GUARDS = {  # entries of `components` in a start-up kit: see fedpeft.flare.admission_components
+    "server": {"id": "job_admission", "path": "fedpeft.flare.admission_components.SubmissionGuard", "args": {}},
+    "site": {"id": "app_deployer", "path": "fedpeft.flare.admission_components.AdmittedAppDeployer", "args": {}},
+}
+KEY = "class_allow_list"
+EXIT_CODE = "_process_rc.txt"  # the simulator's own file, which a run that is killed leaves behind
+KIT = ("fed_admin.json", "fed_client.json", "fed_server.json")  # what only a start-up kit has
+RESOURCES, LOG_CONFIG, PRIVACY = "resources.json", "log_config.json", "privacy.json"
+
+
+def resources() -> dict[str, Any]:
+    """Return an enforced allow-list that holds fedpeft's components only.
+
+    Each is named: FLARE calls whatever a listed name leads to, and a prefix would let a job call any function of the
+    package, the command line included. The list replaces FLARE's own, whose classes write files, open connections or
+    pass by a site's filters; it holds for jobs only.
+    """
+    return {
+        "format_version": 2,
+        KEY: list(COMPONENTS),
+        "class_list_enforcement_mode": "enforce",
+    }
+
+
+def listed_classes(workspace: Path) -> tuple[str, ...]:
+    """Return the allow-list of a simulator workspace; empty if the file is missing or damaged."""
+    try:
+        listed = read_json(workspace / "local" / RESOURCES)[KEY]
+        return tuple(name for name in listed if isinstance(name, str))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def log_config() -> dict[str, Any]:
+    """Return FLARE's logging configuration with only fedpeft's lines on the console; the log files keep everything."""
+    from nvflare.fuel.utils.log_utils import default_log_dict
+
+    config = copy.deepcopy(default_log_dict)
+    config["filters"]["fedpeft"] = {
+        "()": "nvflare.fuel.utils.log_utils.LoggerNameFilter",
+        "logger_names": ["fedpeft"],
+    }
+    config["formatters"]["consoleFormatter"] = {
+        "()": "nvflare.fuel.utils.log_utils.BaseFormatter",
+        "fmt": "%(asctime)s %(message)s",
+        "datefmt": "%H:%M:%S",
+    }
+    config["handlers"]["consoleHandler"]["filters"] = ["fedpeft"]
+    return config
+
+
+def check_place(workspace: Path, job: Path) -> None:
+    """Check that the simulator can use a folder: it deletes what is in it, and splits its path like a command line.
+
+    Args:
+        workspace: the folder, without symbolic links; it need not exist.
+        job: the job's folder.
+
+    Raises:
+        FedpeftError: it holds something other than a simulator's workspace, or cannot be one.
+    """
+    if shlex.split(str(workspace), comments=True) != [str(workspace)]:
+        raise FedpeftError(
+            f"the workspace {str(workspace)!r} has a blank, a quote or the like in its path, which the simulator "
+            f"cannot handle: name another folder with -w."
+        )
+    if Path.cwd().is_relative_to(workspace):
+        raise FedpeftError(
+            f"the simulator replaces its workspace {workspace}, the current folder: name another with -w."
+        )
+    job = job.resolve()
+    if job.is_relative_to(workspace) or workspace.is_relative_to(job):
+        raise FedpeftError(
+            f"one of the job {job} and the workspace {workspace} lies in the other, and the simulator deletes what is "
+            f"in its workspace: name another folder with -w."
+        )
+    if not workspace.exists():
+        return
+    if not workspace.is_dir():
+        raise FedpeftError(f"the workspace {workspace} is a file: name a folder with -w.")
+    if (entry := _unexpected_entry(workspace)) is not None:
+        raise FedpeftError(
+            f"{workspace} is not empty and not a simulator workspace (it holds {entry}), and the simulator deletes "
+            f"what is in its workspace: name a new folder with -w."
+        )
+
+
+def _unexpected_entry(workspace: Path) -> str | None:
+    """Return the name of an entry of a folder that the simulator did not write, or None."""
+    entries = sorted(entry for entry in workspace.iterdir() if entry.name not in ("local", "startup"))
+    if kit := [name for name in KIT if (workspace / "startup" / name).exists()]:
+        return f"startup/{kit[0]}"
+    if any((workspace / "local" / name).is_file() for name in (RESOURCES, PRIVACY)):
+        entries = [entry for entry in entries if entry.name != EXIT_CODE and not _of_participant(entry)]
+    return entries[0].name if entries else None
+
+
+def _of_participant(path: Path) -> bool:
+    """Return whether a folder is the simulator's, for its server or one of its sites."""
+    if path.is_symlink() or not path.is_dir():
+        return False
+    return any((path / name).is_dir() for name in ("simulate_job", "local", "startup")) or not any(path.iterdir())
+
+
+def seed(workspace: Path) -> None:
+    """Let a simulator workspace load fedpeft's classes; settings already in its `local/` are kept.
+
+    Raises:
+        FedpeftError: `local/resources.json` exists and is not a JSON object, or the folder cannot be written to.
+    """
+    local = workspace / "local"
+    write_json(local / RESOURCES, _with_components(local / RESOURCES))
+    if not (local / LOG_CONFIG).exists():
+        write_json(local / LOG_CONFIG, log_config())
+
+
+def _with_components(file: Path) -> dict[str, Any]:
+    required = resources()
+    if not file.exists():
+        return required
+    try:
+        present = read_json(file)
+        listed = list(present.get(KEY, required[KEY]))
+    except (OSError, ValueError, TypeError, AttributeError) as error:
+        raise FedpeftError(f"{file} is not a JSON object ({error}): correct or remove it.") from error
+    return {**required, **present, KEY: [*listed, *(name for name in COMPONENTS if name not in listed)]}

@@ -1,0 +1,151 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A lock that allows one run at a time in a simulator workspace; the run's process holds it until it ends.
+
+The file lies beside the workspace, in the folder of its earlier runs, because FLARE deletes what is inside. The system
+releases the lock when the last process that holds it has ended, so a dead process leaves no lock behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.errors import FedpeftError
+
+SECONDS_TO_END = 30  # for the processes of a run that was killed
+POLL_SECONDS = 0.2
+RUNS = "_runs"
+SERVER = "simulator_server"  # the simulator's name for its server, and so of the folder of the server's state
+
+
+def runs_folder(workspace: Path) -> Path:
+    """Return the folder of a workspace's earlier runs and its lock."""
+    return workspace.with_name(f"{workspace.name}{RUNS}")
+
+
+def kept_folder(workspace: Path) -> Path:
+    """Return the folder of what server and sites keep from run to run, where no variable names another."""
+    return workspace.with_name(f"{workspace.name}_state")
+
+
+def kept_folders(run: Path) -> list[Path]:
+    """Return where a run's state may be: a workspace's, and for an earlier run that of the workspace it ran in."""
+    runs = run.parent.name
+    earlier = [run.parent.with_name(runs.removesuffix(RUNS))] if runs.endswith(RUNS) and runs != RUNS else []
+    return [kept_folder(workspace) for workspace in (*earlier, run)]
+
+
+def lock_file(workspace: Path) -> Path:
+    """Return the file that a run in a workspace locks."""
+    return runs_folder(workspace) / ".lock"
+
+
+@contextlib.contextmanager
+def held(workspace: Path) -> Iterator[int]:
+    """Lock the workspace in this block; yields the lock's file descriptor, for child processes that hold it as well.
+
+    Raises:
+        FedpeftError: another run uses it, or the file cannot be made.
+    """
+    descriptor = take(workspace)
+    try:
+        yield descriptor
+    finally:
+        os.ftruncate(descriptor, 0)
+        os.close(descriptor)
+
+
+def take(workspace: Path) -> int:
+    """Lock the workspace until this process ends or the file descriptor is closed.
+
+    Raises:
+        FedpeftError: another run uses it, or the file cannot be made.
+    """
+    file = lock_file(workspace)
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise FedpeftError(
+            f"the workspace {workspace} cannot be used ({error.strerror}: {file}): name another folder with -w."
+        ) from error
+    try:
+        _wait(descriptor, workspace)
+        owner = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.strftime("%Y-%m-%d %H:%M:%S")}
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
+        return descriptor
+    except OSError as error:
+        os.close(descriptor)
+        raise FedpeftError(
+            f"{file} cannot be locked ({error.strerror}): name a folder on a disk of this machine with -w."
+        ) from error
+    except BaseException:
+        os.close(descriptor)
+        raise
+
+
+def is_held_by_a_parent(workspace: Path) -> bool:
+    """Return whether a parent of this process holds the workspace."""
+    import psutil
+
+    try:
+        descriptor = os.open(lock_file(workspace), os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        owner = _owner(descriptor)
+    finally:
+        os.close(descriptor)
+    return owner.get("host") == socket.gethostname() and owner.get("pid") in {
+        process.pid for process in psutil.Process().parents()
+    }
+
+
+def _wait(descriptor: int, workspace: Path) -> None:
+    """Take the lock; if a run's main process is dead, wait until its other processes have ended."""
+    deadline = time.monotonic() + SECONDS_TO_END
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = _owner(descriptor)
+            if _lives(owner):
+                elsewhere = f" on {owner['host']}" if owner["host"] != socket.gethostname() else ""
+                raise FedpeftError(
+                    f"another run uses the workspace {workspace}, process {owner['pid']}{elsewhere} since "
+                    f"{owner['since']}: wait for its end, end it (kill {owner['pid']}), or name another folder with -w."
+                ) from None
+            if time.monotonic() > deadline:
+                raise FedpeftError(
+                    f"processes of a run that was killed still use the workspace {workspace}: end them, or name "
+                    f"another folder with -w."
+                ) from None
+            time.sleep(POLL_SECONDS)
+
+
+def _owner(descriptor: int) -> dict[str, Any]:
+    """Return who holds the lock; empty while it is being written."""
+    try:
+        owner = json.loads(os.pread(descriptor, 1000, 0))
+        return {"pid": int(owner["pid"]), "host": str(owner["host"])[:80], "since": str(owner["since"])[:19]}
+    except (ValueError, KeyError, TypeError):
+        return {}
+
+
+def _lives(owner: dict[str, Any]) -> bool:
+    import psutil
+
+    if not owner or owner["host"] != socket.gethostname():
+        return bool(owner)
+    try:
+        return psutil.Process(owner["pid"]).status() != psutil.STATUS_ZOMBIE
+    except (psutil.Error, ValueError):
+        return False

@@ -1,0 +1,194 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What is to be predicted: one image, a folder of images, a table, or a split of the site's own data.
+
+A table is a manifest (`fedpeft.data.manifest`) whose column of answers, classes or labels may be missing; an answer or
+class may be missing in some rows, while an image without labels has none of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.data.answers import AnswerVocabulary, clean_text, is_missing, normalize
+from fedpeft.data.chosen_image import image_of
+from fedpeft.data.errors import DataError
+from fedpeft.data.folders import files_below, inside, is_image
+from fedpeft.data.images import ChosenImage
+from fedpeft.data.labelled_images import label_example
+from fedpeft.data.manifest import KINDS, optional
+from fedpeft.data.manifest_table import FILES, table
+from fedpeft.data.records import Row, of_rows, reading
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.data.window import Window, window_of
+from fedpeft.inference.kept_model import KeptModel
+from fedpeft.job.site_job import SiteJob
+from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.site.data_facts import examples_digest
+from fedpeft.site.model_record import ModelRecord
+
+CHANGED = "The data of this site are not those that the model was trained with."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is to be predicted.
+
+    Args:
+        examples: with the site's first answer in the place of one that is not known.
+        known: of each, whether its answer, class or labels are known.
+        unseen: see `fedpeft.site.metrics.Measure`.
+        remarks: lines for the user.
+    """
+
+    examples: tuple[Example, ...]
+    known: tuple[bool, ...]
+    unseen: int = 0
+    remarks: tuple[str, ...] = ()
+
+
+def window_at(kept: KeptModel) -> Window | None:
+    """Return the window through which the images of training were shown; None: there was none."""
+    return window_of(kept.record.window)
+
+
+def of_images(named: Path, question: str | None, record: ModelRecord, *, window: Window | None = None) -> Wanted:
+    """Return an image, or all images of a folder, with one question.
+
+    Args:
+        named: an image of any kind that a manifest may name, or a folder of usual images.
+        question: for all of them.
+        record: of the model.
+        window: see `window_at`.
+
+    Raises:
+        FedpeftError: there is no image, or the model was trained on questions and none is given.
+    """
+    question = clean_text(question or "").strip()
+    if record.asks and not question:
+        raise FedpeftError("this model answers questions: give one with --question.")
+    if question and not (record.asks or record.labelled):
+        raise FedpeftError("this model tells classes of images apart and reads no question: leave --question out.")
+    if not named.exists():
+        raise FedpeftError(f"{named} does not exist: name an image, or a folder of images.")
+    files = list(filter(is_image, files_below(named))) if named.is_dir() else [named]
+    if not files:
+        raise FedpeftError(f"{named} holds no image: name an image, or a folder of images.")
+    names = [str(file.relative_to(named)) if named.is_dir() else file.name for file in files]
+    images = [image_of(file.parent, file.name, window, where="the command")[0] for file in files]
+    examples = tuple(_unknown(image, name, question, record) for image, name in zip(images, names, strict=True))
+    return Wanted(examples=examples, known=(False,) * len(examples))
+
+
+def of_table(named: Path, record: ModelRecord, *, window: Window | None = None) -> Wanted:
+    """Return the rows of a table, each with its answer, class or labels if it has them.
+
+    Args:
+        named: manifest.csv or manifest.jsonl, or their folder.
+        record: of the model.
+        window: see `window_at`.
+
+    Raises:
+        FedpeftError: a column, image or value is missing or wrong.
+    """
+    root = named.parent if named.name.lower() in FILES else named
+    read = table(root, ("image", "question", "answer", "answer_type", "label", "labels", "text"))
+    needed = ("image", "question") if record.asks else ("image",)
+    keys = ("labels",) if record.labelled else ("question", "answer") if record.asks else ("label",)
+    kind = next(kind for kind in KINDS if kind.keys == keys)
+    vocabulary = AnswerVocabulary(record.answers)
+
+    def example_of(row: Row) -> tuple[Example, bool]:
+        if lacking := [key for key in needed if key not in row.values]:
+            raise DataError(f"{row.where}: {lacking[0]!r} is missing, which this model needs: add it.")
+        name = inside(root, row.text("image"), where=row.where)
+        image, _ = image_of(root, name, window, where=row.where)
+        is_known = "labels" in row.values if record.labelled else not is_missing(row.values.get(keys[-1]))
+        with reading(row):
+            example = kind.example(row, image, name) if is_known else _of_row(row, image, name, record)
+            _check_labels(example, vocabulary)
+        return example, is_known
+
+    pairs = of_rows(read.rows, example_of, read.bad)
+    read.bad.check(read.total)
+    examples, known = [example for example, _ in pairs], [is_known for _, is_known in pairs]
+    measured = [example for example, is_known in zip(examples, known, strict=True) if is_known]
+    unseen = _unseen(measured, record)
+    return Wanted(examples=tuple(examples), known=tuple(known), unseen=unseen, remarks=tuple(read.notes))
+
+
+def of_split(split: str, kept: KeptModel) -> Wanted:
+    """Return a split of the site's own data, as the job chose them.
+
+    Raises:
+        FedpeftError: the data cannot be read, or the split is empty.
+    """
+    if "data" not in kept.record.sections:
+        raise FedpeftError(
+            f"{kept.folder} is an exported folder, which does not say where data are: use --image or --manifest."
+        )
+    return split_of(own_data(kept), split, kept)
+
+
+def own_data(kept: KeptModel) -> SiteData:
+    """Return the site's own data, as the job of a run chose them.
+
+    Raises:
+        FedpeftError: they cannot be read.
+    """
+    job = SiteJob.from_sections(kept.record.sections, site=kept.record.site, policy=kept.policy)
+    return load_data(kept.policy, admitted(kept.policy, job) if kept.policy else job)
+
+
+def split_of(data: SiteData, split: str, kept: KeptModel) -> Wanted:
+    """Return a split of the site's own data.
+
+    Raises:
+        FedpeftError: it is empty, or has a label that the model does not know.
+    """
+    examples = data.splits()[split]
+    if not examples:
+        raise FedpeftError(f"site {kept.record.site} has no {split} split: choose another --split.")
+    try:
+        for example in examples:
+            _check_labels(example, AnswerVocabulary(kept.record.answers))
+    except DataError as error:
+        raise FedpeftError(f"the {split} split: {error}: the data have changed since the run, train again.") from error
+    same = examples_digest(data) == kept.state.facts.get("examples")
+    return Wanted(
+        examples=examples,
+        known=(True,) * len(examples),
+        unseen=_unseen(examples, kept.record, kept.policy.least_class_images if kept.policy else 1),
+        remarks=() if same else (CHANGED,),
+    )
+
+
+def _unknown(image: Path | ChosenImage, name: str, question: str, record: ModelRecord) -> Example:
+    if record.labelled:
+        return label_example(image, (), image_id=name, text=question)
+    return Example(image, question, record.answers[0], closed=False, image_id=name)
+
+
+def _of_row(row: Row, image: Path | ChosenImage, name: str, record: ModelRecord) -> Example:
+    text = row.text("question") if record.asks else optional(row, "text") if record.labelled else ""
+    return _unknown(image, name, text, record)
+
+
+def _check_labels(example: Example, vocabulary: AnswerVocabulary) -> None:
+    for label in (*(example.labels or ()), *example.unknown_labels):
+        if vocabulary.index(label) < 0:
+            raise DataError(f"the label {normalize(label)!r:.80} is not one of this model's {len(vocabulary)}")
+
+
+def _unseen(examples: Iterable[Example], record: ModelRecord, least: int = 1) -> int:
+    return 0 if record.labelled else AnswerVocabulary(record.answers).unseen_classes(examples, least=least)
+
+
+def of_label(example: Example, label: str, record: ModelRecord) -> Example:
+    """Return the example as if an answer, or one of the labels, were right, and nothing known of the other labels."""
+    if not record.labelled:
+        return replace(example, answer=label)
+    others = tuple(other for other in record.answers if other != label)
+    return replace(example, labels=(label,), unknown_labels=others)

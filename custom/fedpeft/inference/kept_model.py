@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Find what a site kept of its model, in the folder that the user names.
+
+fedpeft simulate      the workspace, or an earlier run in <workspace>_runs/, and the site's name
+a consortium          the site's workspace, or one job in it: <workspace>/fedpeft/<lineage>
+fedpeft export        the exported folder
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedpeft.answering.training_settings import BEST, LAST
+from fedpeft.core.bounded_files import MOST_DIGITS
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.run_names import MANIFEST, STATE_VARIABLE
+from fedpeft.core.workspace_lock import kept_folders
+from fedpeft.inference import exported
+from fedpeft.job.site_policy import FILE, SitePolicy, read_policy
+from fedpeft.report.status.progress import FAILED, SIMULATED, read_progress
+from fedpeft.report.verify import read_manifest
+from fedpeft.site import site_state
+from fedpeft.site.model_record import ModelRecord, best_round
+from fedpeft.site.site_state import SiteState
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeptModel:
+    """A site's model of one round.
+
+    Args:
+        folder: where it lies.
+        state: its tensors.
+        record: what it is.
+        policy: the site's own file; None in the simulator, and of an exported folder.
+        exported: whether it comes from an exported folder, which may be a stranger's.
+    """
+
+    folder: Path
+    state: SiteState
+    record: ModelRecord
+    policy: SitePolicy | None = None
+    exported: bool = False
+
+
+def find(named: Path, *, site: str | None, round: str = LAST, backbone: str | None = None) -> KeptModel:
+    """Return a site's model.
+
+    Args:
+        named: see above.
+        site: its name; needed in a simulator's workspace, where all sites are.
+        round: `last`, `best` by the validation split, or a number.
+        backbone: of an exported folder: a folder or hub name in place of the backbone's usual one.
+
+    Raises:
+        FedpeftError: there is none; says what to name instead.
+    """
+    if not named.is_dir():
+        raise FedpeftError(f"{named} is not a folder: name a run's workspace, a site's workspace, or an exported one.")
+    if exported.is_exported(named):
+        return _exported(named, site, round, backbone)
+    if backbone is not None:
+        raise FedpeftError(f"--backbone is {backbone!r:.200}, and {named} is no exported folder: leave it out.")
+    lineage = _lineage(named.resolve(), site)
+    folder = _round_folder(lineage, round)
+    state = _loaded(folder)
+    if state.record is None or not state.record.sections:
+        raise FedpeftError(
+            f"{folder} does not say what the model is, as where a notebook trains without a job: train again with a "
+            f"job."
+        )
+    _check_site(folder, state.record, site)
+    return KeptModel(folder=folder, state=state, record=state.record, policy=_policy(named, lineage))
+
+
+def _exported(folder: Path, site: str | None, round: str, backbone: str | None) -> KeptModel:
+    state = exported.read(folder, backbone=backbone)
+    assert state.record
+    _check_site(folder, state.record, site)
+    if round not in (LAST, str(state.round)):
+        raise FedpeftError(f"--round is {round!r:.80}, and {folder} holds round {state.round} alone: leave it out.")
+    return KeptModel(folder=folder, state=state, record=state.record, exported=True)
+
+
+def _check_site(folder: Path, record: ModelRecord, site: str | None) -> None:
+    if site not in (None, record.site):
+        raise FedpeftError(f"{folder} is of site {record.site}, not of {site}: correct --site.")
+
+
+def _lineage(named: Path, site: str | None) -> Path:
+    """Return the folder that holds a site's rounds of one job."""
+    if _holds_rounds(named):
+        return named
+    if (named / SIMULATED).is_dir():
+        return _of_simulator(named, site)
+    if (named / "startup").is_dir() or (named / "fedpeft").is_dir():
+        return _only_one(named, [named / "fedpeft", *_chosen(site or named.name)])
+    raise FedpeftError(
+        f"{named} holds no model of a site: name a workspace of `fedpeft simulate`, a site's workspace, or an exported "
+        f"folder."
+    )
+
+
+def _of_simulator(workspace: Path, site: str | None) -> Path:
+    file = workspace / SIMULATED / MANIFEST
+    if not file.is_file():
+        if read_progress(workspace / SIMULATED).state == FAILED:
+            raise FedpeftError(
+                f"the run in {workspace} was cut off and left no manifest: go on where it stopped with fedpeft "
+                f"simulate and --set resume_from=latest."
+            )
+        raise FedpeftError(f"{workspace} holds a run that has not ended: wait for its end (fedpeft status --follow).")
+    manifest = read_manifest(file)
+    sites, lineage = sorted(manifest.get("sites", {})), manifest.get("lineage", "")
+    if site not in sites:
+        why = "is missing" if site is None else f"is {site!r:.80}"
+        raise FedpeftError(f"--site {why}: name one of {', '.join(sites) or 'the sites; this run has none'}.")
+    beside = [folder / site for folder in kept_folders(workspace)]
+    places = [*_chosen(site), *beside, workspace / site / "fedpeft"]
+    for place in places:
+        if lineage and _holds_rounds(place / lineage):
+            return place / lineage
+    raise FedpeftError(
+        f"what {site} kept of the run in {workspace} is not in {beside[0] / lineage}: it was removed, or lies where "
+        f"{STATE_VARIABLE} pointed; set that variable as it was."
+    )
+
+
+def _chosen(site: str) -> list[Path]:
+    return [Path(chosen).expanduser() / site] if (chosen := os.environ.get(STATE_VARIABLE)) else []
+
+
+def _only_one(named: Path, places: list[Path]) -> Path:
+    lineages = sorted(path for place in places if place.is_dir() for path in place.iterdir() if _holds_rounds(path))
+    if not lineages:
+        raise FedpeftError(f"{named} holds no model: no job has finished a round at this site.")
+    if len(lineages) > 1:
+        newest = max(lineages, key=lambda path: path.stat().st_mtime)
+        raise FedpeftError(f"{named} holds the models of {len(lineages)} jobs, the newest is {newest}: name one.")
+    return lineages[0]
+
+
+def _holds_rounds(folder: Path) -> bool:
+    return any(_rounds(folder))  # a server's checkpoints have none
+
+
+def _round_folder(lineage: Path, round: str) -> Path:
+    kept = dict(_rounds(lineage))
+    if round == LAST:
+        return kept[max(kept)]
+    number: int | None = int(round) if round.isdecimal() and len(round) <= MOST_DIGITS else 0
+    if round == BEST:
+        record = _loaded(kept[max(kept)]).record
+        number = best_round(record.rounds if record else ())
+    if number is None:
+        raise FedpeftError("no round was measured on a validation split: name a round, or leave --round out.")
+    has = ", ".join(map(str, sorted(kept)))
+    if number not in kept and round == BEST:
+        raise FedpeftError(
+            f"the best round by validation is {number}, and the site kept {has}: name one of these, and set "
+            f"training.keep to 'best' in the next job."
+        )
+    if number not in kept:
+        raise FedpeftError(
+            f"--round is {round!r:.80}, and the site kept the rounds {has}: name one of them, last or best."
+        )
+    return kept[number]
+
+
+def _rounds(lineage: Path) -> Iterator[tuple[int, Path]]:
+    for file in lineage.glob("round-*/state.json"):
+        if (number := file.parent.name.removeprefix("round-")).isdecimal() and len(number) <= MOST_DIGITS:
+            yield int(number), file.parent
+
+
+def _loaded(folder: Path) -> SiteState:
+    try:
+        return site_state.load(folder)
+    except LocalError as error:
+        raise FedpeftError(f"{folder} cannot be read ({error.__cause__}): name another round with --round.") from error
+
+
+def _policy(named: Path, lineage: Path) -> SitePolicy | None:
+    """Return the site's own file, in the workspace that was named or in which its state lies; None: a simulated run."""
+    files = (folder / "local" / FILE for folder in (named, lineage.parent.parent))
+    return next((read_policy(file) for file in files if file.is_file()), None)

@@ -1,0 +1,179 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The command `fedpeft predict`."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.core.errors import FedpeftError
+
+if TYPE_CHECKING:
+    from fedpeft.core.console import Console
+    from fedpeft.inference.examples import Wanted
+    from fedpeft.inference.model import Prediction, Predictor
+    from fedpeft.site.metrics import Measured
+    from fedpeft.site.model_record import ModelRecord
+
+SPLITS = ("train", "validation", "test")
+
+
+def add(commands: Any) -> None:
+    """Add the command to the command line."""
+    predict = commands.add_parser("predict", help="answer questions about images with a site's own model, at the site")
+    predict.add_argument("run", type=Path, help="a workspace of fedpeft simulate, a site's workspace, or an export")
+    predict.add_argument("--site", metavar="NAME", help="whose model; needed where a workspace has several sites")
+    what = predict.add_mutually_exclusive_group(required=True)
+    what.add_argument("--image", type=Path, metavar="PATH", help="an image, or a folder of images")
+    what.add_argument(
+        "--manifest", type=Path, metavar="PATH", help="a table of images, or its folder; see docs/data.md"
+    )
+    what.add_argument("--split", choices=SPLITS, help="a split of the site's own data")
+    predict.add_argument("--question", metavar="TEXT", help="about the image, or about all images of the folder")
+    predict.add_argument("--top", type=int, default=5, metavar="N", help="answers of each example (default 5)")
+    predict.add_argument("--round", default="last", metavar="N", help="last (default), best by validation, or a number")
+    predict.add_argument(
+        "--adapter", metavar="PATH", help="with the site's head: 'global', a PEFT folder, or the server's result"
+    )
+    predict.add_argument(
+        "--backbone", metavar="PATH", help="of an export: folder or hub name, where its backbone is not the usual one"
+    )
+    predict.add_argument("--out", type=Path, metavar="FILE.csv", help="write every prediction to a table")
+    predict.add_argument("--heatmap", type=Path, metavar="FILE.png", help="draw what in the image spoke for the answer")
+    predict.set_defaults(command=_run)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    _check(arguments)
+    from fedpeft.core.console import Console
+    from fedpeft.inference.examples import of_images, of_split, of_table, window_at
+    from fedpeft.inference.global_adapter import find_adapter
+    from fedpeft.inference.kept_model import find
+    from fedpeft.inference.model import Predictor
+    from fedpeft.inference.table import write_csv
+
+    console = Console()
+    kept = find(arguments.run, site=arguments.site, round=arguments.round, backbone=arguments.backbone)
+    adapter = None if arguments.adapter is None else find_adapter(arguments.adapter, arguments.run)
+    if arguments.image:
+        wanted = of_images(arguments.image, arguments.question, kept.record, window=window_at(kept))
+    elif arguments.manifest:
+        wanted = of_table(arguments.manifest, kept.record, window=window_at(kept))
+    else:
+        wanted = of_split(arguments.split, kept)
+    if arguments.heatmap and len(wanted.examples) > 1:
+        raise FedpeftError(f"--heatmap draws one image, and there are {len(wanted.examples)}: name one with --image.")
+    predictor = Predictor(kept, adapter)
+    remarks = (*wanted.remarks, *predictor.remarks(wanted.examples))
+    predictions, figures = answered(predictor, wanted, most=arguments.top, console=console)
+    _print(console, predictor, predictions, arguments.top, shown=arguments.out is None)
+    for line in (*lines(kept.record, kept.state.round, figures, sum(wanted.known), adapter), *remarks):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    if arguments.out:
+        write_csv(arguments.out, predictions, most=arguments.top)
+        print(f"table    {arguments.out}")
+    if arguments.heatmap:
+        _draw(arguments.heatmap, predictor, predictions[0])
+        print(f"picture  {arguments.heatmap}")
+
+
+def answered(
+    predictor: Predictor, wanted: Wanted, *, most: int, console: Console
+) -> tuple[list[Prediction], Measured | None]:
+    """Return the predictions, and the figures on those examples whose answers are known; None: there are none.
+
+    Args:
+        predictor: of the site.
+        wanted: what is to be predicted.
+        most: answers of each example.
+        console: for the progress bar, if it is a terminal.
+    """
+    measure = predictor.measure(wanted.unseen) if any(wanted.known) else None
+    everything = measure if all(wanted.known) else None
+    answers = predictor.predictions(wanted.examples, wanted.known, most=most, measure=everything)
+    predictions = list(_with_progress(answers, len(wanted.examples), console))
+    if measure and not everything:
+        pairs = zip(wanted.examples, wanted.known, strict=True)
+        known = [example for example, is_known in pairs if is_known]
+        for _ in predictor.predictions(known, [True] * len(known), most=1, measure=measure):
+            pass
+    return predictions, measure.figures() if measure else None
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    """Refuse what cannot be done before anything is loaded."""
+    if arguments.top < 1:
+        raise FedpeftError(f"--top is {arguments.top}, it must be at least 1.")
+    if arguments.question is not None and not arguments.image:
+        raise FedpeftError("--question belongs to --image; a table and a split have questions of their own.")
+    if arguments.out and arguments.out.suffix.lower() != ".csv":
+        raise FedpeftError(f"--out is {str(arguments.out)!r}, it must end in .csv.")
+    from fedpeft.inference.own_place import check_own_place
+
+    for file in filter(None, (arguments.out, arguments.heatmap)):
+        check_own_place(file, holds="predictions show the site's answers and images")
+    if arguments.heatmap:
+        from fedpeft.inference.heatmap import check_file
+
+        check_file(arguments.heatmap)
+
+
+def _with_progress(predictions: Iterable[Prediction], count: int, console: Console) -> Iterator[Prediction]:
+    from rich.progress import track
+
+    yield from track(
+        predictions,
+        description="predicting",
+        total=count,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+def _print(
+    console: Console, predictor: Predictor, predictions: Sequence[Prediction], most: int, *, shown: bool
+) -> None:
+    from fedpeft.inference.table import SHOWN, answer_table, overview
+
+    if len(predictions) == 1:
+        console.print(answer_table(predictions[0], predictor.thresholds, most))
+    elif shown:
+        console.print(overview(predictions))
+        if len(predictions) > SHOWN:
+            print(f"{len(predictions) - SHOWN} more: write all to a table with --out FILE.csv")
+
+
+def lines(
+    record: ModelRecord, round: int, figures: Measured | None, known: int, adapter: Path | None = None
+) -> Iterator[str]:
+    """Yield what the model is, and the figures, to four digits as the run's report has them."""
+    from fedpeft.core.metrics import TITLES
+    from fedpeft.report.wording import caution, percent
+
+    note = caution(procedural=record.procedural, tiny=record.tiny)
+    whose = f"{adapter} with what site {record.site} kept of round {round}" if adapter else ""
+    yield f"model    {whose or f'site {record.site}, round {round}'}{'; ' * bool(note)}{note}"
+    if figures:
+        parts = [
+            f"{name} {percent(value)} %" for name, value in figures.items() if value is not None and name != "overall"
+        ]
+        inner = f" ({', '.join(parts)})" if parts else ""
+        yield f"measured {TITLES[record.metric]} {percent(figures['overall'])} %{inner} on {known} examples"
+
+
+def _draw(file: Path, predictor: Predictor, prediction: Prediction) -> None:
+    from fedpeft.inference.heatmap import draw, evidence
+    from fedpeft.report.wording import caution
+
+    answer = prediction.answers[0].text
+    found = evidence(predictor, prediction.example, answer)
+    draw(
+        file,
+        found,
+        prediction,
+        answer,
+        caution=caution(procedural=predictor.record.procedural, tiny=predictor.record.tiny),
+    )

@@ -1,0 +1,163 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""One self-contained HTML page of a site's own data and of what its model answers; it stays at the site."""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Iterator, Sequence
+from html import escape
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from fedpeft.core.files import replacing
+from fedpeft.core.metrics import TITLES, VALIDATION
+from fedpeft.core.seeds import derive
+from fedpeft.data.images import as_array
+from fedpeft.data.schema import Example
+from fedpeft.inference.model import Prediction
+from fedpeft.inference.site_page.feature_map import LEAST, differ, has_projection, projected
+from fedpeft.inference.site_page.pictures import distribution, feature_map, others
+from fedpeft.inference.site_page.subject import Subject
+from fedpeft.inference.site_page.tables import answered_as, confusion, recognized
+from fedpeft.report.page_parts import document, embedded, figure, headline, laid_out, section, warning
+from fedpeft.report.plots import in_all_forms
+from fedpeft.report.wording import caution
+
+SIDE = 256  # pixels of an example's longest side
+STYLE = """\
+.examples { display: grid; grid-template-columns: repeat(auto-fill, minmax(10rem, 1fr)); gap: 1.25rem 1rem; }
+.examples img { aspect-ratio: 1; object-fit: contain; background: #000000; }
+.examples figcaption { color: var(--ink); }
+.examples span { display: block; }
+h3 { margin: 1.5rem 0 .5rem; font-size: .9375rem; }
+"""
+
+
+def write_page(out: Path, subject: Subject, *, examples: int) -> None:
+    """Write a site's page, readable for its own account alone.
+
+    Args:
+        out: the file.
+        subject: what the page is about.
+        examples: images that were answered right, and as many that were answered wrong, which it shows.
+
+    Raises:
+        FedpeftError: it cannot be written, or an image cannot be read.
+    """
+    text = page(subject, examples=examples)
+    with replacing(out) as draft:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        draft.write_text(text, encoding="utf-8")
+
+
+def page(subject: Subject, *, examples: int) -> str:
+    """Return the page's HTML; see `write_page`."""
+    record, data = subject.kept.record, subject.data
+    head = "label" if record.labelled else "answer" if record.asks else "class"
+    counts = "; ".join(f"{len(examples)} in {name}" for name, examples in data.splits().items() if examples)
+    lead = f"{TITLES[record.metric]} on {len(data.test)} test examples after round {subject.kept.state.round}"
+    bars = in_all_forms(distribution(data.train, data.test), f"How often each {head} of site {record.site} occurs.")
+    sections = [
+        section(f"How often each {head} occurs", figure(bars, _bars(head)) + _left_out(data.train, data.test)),
+        *_tables(subject, head),
+        section("Map of the features", _map(subject, head)),
+        _examples(subject, examples) if examples else "",
+    ]
+    body = "\n".join(filter(None, sections))
+    return document(
+        f"Site {record.site}: its own data and answers",
+        f"""<header>
+<h1>Site {escape(record.site)}</h1>
+<p class="method">{escape(f"{data.source}; {counts}")}</p>
+{warning(_stays(record.site, examples))}
+{warning(caution(procedural=record.procedural, tiny=record.tiny))}
+</header>
+<main>
+{headline(lead[0].upper() + lead[1:], _figures(subject))}
+{body}
+</main>""",
+        more_style=STYLE,
+    )
+
+
+def _stays(site: str, examples: int) -> str:
+    shows = "images, questions and answers" if examples else "the answers, and how often each occurs, in the data"
+    return f"this page shows {shows} of site {site}: it stays at the site"
+
+
+def _figures(subject: Subject) -> dict[str, float | None]:
+    parts = {name: value for name, value in subject.figures.items() if name != VALIDATION}
+    return {name: value for name, value in parts.items() if value is not None or name == "overall"}
+
+
+def _bars(head: str) -> str:
+    return f"Bars of the share of training and test examples that have each {head}; a table below has the counts."
+
+
+def _left_out(train: Sequence[Example], test: Sequence[Example]) -> str:
+    more = others(train, test)
+    return f'<p class="caption">{more:,} rarer ones are left out.</p>' if more else ""
+
+
+def _tables(subject: Subject, head: str) -> Iterator[str]:
+    table = recognized(head, subject.data.train, subject.predictions, subject.thresholds)
+    yield section(table.title, laid_out(table))
+    if not subject.kept.record.labelled:
+        table = confusion(head, subject.predictions)
+        yield section(table.title, laid_out(table))
+
+
+def _map(subject: Subject, head: str) -> str:
+    count = len(subject.mapped)
+    if subject.features is None:
+        return "<p>This model writes its answers: it has no one vector for an example.</p>"
+    if count < LEAST:
+        return f"<p>A map needs {LEAST} test examples, and there are {count}.</p>"
+    if not has_projection():
+        return "<p>A map needs scikit-learn: <code>pip install 'flare-fedpeft[inspect]'</code>.</p>"
+    if not differ(subject.features):
+        return "<p>There is no map: the features of all examples are equal, or some are no numbers.</p>"
+    points = projected(subject.features)
+    text = f"t-SNE of the features of {count} test examples, by their right {head}"
+    drawn = in_all_forms(feature_map(points, subject.mapped), f"{text}.")
+    some = f", of {len(subject.data.test):,}" if count < len(subject.data.test) else ""
+    note = f"{text}{some}. Only who lies near whom means something: not the axes, nor how far groups are apart."
+    described = f"{text}: examples that the model holds for alike lie near each other."
+    return f'{figure(drawn, described)}<p class="caption">{note}</p>'
+
+
+def _examples(subject: Subject, count: int) -> str:
+    rng = np.random.default_rng(derive(0, "inspect", subject.kept.record.site))
+    parts = []
+    for title, right in (("Answered right", True), ("Answered wrong", False)):
+        those = [one for one in subject.predictions if one.right is right]
+        places = sorted(rng.choice(len(those), min(count, len(those)), replace=False).tolist())
+        cards = "\n".join(_card(those[place]) for place in places)
+        shown = f'<div class="examples">{cards}</div>' if cards else "<p>None.</p>"
+        parts.append(f"<h3>{title}: {len(places)} of {len(those)}</h3>\n{shown}")
+    return section("Examples", "\n".join(parts))
+
+
+def _card(prediction: Prediction) -> str:
+    example = prediction.example
+    image = Image.fromarray(as_array(example.image))  # without what else the file says
+    image.thumbnail((SIDE, SIDE))
+    file = io.BytesIO()
+    image.save(file, format="PNG")
+    own, predicted = (
+        ", ".join(map(prediction.spelled, names)) or "no label"
+        for names in ((example.answer,) if example.labels is None else example.labels, answered_as(prediction))
+    )
+    lines = [example.question, f"right: {own}", f"predicted: {predicted}{_probability(prediction)}", example.image_id]
+    shown = "".join(f"<span>{escape(line)}</span>" for line in lines if line)
+    return (
+        f'<figure><img src="{embedded(file.getvalue(), "png")}" alt="{escape(example.image_id)}">'
+        f"<figcaption>{shown}</figcaption></figure>"
+    )
+
+
+def _probability(prediction: Prediction) -> str:
+    return "" if prediction.applies is not None else f" ({prediction.answers[0].probability:.2f})"

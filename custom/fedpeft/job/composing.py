@@ -1,0 +1,369 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Compose FLARE job folders from app_configs/: plain JSON, no code."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, fields
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.bounded_files import read_text
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import MAX_SECONDS, between, build, suggestion, without_former
+from fedpeft.job.tasks import TASKS
+from fedpeft.job.yaml_values import MOST_LEVELS, parse
+
+RECIPES = "jobs.yml"
+CONFIGS = Path("app_configs")
+PACKAGED = Path(__file__).parents[1] / CONFIGS  # in a clone a link to the folder at its root
+SHORT = {"resume_from": "federation.resume_from"}  # settings that --set takes without their section
+SECTIONS = ("backbone", "method", "training", "data", "schedule", "federation", "flare")
+PERSISTOR = "fedpeft.flare.persistor.SafetensorsPersistor"
+AGGREGATOR = "fedpeft.flare.aggregator.PIAAggregator"
+CONTROLLER = "fedpeft.flare.controller.FederationController"
+EXECUTOR = "fedpeft.flare.executor.SiteExecutor"
+ARGUMENTS = {  # class -> the sections of the job that it receives; a site admits no other classes
+    PERSISTOR: (),
+    AGGREGATOR: ("method",),
+    CONTROLLER: ("job", "federation", "method", "training", "schedule"),
+    EXECUTOR: ("backbone", "method", "training", "data", "schedule"),
+}
+ORDERS = ("hello", "score", "train")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlareSettings:
+    """FLARE's own intervals and timeouts, in seconds; FLARE waits forever where none is set.
+
+    Args:
+        task_request_interval: how often a site asks for its next task, from 0.01 to 3600; FLARE's default of 2 s
+            dominates short rounds.
+        get_task_timeout: fetching a task and its adapter.
+        submit_task_result_timeout: sending a reply and its adapter.
+        tensor_min_download_timeout: silence after which a download of large tensors is abandoned.
+        tensor_streaming_per_request_timeout: one chunk of such a download.
+    """
+
+    task_request_interval: float
+    get_task_timeout: float
+    submit_task_result_timeout: float
+    tensor_min_download_timeout: float
+    tensor_streaming_per_request_timeout: float
+
+    def __post_init__(self) -> None:
+        between("task_request_interval", self.task_request_interval, 0.01, 3600)
+        for field in fields(self)[1:]:
+            between(field.name, getattr(self, field.name), 1, MAX_SECONDS)
+
+
+def usual_configs() -> Path:
+    """Return the folder `app_configs` here, or where there is none the one that comes with the package."""
+    return CONFIGS if CONFIGS.is_dir() else PACKAGED
+
+
+def recipes(configs: Path) -> dict[str, list[str]]:
+    """Return job name -> parts that it is composed of, from `app_configs/jobs.yml`."""
+    return read_yaml(configs / RECIPES)
+
+
+def known_jobs(configs: Path) -> dict[str, list[str]]:
+    """Return the recipes of a folder, and those that come with the package."""
+    return recipes(PACKAGED) | recipes(configs)
+
+
+def name_of(job: Path | str) -> str:
+    """Return the name of a job that is written as a name or as its folder: `jobs/vqa_rad` is `vqa_rad`."""
+    return Path(job).as_posix().removeprefix("jobs/")
+
+
+def configs_of(folder: Path) -> tuple[Path, str]:
+    """Return the `app_configs` folder beside the `jobs/` in which a job folder lies, and the job's name in it.
+
+    Raises:
+        FedpeftError: the folder is not in such a place.
+    """
+    folder = folder.resolve()
+    for root in folder.parents:
+        if (root / CONFIGS).is_dir() and (root / "jobs") in folder.parents:
+            return root / CONFIGS, folder.relative_to(root / "jobs").as_posix()
+    raise FedpeftError(
+        f"{folder} does not lie in a folder jobs/ beside app_configs/, of which it could be composed: edit its JSON."
+    )
+
+
+def compose(configs: Path, job: str, overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge a job's parts and overrides into sections, and check all of them.
+
+    Args:
+        configs: the `app_configs` folder; what it lacks, job or part, is taken from the one of the package.
+        job: a name in `jobs.yml`.
+        overrides: settings as `section.name=value`; the value is read as YAML.
+
+    Raises:
+        FedpeftError: unknown job, part, section or setting, or a value that is not allowed.
+    """
+    return compose_parts(configs, parts_of(configs, job), overrides)
+
+
+def parts_of(configs: Path, job: str) -> list[str]:
+    """Return the parts that a job is composed of.
+
+    Raises:
+        FedpeftError: there is no such job.
+    """
+    known = known_jobs(configs)
+    if job not in known:
+        raise FedpeftError(f"{job!r} is not a job of {configs / RECIPES}: {suggestion(job, known)}.")
+    return known[job]
+
+
+def compose_parts(configs: Path, parts: Iterable[str], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge parts, later ones override earlier ones, and overrides into sections, and check all of them; see `compose`.
+
+    Raises:
+        FedpeftError: unknown part, section or setting, or a value that is not allowed.
+    """
+    return composed([part_of(configs, part) for part in parts], overrides)
+
+
+def composed(parts: Iterable[Mapping[str, Any]], overrides: Iterable[str] = ()) -> dict[str, Any]:
+    """Merge the sections of parts, later ones over earlier ones, then overrides, and check all of them.
+
+    Under `method.settings` and `training.learning_rate` goes what the backbone declares (`Pretrained`), so that a job
+    says all that its sites are to build, and another backbone is one setting.
+
+    Raises:
+        FedpeftError: as for `compose`.
+    """
+    sections: dict[str, Any] = {"schedule": {}}
+    for part in parts:
+        sections = merged(sections, part)
+    sections = _with_backbone(_overridden(sections, overrides))
+    check(sections)
+    return sections
+
+
+def check_used(settings: Iterable[str], sections: Mapping[str, Any], *, job: str) -> None:
+    """Refuse settings of a method that a job does not have, which would change nothing.
+
+    Args:
+        settings: as `section.name=value`.
+        sections: of the job, composed with them.
+        job: its name, for the error.
+
+    Raises:
+        FedpeftError: with the first such setting.
+    """
+    from fedpeft.methods import METHODS
+    from fedpeft.methods.settings import MethodSettings
+
+    method = sections["method"].get("name", MethodSettings.name)
+    for name in unused(settings, method):
+        if name in METHODS.get(method).parts:
+            remedy = f"write method.settings.{method}.{name}"
+        else:
+            remedy = f"set method.name={name} as well, or change those of {method}"
+        raise FedpeftError(f"method.settings.{name} changes nothing in {job}, whose method is {method}: {remedy}.")
+
+
+def unused(settings: Iterable[str], method: str) -> list[str]:
+    """Return the methods of which `settings` change something, without those that `method` reads."""
+    from fedpeft.methods import with_bases
+
+    named = changed(settings).get("method", {}).get("settings", {})
+    return [name for name in named if name not in with_bases(method)]
+
+
+def changed(overrides: Iterable[str]) -> dict[str, Any]:
+    """Return the sections that settings written as `section.name=value` make."""
+    return _overridden({}, overrides)
+
+
+def check(sections: Mapping[str, Any]) -> None:
+    """Check every section as server and sites will."""
+    from fedpeft.job.admission.strict_json import check_texts
+    from fedpeft.job.settings import ServerJob
+    from fedpeft.job.site_job import SiteJob
+
+    unknown = sorted(set(sections) - set(SECTIONS))
+    if unknown:
+        raise FedpeftError(f"{unknown[0]!r} is not a section of a job: {suggestion(unknown[0], SECTIONS)}.")
+    for name, section in sections.items():
+        check_texts(section, name)
+    job = ServerJob.from_sections(sections)
+    build(FlareSettings, sections.get("flare"), section="flare")
+    job.method.check_settings()
+    sites = job.federation.sites
+    holders = set(sites)
+    for site in sites:
+        holders |= {one.site for one in SiteJob.from_sections(sections, site=site).pooled}
+    by_site = {
+        "method.site_settings": job.method.site_settings,
+        "schedule.joins": job.schedule.joins,
+        "backbone.sites": sections["backbone"].get("sites", {}),
+        "data.sites": sections["data"].get("sites", {}),
+    }
+    for where, named in by_site.items():
+        if unknown_sites := sorted(set(named) - (holders if where == "data.sites" else set(sites))):
+            raise FedpeftError(
+                f"{where} names {unknown_sites[0]!r}, which is not in federation.sites: "
+                f"{suggestion(unknown_sites[0], sites)}."
+            )
+
+
+def write_job(folder: Path, name: str, sections: Mapping[str, Any]) -> None:
+    """Write one FLARE job folder: `meta.json` and the two configurations under `app/config`."""
+    for path, content in job_files(name, sections).items():
+        file = folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(content)
+
+
+def outdated(folder: Path, name: str, sections: Mapping[str, Any]) -> list[Path]:
+    """Return the files of a job folder that are missing or differ from what the sections give."""
+    files = {folder / path: content for path, content in job_files(name, sections).items()}
+    return [file for file, content in files.items() if not file.is_file() or file.read_text() != content]
+
+
+def job_files(name: str, sections: Mapping[str, Any]) -> dict[str, str]:
+    """Return the files of a job folder: relative path -> text."""
+    federation, flare = sections["federation"], dict(sections["flare"])
+    sites = list(federation["sites"])
+
+    def arguments(path: str) -> dict[str, Any]:
+        return {section: name if section == "job" else sections[section] for section in ARGUMENTS[path]}
+
+    server = {
+        "format_version": 2,
+        "server": {"task_request_interval": flare.pop("task_request_interval")},
+        **flare,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [
+            {"id": "persistor", "path": PERSISTOR, "args": arguments(PERSISTOR)},
+            {"id": "aggregator", "path": AGGREGATOR, "args": arguments(AGGREGATOR)},
+        ],
+        "workflows": [{"id": "rounds", "path": CONTROLLER, "args": arguments(CONTROLLER)}],
+    }
+    client = {
+        "format_version": 2,
+        **flare,
+        "task_data_filters": [],
+        "task_result_filters": [],
+        "components": [],
+        "executors": [{"tasks": list(ORDERS), "executor": {"path": EXECUTOR, "args": arguments(EXECUTOR)}}],
+    }
+    meta = {
+        "name": name.replace("/", "_"),
+        "resource_spec": {},
+        "min_clients": federation.get("quorum") or len(sites),
+        "deploy_map": {"app": ["server", *sites]},
+    }
+    files = {
+        "meta.json": meta,
+        "app/config/config_fed_server.json": server,
+        "app/config/config_fed_client.json": client,
+    }
+    return {path: json.dumps(content, indent=2) + "\n" for path, content in files.items()}
+
+
+def _with_backbone(sections: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections with what their backbone declares; wrong ones as they are, for `check` to refuse."""
+    from fedpeft.backbones import BACKBONES, BackboneSettings
+
+    backbone, method = sections.get("backbone"), sections.get("method")
+    name = backbone.get("name", BackboneSettings.name) if isinstance(backbone, Mapping) else None
+    if name not in BACKBONES.names() or not isinstance(method, Mapping):
+        return dict(sections)
+    declared = BACKBONES.get(name)
+    if declared.method_settings:
+        method = _put({"settings": deepcopy(declared.method_settings)}, method, empties=False)
+    training = sections.get("training", {})
+    if isinstance(training, Mapping) and "learning_rate" not in training:
+        training = {**training, "learning_rate": declared.learning_rate}
+    return {**sections, "method": method, "training": training}
+
+
+def _overridden(sections: Mapping[str, Any], overrides: Iterable[str]) -> dict[str, Any]:
+    """Return sections with settings as `section.name=value`, in any order but for two of one name."""
+    each = [_parse_override(override) for override in overrides]
+    result = _without_former(sections, reduce(_put, each, {}))
+    return reduce(_put, each, result)
+
+
+def _parse_override(text: str) -> dict[str, Any]:
+    path, equals, value = text.partition("=")
+    names = SHORT.get(path.strip(), path.strip()).split(".")
+    if not equals or len(names) < 2 or not all(names):
+        raise FedpeftError(f"--set {text!r:.80} is not of the form section.name=value, e.g. method.name=compacter.")
+    if len(names) > MOST_LEVELS:
+        raise FedpeftError(f"--set {text!r:.80} names a setting {len(names)} levels deep: at most {MOST_LEVELS}.")
+    try:
+        nested: Any = parse(value)
+    except ValueError as error:
+        raise FedpeftError(f"--set {text!r:.80} has a value that cannot be used ({error}): correct it.") from error
+    for name in reversed(names):
+        nested = {name: nested}
+    return nested
+
+
+def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections in which those of `over` replace or add to those of `base`, setting by setting.
+
+    A mapping is emptied by an empty one; those of whole sections add nothing. Settings of a score or solver are dropped
+    where `over` names another one.
+    """
+    given = {section: values for section, values in over.items() if values or section not in base}
+    return _put(_without_former(base, given), given)
+
+
+def _without_former(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Return sections without settings of what `over` replaces (`fedpeft.core.settings.without_former`)."""
+    from fedpeft.scheduling.settings import ScheduleSettings
+
+    before, chosen = base.get("schedule"), over.get("schedule")
+    if not isinstance(before, Mapping) or not isinstance(chosen, Mapping):
+        return dict(base)
+    return {**base, "schedule": without_former(ScheduleSettings, before, chosen)}
+
+
+def _put(base: Mapping[str, Any], over: Mapping[str, Any], *, empties: bool = True) -> dict[str, Any]:
+    """Return `base` with the values of `over`, mappings name by name; one that is empty empties, or adds nothing."""
+    result = dict(base)
+    for key, value in over.items():
+        both = isinstance(value, Mapping) and isinstance(result.get(key), Mapping) and (value or not empties)
+        result[key] = _put(result[key], value, empties=empties) if both else value
+    return result
+
+
+def part_of(configs: Path, part: str) -> Mapping[str, Any]:
+    """Read a file of `app_configs/`, of the package's own, or a task of an installed package."""
+    task = part.removeprefix("tasks/")
+    own, packaged = configs / f"{part}.yml", PACKAGED / f"{part}.yml"
+    file = packaged if packaged.exists() and not own.exists() else own
+    return TASKS.get(task) if task != part and task in TASKS.names() and not file.exists() else read_yaml(file)
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Return what a YAML file holds by name.
+
+    Raises:
+        FedpeftError: it is missing, cannot be read, or holds something else.
+    """
+    try:
+        content = parse(read_text(file))
+    except FileNotFoundError as error:
+        raise FedpeftError(
+            f"there is no {file}: run in a clone of the repository, or name its app_configs folder."
+        ) from error
+    except OSError as error:
+        raise FedpeftError(f"{file} cannot be read ({error.strerror}): check its permissions.") from error
+    except ValueError as error:
+        raise FedpeftError(f"{file} cannot be used ({error}): correct it.") from error
+    if not isinstance(content, dict):
+        raise FedpeftError(f"{file} must hold sections, it holds {type(content).__name__}.")
+    return content

@@ -1,0 +1,158 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The `federation` section of a job, and each site's own part of the sections `data` and `backbone`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import MAX_ROUNDS, MAX_SECONDS, about, at_least, between, one_of
+from fedpeft.job.trackers import NONE, TRACKERS
+
+LATEST = "latest"
+MAXIMA = {
+    "hello_timeout": MAX_SECONDS,
+    "round_timeout": MAX_SECONDS,
+    "grace": MAX_SECONDS,
+    "checkpoints": MAX_ROUNDS,
+    "max_samples": 10**12,
+    "largest_reply_mb": 10**6,
+}
+_CHECKPOINT = re.compile(r"([a-z0-9][a-z0-9_-]{0,99})(?:/round-([0-9]{1,5}))?")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FederationSettings:
+    """Which sites take part, how many must reply, how long to wait, and where to resume.
+
+    Args:
+        sites: names of the sites, as in the job's deploy map.
+        quorum: valid replies that a round needs; 0: one from every site.
+        hello_timeout: seconds for the handshake of round 0.
+        round_timeout: seconds for one round at the slowest site, waiting for its turn included.
+        grace: seconds to wait for stragglers once the quorum has answered; used when the quorum is not all sites.
+        checkpoints: rounds that the server keeps on its disk, to resume from.
+        max_samples: training samples that a site may announce; its weight follows from their number.
+        largest_reply_mb: megabytes of one reply, whatever is announced; below that a reply may bring a tenth more than
+            the largest adapter that the sites announced, and 16 MB.
+        tracking: `mlflow` or `wandb` (Weights & Biases): the server sends every round's figures there too; its own
+            environment says to which address, with which key. `none`: nowhere.
+        resume_from: `latest`, or a checkpoint's name: resume with the round after it; empty: start anew.
+    """
+
+    sites: tuple[str, ...]
+    quorum: int = 0
+    hello_timeout: int = 600
+    round_timeout: int = 3600
+    grace: int = 60
+    checkpoints: int = 3
+    max_samples: int = 1_000_000
+    largest_reply_mb: int = 1024
+    tracking: str = NONE
+    resume_from: str = ""
+
+    def __post_init__(self) -> None:
+        if not all(isinstance(site, str) and site for site in self.sites):
+            raise FedpeftError(f"sites is {list(self.sites)!r:.200}, it must name sites, each a text.", setting="sites")
+        if not self.sites or len(set(self.sites)) != len(self.sites):
+            raise FedpeftError(
+                f"sites is {list(self.sites)!r:.200}, it must name at least one site, each once.", setting="sites"
+            )
+        at_least("quorum", self.quorum, 0)
+        for name, maximum in MAXIMA.items():
+            between(name, getattr(self, name), 1, maximum)
+        if self.quorum > len(self.sites):
+            raise FedpeftError(f"quorum is {self.quorum}, the job has only {len(self.sites)} sites.", setting="quorum")
+        one_of("tracking", self.tracking, (NONE, *TRACKERS.names()))
+        if self.resume_from:
+            with about("resume_from"):
+                checkpoint_of(self.resume_from)
+
+    @property
+    def needed(self) -> int:
+        """Valid replies that a round needs."""
+        return self.quorum or len(self.sites)
+
+
+def check_joins(joins: Mapping[str, int], federation: FederationSettings, *, rounds: int) -> None:
+    """Refuse a job that a site joins after its end, or that has too few sites in its first round.
+
+    Args:
+        joins: by site, the first round that it takes part in (`schedule.joins`).
+        federation: whose sites and quorum these are.
+        rounds: of the job.
+
+    Raises:
+        FedpeftError: naming the site or the number of sites.
+    """
+    for site, round in joins.items():
+        if round > rounds:
+            raise FedpeftError(f"schedule.joins lets {site} join in round {round}, the job has {rounds}: lower it.")
+    if not any(joins.get(site, 1) == 1 for site in federation.sites):
+        raise FedpeftError("schedule.joins lets every site join after round 1: leave at least one of them out.")
+
+
+def checkpoint_of(resume_from: str) -> tuple[str, int | None]:
+    """Return the lineage and the round that `resume_from` names; the round is None for the newest.
+
+    Raises:
+        FedpeftError: it is neither `latest` nor a plain name, which is required because it becomes a path.
+    """
+    if match := _CHECKPOINT.fullmatch(resume_from):
+        return match[1], int(match[2]) if match[2] else None
+    raise FedpeftError(
+        f"resume_from is {resume_from!r:.80}, it must be 'latest', the lineage that a manifest names, or "
+        f"<lineage>/round-<number>."
+    )
+
+
+def site_data(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
+    """Return a site's data settings: the common ones, replaced by those under `sites`, with the site's name.
+
+    Raises:
+        FedpeftError: the section, `sites` or what it has for the site is not an object.
+    """
+    if section is None:
+        raise FedpeftError("data is None: the job's configuration must say which data set each site holds.")
+    return {"site": site, **_at_site("data", section, site)}
+
+
+def site_backbone(section: Mapping[str, Any] | None, site: str) -> dict[str, Any]:
+    """Return a site's backbone settings: the common ones, replaced by those under `sites`.
+
+    Raises:
+        FedpeftError: as for `site_data`.
+    """
+    if section is None:
+        raise FedpeftError("backbone is None: the job's configuration must name a backbone.", setting="backbone")
+    return _at_site("backbone", section, site)
+
+
+def sections_by_site(sections: Mapping[str, Any]) -> list[str]:
+    """Return the settings of a job that replace a whole section's values at single sites, e.g. `data.sites`."""
+    given = {name: own.get("sites") for name, own in sections.items() if isinstance(own, Mapping)}
+    return [f"{name}.sites" for name, sites in given.items() if sites and isinstance(sites, Mapping)]
+
+
+def several_backbones(section: Mapping[str, Any]) -> bool:
+    """Return whether some site has other pre-trained weights than the rest.
+
+    Args:
+        section: `backbone` of the job, as `site_backbone` has checked it.
+    """
+    return any({"name", "source"} & set(own) for own in section.get("sites", {}).values() if isinstance(own, Mapping))
+
+
+def _at_site(name: str, section: Any, site: str) -> dict[str, Any]:
+    common, setting = _object(name, section, setting=name), f"{name}.sites"
+    of_sites = _object(setting, common.pop("sites", {}), setting=setting)
+    return {**common, **_object(f"{setting}.{site}", of_sites.get(site, {}), setting=setting)}
+
+
+def _object(name: str, value: Any, *, setting: str) -> dict[str, Any]:
+    if not isinstance(value, Mapping):
+        raise FedpeftError(f"{name} is {value!r:.200}, it must be an object of settings.", setting=setting)
+    return dict(value)

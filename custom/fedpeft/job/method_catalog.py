@@ -1,0 +1,128 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What can be trained in a backbone: every method with its parameters and what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fedpeft import answering
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import PRIVATE, belongs, layer_of, layers_of
+from fedpeft.methods.method import METHODS, TuningMethod
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import parameter_counts
+
+Settings = Mapping[str, Mapping[str, Any]]
+NO_SETTINGS: Settings = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodEntry:
+    """A method in a backbone.
+
+    Args:
+        name: as `method.name` writes it.
+        method: its declaration.
+        trained: number of parameters that it trains, without the head; None: it does not fit the backbone.
+        exchanged: number of those that a site sends in a round, at most.
+        least: the smallest such number; it is another one where layers that the method's own schedule draws differ.
+        misfit: why it does not fit.
+    """
+
+    name: str
+    method: TuningMethod
+    trained: int | None
+    exchanged: int | None
+    least: int | None = None
+    misfit: str = ""
+
+    @property
+    def sent(self) -> str:
+        """What a site sends in a round, as tables print it: a number, or the smallest to the largest."""
+        return " to ".join(f"{count:,}" for count in dict.fromkeys((self.least, self.exchanged)) if count is not None)
+
+    @property
+    def abilities(self) -> list[str]:
+        """What the federation can do with it."""
+        method = self.method
+        can = {
+            "PIA": bool(method.neurons),
+            "PIA by activations": method.activations,
+            "frozen global": method.companion,
+            "unequal widths": method.unequal_widths,
+            "unequal backbones": method.unequal_backbones and method.exchanges,
+            "SVD of products": method.products and not method.stackable,
+            "SVD or stack of products": method.products and method.stackable,
+            "layer schedule": method.exchanges and method.layers and not method.schedule,
+        }
+        return [ability for ability, able in can.items() if able]
+
+
+def entries(backbone: Backbone, settings: Settings = NO_SETTINGS) -> Iterator[MethodEntry]:
+    """Yield every method that can be used here, in the order of registration.
+
+    Args:
+        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
+        settings: by method, as `method.settings` of a job; a composed job has those that its backbone declares
+            (`Pretrained.method_settings`). What they leave out is the method's default.
+    """
+    for name, method in METHODS.usable():
+        yield _entry(backbone, name, method, settings)
+
+
+def entry(backbone: Backbone, name: str, settings: Settings = NO_SETTINGS, *, way: str = "") -> MethodEntry:
+    """Return one method in a backbone, without counting the others.
+
+    Args:
+        backbone: as `fedpeft.backbones.skeleton` returns it; it stays as it is.
+        name: of the method.
+        settings: as for `entries`.
+        way: as `training.answering` writes it; empty: the only one that the backbone has, or any.
+
+    Raises:
+        FedpeftError: no method has that name.
+    """
+    return _entry(backbone, name, METHODS.get(name), settings, way)
+
+
+def _entry(backbone: Backbone, name: str, method: TuningMethod, settings: Settings, way: str = "") -> MethodEntry:
+    way = way or getattr(backbone, "answering", "")
+    try:
+        own = MethodSettings(name=name, settings=settings).settings_of("")
+        counts = parameter_counts(backbone, method.tuning(), own)
+        if not counts and way and not answering.get(way).head:
+            raise FedpeftError(without_head(name, way), setting="method.name")
+    except FedpeftError as error:
+        return MethodEntry(name=name, method=method, trained=None, exchanged=None, misfit=str(error))
+    least, most = _in_a_round(method, counts)
+    return MethodEntry(name=name, method=method, trained=sum(counts.values()), exchanged=most, least=least)
+
+
+def without_head(name: str, way: str) -> str:
+    """Return why a method that trains the head alone does not go with a way to answer without one."""
+    return (
+        f"name is {name!r}, which trains the head alone, and with training.answering={way!r} there is none: choose "
+        f"another method.name."
+    )
+
+
+def _in_a_round(method: TuningMethod, counts: Mapping[str, int]) -> tuple[int, int]:
+    """Return how much a site sends of it, at least and at most.
+
+    It is all that is not private, or as many layers as the method's own schedule assigns, the smallest or the largest.
+    """
+    sent = {key: count for key, count in counts.items() if not key.startswith(PRIVATE)}
+    budget = method.schedule.get("budget")
+    if budget is None:
+        return sum(sent.values()), sum(sent.values())
+    layers = layers_of(sent)
+    sizes = {layer: sum(count for key, count in sent.items() if layer_of(key) == layer) for layer in layers}
+    ordered = sorted(layers, key=sizes.__getitem__)
+    least, most = (
+        sum(count for key, count in sent.items() if belongs(key, drawn))
+        for drawn in (ordered[:budget], ordered[-budget:])
+    )
+    return least, most

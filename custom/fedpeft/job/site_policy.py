@@ -1,0 +1,267 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's own file, `local/fedpeft.json`: what only the site decides, and the limits that it sets for jobs.
+
+python -m fedpeft.job.site_policy > local/fedpeft.json     # the defaults
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from fedpeft.answering import ANSWERING
+from fedpeft.backbones import BACKBONES
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError, LocalError
+from fedpeft.core.settings import at_least, build, one_of
+from fedpeft.data.registry import DATASETS
+from fedpeft.data.settings import SPLITS, check_columns, check_share, listed_answers
+from fedpeft.data.window import window_of
+from fedpeft.importance.registry import SCORES
+from fedpeft.job.privacy_settings import PrivacySettings
+from fedpeft.methods import METHODS
+from fedpeft.scheduling.solvers import SOLVERS
+
+FILE = "fedpeft.json"
+WRITE = "python -m fedpeft.job.site_policy > local/fedpeft.json"
+AT_LEAST_ONE = ("most_rounds", "most_local_epochs", "most_threads", "most_message_mb")
+LEAST_MEMBERS = 3
+LISTS = (
+    "datasets",
+    "exclude",
+    "splits",
+    "methods",
+    "backbones",
+    "score_methods",
+    "solvers",
+    "answering",
+    "sources",
+    "sum_with",
+)
+
+
+def usual_methods() -> tuple[str, ...]:
+    """Return the methods of the package that do not send the whole backbone."""
+    return tuple(name for name in METHODS.own_names() if not METHODS.get(name).sends_backbone)
+
+
+def usual_datasets() -> tuple[str, ...]:
+    """Return the data sets of the package that read no other folder than their own."""
+    return tuple(name for name in DATASETS.own_names() if DATASETS.get(name).usual)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SitePolicy:
+    """What a site decides itself; a job that exceeds it is refused with the name of its setting.
+
+    Args:
+        datasets: registered data sets that a job may name; `class_folders` has to be added, because any folder of
+            folders with images would do for it.
+        roots: folder by data set name, absolute; a data set that is not listed is looked for under FEDPEFT_DATA of the
+            environment in which the site was started.
+        columns: what the columns of its tables are called, as `data.columns` of `hugging_face`; a job cannot set it.
+        window: which part of the range of its images is shown, as `data.window` of `manifest`; a job cannot set it.
+        answers: list of answers by data set name, for jobs whose head is federated: a job that sets `data.answers` must
+            name the same ones, so that no job can ask with a list of its own which answers this site has. Training rows
+            with other answers take part in no job with that data set. A data set that declares its answers itself needs
+            no list.
+        site: the name under which the data sets know this site; empty: its name in the consortium.
+        exclude: ids of images that take part in nothing.
+        unreadable: as in the section `data`: share of the images that may be unreadable and are then skipped.
+        splits: what a job may choose as `data.split`; each is one fixed way to cut the data.
+        validation_fraction: share of the images that become the validation split, where the data have none.
+        test_fraction: share of the images that become the test split, where the data have none.
+        seed: of the cuts by `splits` and fractions.
+        least_train_samples: a job with fewer training samples, after the cuts, is refused: an adapter trained on few
+            samples reveals each of them.
+        least_train_images: the same for different images.
+        least_answers: the same for different answers in training.
+        least_test_samples: the same for the samples on which accuracies are measured.
+        least_validation_samples: samples of the validation split, where a job has the site choose by them
+            (`method.pia.share: validation`).
+        least_class_images: test images that a class or label must have to be part of balanced accuracy or macro-F1; one
+            image alone in its class would show in them whether it is recognized.
+        least_score_samples: samples over which a layer score is formed.
+        least_batch_size: samples per training step; what would be left for a smaller last step of a pass joins the
+            step before it.
+        least_probe_samples: samples whose activations decide the order of neurons.
+        most_rounds: rounds that a job may have.
+        most_local_epochs: passes over this site's training split in one round.
+        most_batch_size: samples per step, of training and of evaluation.
+        most_probe_samples: samples whose activations a job may compare neurons by.
+        most_score_samples: samples that a job may score layers on.
+        most_image_size: pixels that a job may set as `backbone.image_size`.
+        most_text_length: tokens that a job may set as `backbone.text_length`.
+        most_learning_rate: a larger one lets the last few samples decide what leaves.
+        most_weight_decay: a larger one lets the last few samples decide what leaves.
+        most_samples: samples in each split of data that are drawn by program.
+        methods: what a job may choose as `method.name`; `full` sends the whole backbone.
+        most_trained_parameters: parameters beside the head that a job may train here; ViLT-B/32 has 112 million.
+        most_message_mb: megabytes that one message of the server may bring to a job's process at this site; 1024 in the
+            simulator.
+        device: where this site trains; a job may ask for it, for `auto`, or for `cpu`. `auto`: CUDA where there is one.
+        most_threads: torch threads of the training process.
+        most_workers: processes that decode images.
+        most_kept_mib: main memory that a job may fill with features, and the same with decoded images.
+        memory_gib: largest memory of the training process, and of its share of the GPU; 0: no limit.
+        compile: whether a job may have this machine's compiler run (`training.compile`).
+        backbones: registered backbones that a job may name.
+        sources: folders and hub names that a job may name as `backbone.source`, beside the backbones' usual weights; as
+            the job has them, with @ and the commit too.
+        download: whether what the hub's cache lacks of a hub name is fetched, with this machine's account; off: a job
+            uses what is there, and is refused where that is not enough.
+        score_methods: what a job may name as `schedule.score`; a plugin has to be listed.
+        solvers: what a job may name as `schedule.solver`; a plugin has to be listed.
+        answering: what a job may name as `training.answering`; a plugin has to be listed.
+        most_score_rows: rows of a Jacobian that a score may ask for: samples, times answers where a score
+            differentiates every logit (where answers are written or ranked, times the bytes of the longest); memory
+            grows with their square.
+        scores: whether layer scores leave; off: scheduled jobs are refused.
+        metrics: whether accuracies and losses leave, accuracies to whole percent and losses to three digits, and those
+            of open and closed questions only where there are `least_test_samples` of each; off, the safe choice, and
+            with `sum_with`: they become "not measured".
+        head: whether a classifier's head may leave, which a job with `method.head: federated` needs; its biases show
+            how often each answer occurs.
+        sum_with: names of all sites, this one and at least two others, of whose adapters only the sum may leave: a job
+            without `method.secure_sum`, with other sites, or with a setting for single sites, is refused. Empty:
+            adapters leave as they are, and a job with `method.secure_sum` is refused, because its members would be for
+            the server to choose.
+        sum_noise: with `sum_with`: `clip`, `noise` and the others of `privacy` in `local/privacy.json`, with which an
+            adapter is clipped and noised before it is masked. Empty: it is not.
+        kept_days: what jobs keep at this site (own adapter, head, optimizer) is not removed before it has been unused
+            for so long, whatever the server says.
+        kept_gib: room for it; where that is used up, what is older than `kept_days` goes, and then jobs are refused.
+    """
+
+    datasets: tuple[str, ...] = field(default_factory=usual_datasets)
+    roots: Mapping[str, Any] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
+    window: Mapping[str, Any] = field(default_factory=dict)
+    answers: Mapping[str, Any] = field(default_factory=dict)
+    site: str = ""
+    exclude: tuple[str, ...] = ()
+    unreadable: float = 0.0
+    splits: tuple[str, ...] = SPLITS
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.2
+    seed: int = 0
+    least_train_samples: int = 30
+    least_train_images: int = 20
+    least_answers: int = 2
+    least_test_samples: int = 10
+    least_validation_samples: int = 10
+    least_class_images: int = 5
+    least_score_samples: int = 8
+    least_batch_size: int = 4
+    least_probe_samples: int = 8
+    most_rounds: int = 200
+    most_local_epochs: int = 20
+    most_batch_size: int = 512
+    most_probe_samples: int = 1024
+    most_score_samples: int = 1024
+    most_image_size: int = 1024
+    most_text_length: int = 512
+    most_learning_rate: float = 0.1
+    most_weight_decay: float = 0.1
+    most_samples: int = 10_000
+    methods: tuple[str, ...] = field(default_factory=usual_methods)
+    most_trained_parameters: int = 20_000_000
+    most_message_mb: float = 1024.0
+    device: str = "auto"
+    most_threads: int = 16
+    most_workers: int = 8
+    most_kept_mib: float = 4096.0
+    compile: bool = False
+    memory_gib: float = 0.0
+    backbones: tuple[str, ...] = field(default_factory=BACKBONES.own_names)
+    sources: tuple[str, ...] = ()
+    download: bool = False
+    score_methods: tuple[str, ...] = field(default_factory=SCORES.own_names)
+    solvers: tuple[str, ...] = field(default_factory=SOLVERS.own_names)
+    answering: tuple[str, ...] = field(default_factory=ANSWERING.own_names)
+    most_score_rows: int = 4096
+    scores: bool = True
+    metrics: bool = True
+    head: bool = False
+    sum_with: tuple[str, ...] = ()
+    sum_noise: Mapping[str, Any] = field(default_factory=dict)
+    kept_days: float = 7.0
+    kept_gib: float = 100.0
+
+    def __post_init__(self) -> None:
+        for name, root in self.roots.items():
+            if not isinstance(root, str) or not Path(root).expanduser().is_absolute():
+                raise FedpeftError(f"roots.{name} is {root!r}, it must be the whole path of a folder.")
+        check_columns(self.columns)
+        window_of(self.window)
+        listed = {name: listed_answers(answers) for name, answers in self.answers.items()}
+        object.__setattr__(self, "answers", listed)
+        check_share(self.unreadable)
+        for name in LISTS:
+            if not all(isinstance(item, str) for item in getattr(self, name)):
+                raise FedpeftError(f"{name} is {list(getattr(self, name))!r:.80}, it must be a list of texts.")
+        if self.sum_with and len(set(self.sum_with)) < LEAST_MEMBERS:
+            raise FedpeftError(
+                f"sum_with is {list(self.sum_with)!r:.200}, it must name all sites of the sum, at least "
+                f"{LEAST_MEMBERS}, because each of two learns the other's adapter."
+            )
+        if self.noise_of_sums and not self.sum_with:
+            raise FedpeftError("sum_noise is set without sum_with: name the sites of the sum, or leave it out.")
+        for split in self.splits:
+            one_of("splits", split, SPLITS)
+        for item in dataclasses.fields(self):
+            value = getattr(self, item.name)
+            if isinstance(value, float) and not math.isfinite(value):
+                raise FedpeftError(f"{item.name} is {value!r}, it must be a finite number.")
+            if item.name.startswith("least_") or item.name in AT_LEAST_ONE:
+                at_least(item.name, value, 1)
+            elif item.name.startswith("most_") or item.name in ("seed", "memory_gib", "kept_days", "kept_gib"):
+                at_least(item.name, value, 0)
+        if not (self.validation_fraction >= 0 and self.test_fraction > 0):
+            raise FedpeftError("validation_fraction must be at least 0, and test_fraction above 0.")
+        if self.validation_fraction + self.test_fraction >= 1:
+            raise FedpeftError("validation_fraction and test_fraction leave nothing to train on: lower them.")
+
+    @property
+    def noise_of_sums(self) -> PrivacySettings | None:
+        """The settings of `sum_noise`; None where it is empty."""
+        return build(PrivacySettings, self.sum_noise, section="sum_noise", source=FILE) if self.sum_noise else None
+
+
+def read_policy(file: Path) -> SitePolicy:
+    """Read a site's own file.
+
+    Raises:
+        LocalError: the file is missing, cannot be read, or has an invalid value.
+    """
+    try:
+        values = read_json(file)
+    except FileNotFoundError as error:
+        raise LocalError(
+            f"there is no {file}, without which this site takes part in no job: {WRITE}", code="site-file-missing"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise LocalError(
+            f"{file} cannot be read as JSON ({error}): repair it, or write a new one with {WRITE}",
+            code="site-file-unusable",
+        ) from error
+    try:
+        return build(SitePolicy, values, section=FILE, source=str(file))
+    except FedpeftError as error:
+        raise LocalError(str(error), code="site-file-unusable") from error
+
+
+def main() -> int:
+    """Print the default values as JSON."""
+    print(json.dumps(dataclasses.asdict(SitePolicy()), indent=2))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

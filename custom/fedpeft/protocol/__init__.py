@@ -1,0 +1,27 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What travels between server and sites, what a reply must be, and what may leave a site; without FLARE."""
+
+from typing import Any
+
+from fedpeft.core import lazy
+
+# importing torch takes seconds, and a site's executor needs only the codes: a name is imported on first use
+_HOME = {
+    "PrivacySettings": "fedpeft.job.privacy_settings",
+    "clipped_scores": "clipping",
+    "clipped_update": "clipping",
+    "epsilon": "accountant",
+    "gaussian": "noise",
+    "release_adapter": "release",
+    "release_scores": "release",
+}
+
+__all__ = list(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    return lazy.load(__name__, _HOME, name)
+
+
+def __dir__() -> list[str]:
+    return lazy.listing(__name__, _HOME)

@@ -1,0 +1,97 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The form of the fields of a message: exact types at every depth, bounded sizes, one printable line of text.
+
+Another participant wrote these values: nothing here may raise anything but the refusal, whatever they are.
+"""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from fedpeft.core.errors import FedpeftError
+
+REFUSED = "message-refused"  # what a site tells the server of it
+LONGEST_TEXT = 300
+MOST_ENTRIES = 20_000
+LARGEST_WHOLE_NUMBER = 2**53
+
+
+def check_fields(values: Any, hints: Mapping[str, Any], *, message: str, sender: str) -> None:
+    """Accept the fields of a message only if they are the declared ones, each of its declared type.
+
+    Args:
+        values: what arrived.
+        hints: by field, its declared type: str, bool, int, float, None, list[...], dict[str, ...] or a union of them.
+        message: name of the kind of message, for errors.
+        sender: who sent it, for errors.
+
+    Raises:
+        FedpeftError: naming sender and field.
+    """
+    if type(values) is not dict or set(values) != set(hints):
+        got = some(values) if type(values) is dict else type(values).__name__
+        raise FedpeftError(
+            f"{sender} sent no {message} message with {', '.join(sorted(hints))}, but {got or 'nothing'}: install the "
+            f"same fedpeft version everywhere.",
+            code=REFUSED,
+        )
+    for name, hint in hints.items():
+        if misfit := find_misfit(values[name], hint, name):
+            path, value = misfit
+            raise FedpeftError(
+                f"{sender} sent {shown(value)} as {path} of a {message} message: wrong type or too large.",
+                code=REFUSED,
+            )
+
+
+def find_misfit(value: Any, hint: Any, path: str) -> tuple[str, Any] | None:
+    """The first value that is not of its declared type or excessively large, with its path; None: all is as declared.
+
+    Args:
+        value: what arrived.
+        hint: its declared type; an instance of a subclass is not of that type.
+        path: how errors call the value.
+    """
+    kind, parts = typing.get_origin(hint), typing.get_args(hint)
+    if kind in (typing.Union, types.UnionType):
+        misfits = [find_misfit(value, part, path) for part in parts]
+        return None if None in misfits else misfits[0]
+    if kind in (list, dict):
+        if type(value) is not kind or len(value) > MOST_ENTRIES:
+            return path, value
+        if kind is list:
+            entries = [(f"{path}[{number}]", item, parts[0]) for number, item in enumerate(value)]
+        else:
+            entries = [(f"a name in {path}", name, str) for name in value]
+            entries += [(f"{path}.{_name(name)}", item, parts[1]) for name, item in value.items()]
+        return next((misfit for place, item, part in entries if (misfit := find_misfit(item, part, place))), None)
+    if hint is str:
+        fits = type(value) is str and len(value) <= LONGEST_TEXT and value.isprintable()
+    elif hint in (int, float) and type(value) is int:
+        fits = abs(value) <= LARGEST_WHOLE_NUMBER
+    else:
+        fits = type(value) is (types.NoneType if hint is None else hint)
+    return None if fits else (path, value)
+
+
+def shown(value: Any) -> str:
+    """A value as an error may print it: short, on one line, without looking deep into it."""
+    if type(value) is str:
+        return repr(value[:60])
+    if value is None or type(value) in (bool, float) or (type(value) is int and abs(value) <= LARGEST_WHOLE_NUMBER):
+        return repr(value)
+    return f"a value of type {type(value).__name__[:40]!r}"
+
+
+def some(names: Collection[Any], most: int = 3) -> str:
+    """The first few names of a collection, as an error may print them."""
+    plain = sorted(_name(name) for name in names)
+    return ", ".join(plain[:most]) + (f" and {len(plain) - most} more" if len(plain) > most else "")
+
+
+def _name(name: Any) -> str:
+    plain = type(name) is str and len(name) <= 120 and name.isprintable() and " " not in name
+    return name if plain else shown(name)

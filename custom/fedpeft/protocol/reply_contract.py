@@ -1,0 +1,291 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a reply must be: the one place that says of a site's message whether it is usable, or why not.
+
+The server checks every reply here as it arrives; a site's own filter holds what it sends to the same checks.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from fedpeft.backbones import BACKBONES
+from fedpeft.backbones.slots import SLOTS
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import BACKBONE, SLOT, belongs, is_key, layers_of, parse_key
+from fedpeft.core.metrics import BELOW_CONSTANT, TITLES
+from fedpeft.core.state_schema import first_misfit
+from fedpeft.data.registry import DATASETS
+from fedpeft.protocol import signed_keys
+from fedpeft.protocol.fields import LARGEST_WHOLE_NUMBER, shown, some
+from fedpeft.protocol.limits import MOST_ATTEMPTS
+from fedpeft.protocol.problem_codes import sentence
+from fedpeft.protocol.types import FRACTIONS, METRICS, SPLITS, Introduction, Schema, ScoreReply, TrainOrder, TrainReply
+
+DTYPES = ("float32", "bfloat16", "float16")
+LARGEST_WEIGHT = 1e6  # no weight of a network comes near; what does would reach the others through the mean
+LARGEST_FIGURE = 1e9  # seconds and losses
+LARGEST_SCORE = 1e30  # far above any gradient's score, and a sum over sites and layers cannot overflow
+MOST_AXES = 8
+LARGEST_TENSOR = 2**40  # numbers, a hundred times the largest matrix of any model
+MOST_SLOTS = 64
+RESTART = "look at its log, and restart it with this job's fedpeft version or leave it out of federation.sites"
+DIVERGED = "lower training.learning_rate if its log says that training diverged, or leave it out of federation.sites"
+DIGEST = re.compile(r"[0-9a-f]{64}")
+MODULE_PATH = re.compile(r"([A-Za-z_0-9]{1,60}\.){0,12}\{layer\}(\.[A-Za-z_0-9]{1,60}){0,12}")
+
+
+def check_introduction(introduction: Introduction, *, site: str, initial: bool, most_samples: int) -> None:
+    """Accept the reply to `hello` only of a site that can take part, with what it was to send.
+
+    Args:
+        introduction: from the site, its fields of their declared types.
+        site: its name.
+        initial: whether it was to send the adapter that it starts from.
+        most_samples: training samples that a site may announce.
+
+    Raises:
+        FedpeftError: naming the site and what is wrong, or why it cannot take part.
+    """
+    if introduction.problem:
+        reason = sentence(introduction.problem, introduction.setting)
+        raise FedpeftError(f"site {site} cannot take part: {reason}")
+    check_announcement(introduction, site=site, most_samples=most_samples)
+    schema = introduction.schema if initial else {}
+    check_tensors(introduction.state, site=site, schema=schema, dtype=introduction.dtype)
+
+
+def check_announcement(introduction: Introduction, *, site: str, most_samples: int = LARGEST_WHOLE_NUMBER) -> None:
+    """Accept an introduction only if its names are known, its numbers are counts and its keys are wire keys.
+
+    Raises:
+        FedpeftError: naming the site and the field.
+    """
+    known = {
+        "dataset": DATASETS.names().__contains__,  # the server imports no plugin for what a site names
+        "backbone": BACKBONES.names().__contains__,
+        "family": _is_family,
+        "metric": TITLES.__contains__,
+    }
+    for name, is_known in known.items():
+        if not is_known(getattr(introduction, name)):
+            raise _refused(site, f"names an unknown {name}")
+    _check_flags(introduction, site)
+    if introduction.dtype not in DTYPES:
+        raise _refused(site, f"announces tensors of {introduction.dtype!r:.40}, allowed are {', '.join(DTYPES)}")
+    if set(introduction.samples) != set(SPLITS):
+        got = some(introduction.samples) or "nothing"
+        raise _refused(site, f"sent no counts of {', '.join(SPLITS)} samples, but of {got}")
+    counts = {f"samples.{split}": count for split, count in introduction.samples.items()}
+    counts |= {name: getattr(introduction, name) for name in ("classes", "width", "budget", "finished")}
+    for name, count in counts.items():
+        if count < 0:
+            raise _refused(site, f"announces {count} as {name}, which must be at least 0")
+    if introduction.baseline is not None and not 0 <= introduction.baseline <= 1:
+        raise _refused(site, f"announces {introduction.baseline} as baseline, which must be a fraction from 0 to 1")
+    samples = introduction.samples["train"]
+    if not 1 <= samples <= most_samples:
+        limit = "raise that limit if it has so many, or leave it out of federation.sites"
+        what = f"announces {samples} training samples, allowed are 1 to {most_samples} (federation.max_samples)"
+        raise _refused(site, what, RESTART if samples < 1 else limit)
+    _check_sum_key(introduction.sum_key, site)
+    if introduction.start_digest and not DIGEST.fullmatch(introduction.start_digest):
+        raise _refused(site, f"announces {shown(introduction.start_digest)} as start_digest, which is no SHA-256")
+    for key, shape in introduction.schema.items():
+        if key.startswith(BACKBONE):
+            named = all(part.isidentifier() or part.isdigit() for part in key.split("."))
+        else:
+            named = is_key(key)
+        if not named:
+            raise _refused(site, f"announces {key!r:.120}, which is not a tensor's name")
+        if len(shape) > MOST_AXES or not all(1 <= n <= 2**31 for n in shape) or math.prod(shape) > LARGEST_TENSOR:
+            raise _refused(site, f"announces {key} with shape {shape!r:.60}, which is no shape")
+    _check_slots(introduction, site)
+
+
+def _check_flags(introduction: Introduction, site: str) -> None:
+    """Accept what a site says of a data set or backbone of this package only if it is so; of a plugin it is believed.
+
+    Raises:
+        FedpeftError: naming the site and the field.
+    """
+    dataset, backbone = introduction.dataset, introduction.backbone
+    flags: dict[str, tuple[str, bool]] = {}
+    if not DATASETS.is_plugin(dataset):
+        flags["procedural"] = dataset, DATASETS.get(dataset).procedural
+    if not BACKBONES.is_plugin(backbone):
+        flags["tiny"] = backbone, BACKBONES.get(backbone).tiny
+    for name, (owner, known) in flags.items():
+        if getattr(introduction, name) != known:
+            raise _refused(site, f"announces {getattr(introduction, name)} as {name} of {owner}, which is {known}")
+
+
+def _is_family(name: str) -> bool:
+    """Return whether a name is of the table of slots, or a kind of model that transformers has."""
+    if name in SLOTS:
+        return True
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return name in CONFIG_MAPPING_NAMES
+
+
+def _check_slots(introduction: Introduction, site: str) -> None:
+    """Accept module paths of slots only where the family has none, for every slot of the tensors.
+
+    Raises:
+        FedpeftError: naming the site and the slot.
+    """
+    slots = introduction.slots
+    for slot, path in slots.items():
+        if not MODULE_PATH.fullmatch(path) or not re.fullmatch(SLOT, slot) or slot == "shared":
+            raise _refused(site, f"announces {path!r:.120} as the place of slot {slot!r:.60}, which is no path")
+    if slots and introduction.family in SLOTS:
+        raise _refused(site, f"announces {len(slots)} slots of family {introduction.family}, which has its own")
+    if len(slots) > MOST_SLOTS:
+        raise _refused(site, f"announces {len(slots)} slots of its model, allowed are {MOST_SLOTS}")
+    adapter = (key for key in introduction.schema if key.startswith("layer."))
+    named = {parts.slot for key in adapter if (parts := parse_key(key))}
+    if slots and named - set(slots):
+        raise _refused(site, f"announces tensors in slot {min(named - set(slots))}, but not where that is")
+
+
+def check_score_reply(reply: ScoreReply, *, site: str, round: int, schema: Schema) -> None:
+    """Accept a reply to `score` only with one score for each layer that the site announced.
+
+    Args:
+        reply: from the site, its fields of their declared types.
+        site: its name.
+        round: that it must be for.
+        schema: that the site announced.
+
+    Raises:
+        FedpeftError: naming the site and what is wrong.
+    """
+    if reply.problem:
+        reason = sentence(reply.problem, reply.setting)
+        raise FedpeftError(f"site {site} could not score round {round}: {reason}")
+    _check_round(reply.round, round, site)
+    _check_seconds(reply.seconds, site)
+    check_scores(reply.scores, len(layers_of(schema)), site)
+
+
+def check_train_reply(
+    reply: TrainReply, *, site: str, order: TrainOrder, schema: Schema, dtype: str, samples: int
+) -> None:
+    """Accept a reply to `train` only if it is what the site announced, of the layers that it was to train, and finite.
+
+    Args:
+        reply: from the site, its fields of their declared types.
+        site: its name.
+        order: what it was to do.
+        schema: that the site announced; empty where no adapters travel in this job.
+        dtype: that it announced.
+        samples: training samples that it announced.
+
+    Raises:
+        FedpeftError: with the site, the key and what is wrong; such a reply must not reach the global adapter.
+    """
+    if reply.problem:
+        attempts = f" in {MOST_ATTEMPTS} attempts" if reply.attempts == MOST_ATTEMPTS else ""
+        raise FedpeftError(
+            f"site {site} could not finish round {order.round}{attempts}: {sentence(reply.problem, reply.setting)}"
+        )
+    _check_round(reply.round, order.round, site)
+    if reply.samples != samples:
+        raise _refused(site, f"reports {reply.samples} training samples, announced were {samples}")
+    _check_seconds(reply.seconds, site)
+    if not 1 <= reply.attempts <= MOST_ATTEMPTS:
+        raise _refused(site, f"reports {reply.attempts} attempts, allowed are 1 to {MOST_ATTEMPTS}")
+    _check_metrics(reply.metrics, site)
+    check_scores(reply.scores, len(layers_of(schema)) if order.scored else 0, site)
+    assigned = {key: shape for key, shape in schema.items() if belongs(key, order.layers)}
+    check_tensors(reply.state, site=site, schema=assigned, dtype=dtype, masked=bool(order.sum_keys))
+    _check_sum_key(reply.sum_key, site, needed=bool(order.sum_keys))
+
+
+def check_tensors(state: Mapping[Any, Any], *, site: str, schema: Schema, dtype: str, masked: bool = False) -> None:
+    """Exactly the announced keys and shapes, dense, of the announced dtype, finite and no larger than a weight is.
+
+    Args:
+        state: what arrived; its keys may be anything.
+        site: who sent it.
+        schema: by key, the shape that was announced.
+        dtype: that was announced, as torch names it.
+        masked: whether they are masked: int64 then, every value as likely as any other.
+
+    Raises:
+        FedpeftError: naming the site and the key.
+    """
+    if masked:
+        misfit = first_misfit(state, schema, dtype="int64")
+    else:
+        misfit = first_misfit(state, schema, dtype=dtype, bound=LARGEST_WEIGHT)
+    if misfit is None:
+        return
+    if misfit.what == "keys":
+        missing, extra = misfit.missing, misfit.unknown
+        what = f"lacks {some(missing)}" if missing else f"has unannounced keys {some(extra)}"
+        raise _refused(site, f"sent an adapter that {what}")
+    key, tensor = misfit.key, state[misfit.key]
+    if masked and getattr(tensor, "dtype", None) != torch.int64:
+        raise _refused(site, f"sent {key} without a mask in a secure sum, which loses this round")
+    if misfit.what == "form" or not (masked or tensor.is_floating_point()):
+        nested = "nested tensor, " if getattr(tensor, "is_nested", False) else ""
+        kind = f"{nested}{tensor.layout} of {tensor.dtype}" if isinstance(tensor, torch.Tensor) else shown(tensor)
+        raise _refused(site, f"sent {key} as {kind}, only dense floating-point tensors are accepted")
+    if misfit.what == "dtype":
+        raise _refused(site, f"sent {key} as {tensor.dtype}, announced was {dtype}")
+    if misfit.what == "shape":
+        raise _refused(site, f"sent {key} with shape {list(tensor.shape)}, announced was {schema[key]}")
+    if misfit.what == "finite":
+        raise _refused(site, f"sent NaN or infinity in {key}", DIVERGED)
+    limit = f"allowed are {-LARGEST_WEIGHT:g} to {LARGEST_WEIGHT:g}"
+    raise _refused(site, f"sent {misfit.value:.3g} in {key}, {limit}", DIVERGED)
+
+
+def check_scores(scores: Sequence[float], count: int, site: str) -> None:
+    """Refuse scores that are not finite, negative or of the wrong number; the error names the site."""
+    if len(scores) != count:
+        raise _refused(site, f"sent {len(scores)} layer scores, {count} were asked for")
+    for number, value in enumerate(scores):
+        if not isinstance(value, (int, float)) or not 0 <= value <= LARGEST_SCORE:
+            limit = f"allowed are 0 to {LARGEST_SCORE:g}"
+            raise _refused(site, f"sent {value!r} as the score of layer {number}, {limit}", DIVERGED)
+
+
+def _check_sum_key(offered: Mapping[str, list[str]], site: str, *, needed: bool = False) -> None:
+    """Blame the right one: a malformed key would make all other sites refuse the round."""
+    if offered or needed:
+        signed_keys.read(offered, site=site)
+
+
+def _check_round(sent: int, expected: int, site: str) -> None:
+    if sent != expected:
+        raise _refused(site, f"answered for round {sent} in round {expected}")
+
+
+def _check_seconds(seconds: float, site: str) -> None:
+    if not 0 <= seconds <= LARGEST_FIGURE:
+        raise _refused(site, f"reports {seconds} seconds of work, allowed are 0 to {LARGEST_FIGURE:g}")
+
+
+def _check_metrics(metrics: Mapping[str, float | None], site: str) -> None:
+    if set(metrics) != set(METRICS):
+        raise _refused(site, f"sent metrics {some(metrics, 9)}, declared are {', '.join(sorted(METRICS))}")
+    for name, value in metrics.items():
+        if value is None:
+            continue
+        if not (math.isfinite(value) and abs(value) <= LARGEST_FIGURE):
+            limit = f"it must be a finite number, up to {LARGEST_FIGURE:g}"
+            raise _refused(site, f"sent {value!r} as metric {name}, {limit}", DIVERGED)
+        if name in (*FRACTIONS, BELOW_CONSTANT) and not 0 <= value <= 1:
+            raise _refused(site, f"sent {value!r} as metric {name}, it must be a fraction from 0 to 1")
+
+
+def _refused(site: str, what: str, remedy: str = RESTART) -> FedpeftError:
+    """Return the error of a message that is not used: who sent it, what is wrong, and what to do."""
+    return FedpeftError(f"site {site} {what}: {remedy}.")

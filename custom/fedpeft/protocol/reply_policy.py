@@ -1,0 +1,219 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What may leave a site: messages whose every field is known and expected, in the form that was announced."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+
+import fedpeft
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.keys import HEAD
+from fedpeft.core.states import State, digest
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.protocol.announced import Announced
+from fedpeft.protocol.empty_replies import empty_reply
+from fedpeft.protocol.limits import MOST_ATTEMPTS
+from fedpeft.protocol.problem_codes import is_known
+from fedpeft.protocol.reply_contract import check_announcement, check_score_reply, check_tensors, check_train_reply
+from fedpeft.protocol.types import (
+    METRICS,
+    Hello,
+    Introduction,
+    Order,
+    Reply,
+    ScoreOrder,
+    ScoreReply,
+    TrainOrder,
+    TrainReply,
+    fields_of,
+)
+
+BLOCKED = "reply-blocked"
+KNOWN = {
+    Introduction: {
+        "version",
+        "schema",
+        "classes",
+        "samples",
+        "dataset",
+        "procedural",
+        "metric",
+        "backbone",
+        "tiny",
+        "width",
+        "family",
+        "slots",
+        "dtype",
+        "budget",
+        "finished",
+        "baseline",
+        "start_digest",
+        "problem",
+        "setting",
+        "sum_key",
+        "state",
+    },
+    ScoreReply: {"round", "scores", "seconds", "problem", "setting"},
+    TrainReply: {
+        "round",
+        "samples",
+        "metrics",
+        "scores",
+        "seconds",
+        "problem",
+        "setting",
+        "attempts",
+        "sum_key",
+        "state",
+    },
+}
+
+
+def only(what: str, names: Iterable[str], allowed: Iterable[str]) -> None:
+    """Refuse names that are not allowed.
+
+    Raises:
+        FedpeftError: with the first of them.
+    """
+    for name in sorted(map(str, set(names) - set(allowed))):
+        raise FedpeftError(f"unexpected {what} {name!r:.120}.")
+
+
+def check_known(kind: type[Reply], names: Iterable[str]) -> None:
+    """Refuse fields of a reply that no rule of this file is about.
+
+    Args:
+        kind: of the reply.
+        names: of its fields, without the tensors.
+
+    Raises:
+        FedpeftError: with the first of them.
+    """
+    only("field", names, KNOWN[kind] - {"state"})
+    if unknown := {f.name for f in dataclasses.fields(kind)} - KNOWN[kind]:
+        raise FedpeftError(f"the field {min(unknown)} of {kind.__name__}, which this filter has no rule for.")
+
+
+def has_head(reply: Reply) -> bool:
+    """Return whether a reply has a tensor of a classifier's head, or announces one."""
+    return any(str(key).startswith(HEAD) for key in (*getattr(reply, "state", {}), *getattr(reply, "schema", {})))
+
+
+def allowed(reply: Reply, policy: SitePolicy | None) -> Reply:
+    """Remove what the site's own file withholds from a reply.
+
+    Raises:
+        FedpeftError: it has a classifier's head, which may not leave.
+    """
+    if policy is None:
+        return reply
+    if isinstance(reply, TrainReply) and (policy.sum_with or not policy.metrics):
+        reply = dataclasses.replace(reply, metrics=dict.fromkeys(METRICS))
+    if isinstance(reply, Introduction):
+        reply = dataclasses.replace(reply, baseline=None)
+    if not policy.head and has_head(reply):
+        raise FedpeftError("the reply has a classifier's head, and head is off in this site's file.", code=BLOCKED)
+    return reply
+
+
+def permitted(reply: Reply, order: Order, announced: Announced | None, *, site: str, trained: bool) -> Reply:
+    """The message to send, built anew from a reply's checked values.
+
+    Args:
+        reply: what the executor wants to send.
+        order: of the server.
+        announced: what the site said of itself; None in round 0.
+        site: its name, for errors.
+        trained: whether the site has trained in this job before.
+
+    Raises:
+        FedpeftError: naming what is not allowed.
+    """
+    if reply.problem or reply.setting:
+        return _problem(reply, order)
+    if isinstance(reply, Introduction) and isinstance(order, Hello):
+        return _introduction(reply, order, announced, site, trained)
+    if announced is None:
+        raise FedpeftError("a reply of a site that has not introduced itself.")
+    if isinstance(reply, ScoreReply) and isinstance(order, ScoreOrder):
+        return _scores(reply, order, announced, site)
+    if isinstance(reply, TrainReply) and isinstance(order, TrainOrder):
+        return _training(reply, order, announced, site)
+    raise FedpeftError(f"a {type(reply).__name__} in reply to a {type(order).__name__}: they belong to two tasks.")
+
+
+def _problem(reply: Reply, order: Order) -> Reply:
+    if not is_known(reply.problem, reply.setting):
+        raise FedpeftError(
+            f"the problem {reply.problem!r:.60} with setting {reply.setting!r:.60}, which are not declared."
+        )
+    sent = empty_reply(
+        type(reply),
+        round=0 if isinstance(order, Hello) else order.round,
+        problem=reply.problem,
+        setting=reply.setting,
+        attempts=_attempts(reply) if isinstance(reply, TrainReply) else 1,
+    )
+    expected = {**fields_of(sent), "seconds": getattr(reply, "seconds", None)}
+    for name, value in fields_of(reply).items():
+        if value != expected[name]:
+            raise FedpeftError(f"{name} of a reply with a problem: it must be empty.")
+    only("tensor", getattr(reply, "state", {}), ())
+    return sent
+
+
+def _introduction(
+    reply: Introduction, order: Hello, announced: Announced | None, site: str, trained: bool
+) -> Introduction:
+    if reply.version != fedpeft.__version__:
+        raise FedpeftError(f"version {reply.version!r:.40}, installed is {fedpeft.__version__}.")
+    check_announcement(reply, site=site)
+    if trained and reply.state:
+        raise FedpeftError("the adapter in an introduction: this site has trained, so it depends on its data.")
+    if not trained:
+        check_tensors(reply.state, site=site, schema=reply.schema, dtype=reply.dtype)
+    if reply.start_digest and (trained or reply.start_digest != digest(reply.state)):
+        raise FedpeftError("the digest of another adapter than the one that this site starts from.")
+    own = (reply.schema, reply.dtype, reply.samples["train"])
+    if announced and own != (announced.shapes, announced.dtype, announced.samples):
+        raise FedpeftError("a second introduction with another schema, dtype or number of training samples.")
+    if not 0 <= reply.finished <= order.finished:
+        raise FedpeftError(f"finished is {reply.finished}, the server named round {order.finished}.")
+    sent = _copies(reply.state) if order.initial else {}
+    return dataclasses.replace(reply, state=sent, baseline=None)  # which tells how often an answer occurs here
+
+
+def _scores(reply: ScoreReply, order: ScoreOrder, announced: Announced, site: str) -> ScoreReply:
+    check_score_reply(reply, site=site, round=order.round, schema=announced.shapes)
+    scores = [float(score) for score in reply.scores]
+    seconds = float(reply.seconds)
+    return ScoreReply(round=reply.round, scores=scores, seconds=seconds, problem="")
+
+
+def _training(reply: TrainReply, order: TrainOrder, announced: Announced, site: str) -> TrainReply:
+    check_train_reply(
+        reply, site=site, order=order, schema=announced.shapes, dtype=announced.dtype, samples=announced.samples
+    )
+    return TrainReply(
+        round=reply.round,
+        samples=reply.samples,
+        metrics={name: None if value is None else float(value) for name, value in reply.metrics.items()},
+        scores=[float(score) for score in reply.scores],
+        seconds=float(reply.seconds),
+        problem="",
+        attempts=reply.attempts,
+        sum_key=reply.sum_key,
+        state=_copies(reply.state),
+    )
+
+
+def _copies(state: State) -> State:
+    """Tensors of their own, without the rest of the memory that a view belongs to and without attributes."""
+    return {key: tensor.detach().to("cpu", copy=True).contiguous() for key, tensor in state.items()}
+
+
+def _attempts(reply: TrainReply) -> int:
+    if reply.attempts not in range(1, MOST_ATTEMPTS + 1):
+        raise FedpeftError(f"attempts is {reply.attempts!r:.40}, it must be from 1 to {MOST_ATTEMPTS}.")
+    return reply.attempts

@@ -1,0 +1,164 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Secure sum of adapters: the server sees only the sum, not the adapter of any site.
+
+    before the round   offer    a one-time public key, signed, sent with the previous message
+    in the round       upload   check every member's key, encode, mask, and delete the private key
+    server             mean     add up, decode
+
+The members of the sum are fixed: a server that could leave one out of a second sum would see the difference. So every
+sum needs every member, and a round in which one is missing is lost.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+
+from fedpeft.core.errors import SecureSumError
+from fedpeft.core.files import replacing
+from fedpeft.core.states import State
+from fedpeft.job.site_policy import LEAST_MEMBERS
+from fedpeft.protocol import fixed_point
+from fedpeft.protocol.pairwise_masks import context_of, masked, new_secret, public_key
+from fedpeft.protocol.secret_seed import private
+from fedpeft.protocol.signed_keys import Kit, Offer, SignedKey, signed, verified
+
+FILE = "secure_sum.json"
+
+
+def offer(folder: Path, kit: Kit | None, *, job: str, round: int, site: str, start: bytes = b"") -> SignedKey:
+    """Create a key pair for one upload; the private key stays in `folder` and replaces any earlier one.
+
+    Args:
+        folder: where the site's state of this job lies.
+        kit: signs the public key; None in the simulator.
+        job: the job's lineage.
+        round: the round that the key is for.
+        site: name of the site.
+        start: what its training starts from, see `fedpeft.protocol.secret_seed`.
+    """
+    secret = new_secret()
+    with replacing(folder / FILE) as draft, open(draft, "w", opener=private) as file:
+        json.dump({"job": job, "round": round, "secret": secret.hex()}, file)
+    return signed(Offer(public_key(secret), start), kit, job=job, round=round, site=site)
+
+
+def verified_offers(
+    offered: Mapping[str, SignedKey],
+    kit: Kit | None,
+    *,
+    job: str,
+    round: int,
+    site: str,
+    members: Sequence[str] | None,
+) -> dict[str, Offer]:
+    """Verify the key of every member of a sum, and that these are its members.
+
+    Args:
+        offered, kit, job, round, site, members: as in `upload`.
+
+    Raises:
+        SecureSumError: members or keys are wrong.
+    """
+    _check_members(offered, site=site, members=members)
+    return {name: verified(key, kit, job=job, round=round, site=name) for name, key in offered.items()}
+
+
+def upload(
+    trained: State,
+    folder: Path,
+    kit: Kit | None,
+    *,
+    job: str,
+    settings: str,
+    round: int,
+    site: str,
+    weight: int,
+    offered: Mapping[str, SignedKey],
+    members: Sequence[str] | None,
+    received: State,
+) -> dict[str, torch.Tensor]:
+    """Mask a site's adapter: int64 tensors that reveal nothing without those of all other members.
+
+    Args:
+        trained: the adapter.
+        folder, kit, job, round, site: as in `offer`.
+        settings: digest of the job as deployed to this site.
+        weight: of the site in the mean, an integer.
+        offered: the key of every member, as the server passed it on.
+        members: the sites of the sum, from the site's own file; None in the simulator: all in `offered`.
+        received: the global adapter that the round started from.
+
+    Raises:
+        SecureSumError: members, keys or numbers are wrong; nothing may leave then.
+    """
+    offers = verified_offers(offered, kit, job=job, round=round, site=site, members=members)
+    keys = {name: offer.public for name, offer in offers.items()}
+    secret = _take(folder / FILE, job=job, round=round)
+    if keys[site] != public_key(secret):
+        raise SecureSumError(f"the server passes on another key of site {site} than it offered for round {round}.")
+    if len(set(keys.values())) != len(keys):
+        raise SecureSumError(f"two sites have the same key in round {round}: a secure sum needs one for each.")
+    shapes = {key: list(tensor.shape) for key, tensor in trained.items()}
+    context = context_of(job=job, settings=settings, round=round, keys=keys, shapes=shapes, received=digest(received))
+    numbers = fixed_point.encode(trained, weight, len(keys))
+    return masked(numbers, site=site, secret=secret, keys=keys, context=context)
+
+
+def mean(
+    uploads: Sequence[State], weights: Sequence[int], dtypes: Mapping[str, torch.dtype]
+) -> dict[str, torch.Tensor]:
+    """The weighted mean of the members' adapters, from their masked uploads.
+
+    Args:
+        uploads: one for each member, of the same keys and shapes.
+        weights: n_k of each, in the same order.
+        dtypes: of the global adapter, by key.
+    """
+    return fixed_point.decode(fixed_point.wrapped_sum(uploads), sum(weights), dtypes)
+
+
+def digest(state: State) -> str:
+    """SHA-256 over keys, dtypes, shapes and bytes of a state."""
+    total = hashlib.sha256()
+    for key in sorted(state):
+        tensor = state[key].detach().cpu().contiguous()
+        total.update(f"{key} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        total.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return total.hexdigest()
+
+
+def _check_members(offered: Mapping[str, SignedKey], *, site: str, members: Sequence[str] | None) -> None:
+    if members is not None and set(offered) != set(members):
+        missing, extra = sorted(set(members) - set(offered)), sorted(set(offered) - set(members))
+        raise SecureSumError(
+            f"the server wants a sum without {missing} and with {extra}, compared with the site's own file: another "
+            f"group of sites would reveal differences between sums."
+        )
+    if site not in offered or len(offered) < LEAST_MEMBERS:
+        raise SecureSumError(
+            f"the server wants a sum of {sorted(offered)}: it needs this site and at least {LEAST_MEMBERS} sites, "
+            f"because each of two learns the other's adapter."
+        )
+
+
+def _take(file: Path, *, job: str, round: int) -> bytes:
+    """Read and delete the private key of this round."""
+    try:
+        kept = json.loads(file.read_text())
+        os.unlink(file)
+    except (OSError, ValueError) as error:
+        raise SecureSumError(
+            f"this site has no unused key for round {round} ({type(error).__name__}): a key is valid for one upload, "
+            f"start the job again with federation.resume_from."
+        ) from error
+    if (kept["job"], kept["round"]) != (job, round):
+        raise SecureSumError(
+            f"this site offered a key for round {kept['round']} of {kept['job']}, not for round {round}."
+        )
+    return bytes.fromhex(kept["secret"])

@@ -1,0 +1,149 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Public keys that pass through the server, signed with the certificate of a site's start-up kit.
+
+The server could replace a key by its own, but it cannot forge a signature over job, round, site and key by the
+certificate that the consortium's authority issued to that site. Only the holder of the authority's private key can.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
+from cryptography.x509.oid import NameOID
+
+from fedpeft.core.errors import SecureSumError
+
+LABEL = "fedpeft secure sum key 2"
+PADDING = padding.PSS(mgf=padding.MGF1(SHA256()), salt_length=padding.PSS.DIGEST_LENGTH)
+FIELDS = ("public", "start", "certificate", "signature")
+START_BYTES = (0, 32)  # in the simulator there is none
+LINE, MOST_LINES = 128, 64  # a certificate of FLARE's has about 1,700 hexadecimal digits
+SignedKey = dict[str, list[str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """A site's private key and certificate, and the authority that it trusts: from `startup/` of its kit."""
+
+    key: rsa.RSAPrivateKey
+    certificate: x509.Certificate
+    root: x509.Certificate
+
+    @classmethod
+    def load(cls, startup: Path) -> Kit:
+        """Read client.key, client.crt and rootCA.pem.
+
+        Raises:
+            SecureSumError: one of them is missing or cannot be read.
+        """
+        try:
+            key = load_pem_private_key((startup / "client.key").read_bytes(), password=None)
+            certificate = x509.load_pem_x509_certificate((startup / "client.crt").read_bytes())
+            root = x509.load_pem_x509_certificate((startup / "rootCA.pem").read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            raise SecureSumError(
+                f"the site's certificate cannot be read from {startup} ({error}): a secure sum needs the start-up kit."
+            ) from error
+        if not isinstance(key, rsa.RSAPrivateKey):
+            raise SecureSumError(
+                f"{startup / 'client.key'} is not an RSA key: provision the kit with FLARE's CertBuilder."
+            )
+        return cls(key, certificate, root)
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """A public key, and the digest of what its site's training starts from (`fedpeft.protocol.secret_seed`)."""
+
+    public: bytes
+    start: bytes = b""
+
+
+def signed(offer: Offer, kit: Kit | None, *, job: str, round: int, site: str) -> SignedKey:
+    """Sign an offer and encode it in lines of hexadecimal digits; without a kit (simulator) it is unsigned."""
+    values = {"public": offer.public, "start": offer.start, "certificate": b"", "signature": b""}
+    if kit is not None:
+        values["certificate"] = kit.certificate.public_bytes(Encoding.DER)
+        values["signature"] = kit.key.sign(_statement(offer, job, round, site), PADDING, SHA256())
+    digits = {name: value.hex() for name, value in values.items()}
+    return {name: [text[at : at + LINE] for at in range(0, len(text), LINE)] for name, text in digits.items()}
+
+
+def verified(offered: Mapping[str, list[str]], kit: Kit | None, *, job: str, round: int, site: str) -> Offer:
+    """Verify that a site offered a public key for this round of this job, and return its offer.
+
+    Args:
+        offered: what the server passed on.
+        kit: holds the trusted authority; None in the simulator, where there are no certificates.
+        job, round, site: what the signature must cover.
+
+    Raises:
+        SecureSumError: naming the site and what is wrong with its key.
+    """
+    public, start, certificate, signature = (read(offered, site=site)[name] for name in FIELDS)
+    offer = Offer(public, start)
+    if kit is None:
+        return offer
+    key = _key_of(certificate, kit.root, site)
+    try:
+        key.verify(signature, _statement(offer, job, round, site), PADDING, SHA256())
+    except InvalidSignature as error:
+        raise SecureSumError(
+            f"the key of site {site} is not signed by it for round {round} of this job: do not trust this server."
+        ) from error
+    return offer
+
+
+def read(offered: Mapping[str, list[str]], *, site: str) -> dict[str, bytes]:
+    """Decode the fields of a key on the wire, each of bounded length, the public key of 32 bytes.
+
+    Raises:
+        SecureSumError: the key is malformed.
+    """
+    try:
+        if set(offered) != set(FIELDS) or any(len(lines) > MOST_LINES for lines in offered.values()):
+            raise ValueError
+        values = {name: bytes.fromhex("".join(lines)) for name, lines in offered.items()}
+        if len(values["start"]) not in START_BYTES:
+            raise ValueError
+        if len(values["public"]) != 32 or any(len(line) > LINE for lines in offered.values() for line in lines):
+            raise ValueError
+    except (ValueError, TypeError, AttributeError) as error:
+        raise SecureSumError(
+            f"the key of site {site} is malformed: install the same fedpeft version everywhere."
+        ) from error
+    return values
+
+
+def _key_of(encoded: bytes, root: x509.Certificate, site: str) -> rsa.RSAPublicKey:
+    """Verify that the consortium's authority issued a certificate to this site, and return its key."""
+    try:
+        certificate = x509.load_der_x509_certificate(encoded)
+        certificate.verify_directly_issued_by(root)
+        names = [name.value for name in certificate.subject.get_attributes_for_oid(NameOID.COMMON_NAME)]
+        roles = certificate.subject.get_attributes_for_oid(NameOID.UNSTRUCTURED_NAME)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise SecureSumError(
+            f"the certificate of site {site} was not issued by this consortium's authority: do not trust this server."
+        ) from error
+    key = certificate.public_key()
+    if names != [site] or roles or not isinstance(key, rsa.RSAPublicKey):
+        raise SecureSumError(
+            f"the certificate of site {site} belongs to another participant: do not trust this server."
+        )
+    if not certificate.not_valid_before_utc <= datetime.now(UTC) <= certificate.not_valid_after_utc:
+        raise SecureSumError(f"the certificate of site {site} is not valid now: renew its kit, or set the clock.")
+    return key
+
+
+def _statement(offer: Offer, job: str, round: int, site: str) -> bytes:
+    return json.dumps([LABEL, job, round, site, offer.public.hex(), offer.start.hex()]).encode()

@@ -1,0 +1,287 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Read a run's progress from history.json and, once it has ended, manifest.json.
+
+A run whose process was killed leaves no manifest. The process holds a lock, which the system releases when it ends.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core import state_lock
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import BELOW_CONSTANT, NO_BETTER, TITLES, title_of
+from fedpeft.core.pace import RECENT
+from fedpeft.core.run_names import HISTORY, MANIFEST, OF_SIMULATOR
+from fedpeft.core.workspace_lock import lock_file
+from fedpeft.report.json_fields import (
+    MOST_SECONDS,
+    as_count,
+    as_mapping,
+    as_name,
+    as_number,
+    as_sentence,
+    fail,
+    need,
+)
+
+RUNNING, COMPLETED, FAILED = "running", "completed", "failed"
+IDLE = "not running"  # a workspace without a run
+CUT_OFF = "the run was cut off: its processes were ended from outside."
+SILENT = 10, 3600.0  # durations of a round, and seconds, without a sign of life
+SIMULATED = "server" / OF_SIMULATOR
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """The progress of a run.
+
+    Args:
+        job: its name, empty where it is not known yet.
+        state: "running", "completed" or "failed"; "not running" for a workspace without a run, FLARE's own word for a
+            job that waits.
+        round: finished rounds.
+        rounds: rounds that the job has; None: not known yet.
+        mean: of what the sites are measured by, over those of the last round, a fraction.
+        measured_by: that, in words.
+        seconds: the last round's duration.
+        pace: mean seconds of the last rounds.
+        ago: seconds since the last round ended.
+        rejected: by site, the rounds in which its reply was left out, and the last reason.
+        reason: why the run failed.
+        not_learning: a sentence for each site that is no better than a constant answer.
+    """
+
+    job: str = ""
+    state: str = RUNNING
+    round: int = 0
+    rounds: int | None = None
+    mean: float | None = None
+    measured_by: str = title_of(())
+    seconds: float | None = None
+    pace: float | None = None
+    ago: float | None = None
+    rejected: tuple[str, ...] = ()
+    reason: str = ""
+    not_learning: tuple[str, ...] = ()
+
+    @property
+    def ended(self) -> bool:
+        """Whether the run has ended."""
+        return self.state in (COMPLETED, FAILED)
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the end at the pace of the last rounds; None if that is not known."""
+        if self.ended or None in (self.rounds, self.pace, self.ago):
+            return None
+        return max(0.0, (self.rounds - self.round) * self.pace - self.ago)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any], *, where: str = "the progress") -> Progress:
+        """Build from a decoded `asdict`; keys that another version added are ignored.
+
+        Raises:
+            HistoryError: a value is of another type, or out of bounds.
+        """
+        known = {field.name: values[field.name] for field in fields(cls) if field.name in values}
+        for name, value in known.items():
+            known[name] = _KINDS[name](value, where, repr(name))
+        return cls(**known)
+
+
+def read_progress(folder: Path, *, now: float | None = None) -> Progress:
+    """Read a run's folder at any time, also before the first round.
+
+    Args:
+        folder: of the run on the server; it may lack both files.
+        now: seconds since 1970; None: this moment.
+
+    Raises:
+        FedpeftError: a file is damaged.
+    """
+    return judged(written_progress(folder, now=now), folder)
+
+
+def written_progress(folder: Path, *, now: float | None = None) -> Progress:
+    """Read what a run's files say; that it runs is not asked of its process.
+
+    Args:
+        folder, now: as in `read_progress`.
+
+    Raises:
+        FedpeftError: a file is damaged.
+    """
+    history, manifest = _read(folder / HISTORY), _read(folder / MANIFEST)
+    try:
+        return _progress(history, manifest, _age(folder / HISTORY, now), str(folder / HISTORY))
+    except FedpeftError as error:
+        raise FedpeftError(f"{folder} holds no run that can be read: {error}") from error
+
+
+def judged(progress: Progress, folder: Path) -> Progress:
+    """Return the progress of a run with what its lock says: a process holds it, or has ended without a manifest.
+
+    Args:
+        progress: that its files tell.
+        folder: of the run.
+
+    Raises:
+        FedpeftError: the manifest is damaged.
+    """
+    if progress.state != RUNNING:
+        return progress
+    alive = _is_written(folder)
+    if alive is False:
+        if (folder / MANIFEST).exists():  # it ended between two looks
+            return written_progress(folder)
+        if not folder.is_dir():
+            return replace(progress, state=IDLE)
+        return replace(progress, state=FAILED, reason=CUT_OFF)
+    rounds, seconds = SILENT
+    if alive is None and progress.ago is not None and progress.ago > max(seconds, rounds * (progress.pace or 0)):
+        return replace(
+            progress,
+            reason="no sign of life since, and this machine cannot see whether its process runs: look at the server.",
+        )
+    return progress
+
+
+def unfinished(progress: Progress) -> str:
+    """Return in words how far a run is that has not completed, or why it failed; empty for a completed one.
+
+    Args:
+        progress: of the run.
+    """
+    if progress.state == COMPLETED:
+        return ""
+    of = f" of {progress.rounds}" if progress.rounds else ""
+    reason = f": {progress.reason}" if progress.reason else "."
+    return f"{progress.state} after {progress.round}{of} rounds{reason}"
+
+
+def _is_written(folder: Path) -> bool | None:
+    """Return whether the process that writes a run lives; None: this machine cannot say."""
+    folder = folder.resolve()
+    if folder.parts[-len(SIMULATED.parts) :] == SIMULATED.parts:
+        return state_lock.is_held(lock_file(folder.parents[len(SIMULATED.parts) - 1]))
+    return state_lock.is_held(folder / state_lock.FILE)
+
+
+def _progress(history: Mapping[str, Any], manifest: Mapping[str, Any], age: float | None, where: str) -> Progress:
+    done = history.get("rounds", [])
+    if not isinstance(done, list):
+        fail(where, "'rounds'", done, "a list of rounds")
+    done = [as_mapping(one, where, "a round") for one in done]
+    last = done[-1] if done else {}
+    sites = [as_mapping(site, where, "a site") for site in as_mapping(last.get("sites", {}), where, "'sites'").values()]
+    overall = [as_number(need(site, "overall", where), where, "'overall'", high=1) for site in sites]
+    measured = [figure for figure in overall if figure is not None]
+    recent = [_seconds(one.get("seconds"), where, "'seconds'") for one in done[-RECENT:]]
+    paced = [seconds for seconds in recent if seconds is not None]
+    if manifest and manifest.get("status") not in (COMPLETED, FAILED):
+        fail(where, "the manifest's 'status'", manifest.get("status"), f"{COMPLETED} or {FAILED}")
+    training = as_mapping(as_mapping(history.get("settings", {}), where, "'settings'").get("training", {}), where, "it")
+    metrics = as_mapping(history.get("metrics", {}), where, "'metrics'").values()
+    if unknown := [name for name in metrics if not isinstance(name, str) or name not in TITLES]:
+        fail(where, "'metrics'", unknown[0], f"one of {', '.join(TITLES)}")
+    return Progress.from_json(
+        {
+            "job": history.get("job") or manifest.get("job", ""),
+            "state": manifest.get("status", RUNNING),
+            "round": len(done),
+            "rounds": training.get("rounds"),
+            "mean": sum(measured) / len(measured) if measured else None,
+            "measured_by": title_of(metrics),
+            "seconds": last.get("seconds"),
+            "pace": sum(paced) / len(paced) if paced else None,
+            "ago": age if done else None,
+            "rejected": _rejections(done, where),
+            "reason": manifest.get("reason", ""),
+            "not_learning": _not_learning(done, where),
+        },
+        where=where,
+    )
+
+
+def _rejections(done: list[Mapping[str, Any]], where: str) -> list[str]:
+    rounds_of: dict[str, list[int]] = {}
+    reasons: dict[str, str] = {}
+    for one in done:
+        for site, reason in as_mapping(one.get("rejected", {}), where, "'rejected'").items():
+            name = as_name(site, where, "a site's name")
+            rounds_of.setdefault(name, []).append(as_count(need(one, "round", where), where, "'round'"))
+            reasons[name] = as_sentence(reason, where, "a reason")
+    return [
+        f"{site}, round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}: {reasons[site]}"
+        for site, rounds in rounds_of.items()
+    ]
+
+
+def _not_learning(done: list[Mapping[str, Any]], where: str) -> list[str]:
+    last: dict[str, float | None] = {}
+    for one in done:
+        for site, result in as_mapping(one.get("sites", {}), where, "'sites'").items():
+            below = as_mapping(result, where, "a site").get(BELOW_CONSTANT)
+            last[as_name(site, where, "a site's name")] = as_number(below, where, repr(BELOW_CONSTANT), high=1)
+    return [f"{site}: {NO_BETTER}" for site, below in last.items() if below == 1]
+
+
+def _age(file: Path, now: float | None) -> float | None:
+    try:
+        return max(0.0, (time.time() if now is None else now) - file.stat().st_mtime)
+    except OSError:
+        return None
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = read_json(file)
+    except FileNotFoundError:
+        return {}
+    except OSError as error:
+        raise FedpeftError(f"{file} cannot be read ({error.strerror}): copy it from the server again.") from error
+    except ValueError as error:
+        raise FedpeftError(f"{file} cannot be read as JSON ({error}): copy it from the server again.") from error
+    if not isinstance(content, dict):
+        raise FedpeftError(f"{file} must hold a JSON object, it holds {type(content).__name__}: copy it again.")
+    return content
+
+
+def _count_or_none(value: Any, where: str, what: str) -> int | None:
+    return None if value is None else as_count(value, where, what)
+
+
+def _fraction(value: Any, where: str, what: str) -> float | None:
+    return as_number(value, where, what, high=1)
+
+
+def _seconds(value: Any, where: str, what: str) -> float | None:
+    return as_number(value, where, what, high=MOST_SECONDS)
+
+
+def _sentences(values: Any, where: str, what: str) -> tuple[str, ...]:
+    if not isinstance(values, list | tuple):
+        fail(where, what, values, "a list of texts")
+    return tuple(as_sentence(value, where, what) for value in values)
+
+
+_KINDS = {
+    "job": as_sentence,
+    "state": as_sentence,
+    "round": as_count,
+    "rounds": _count_or_none,
+    "mean": _fraction,
+    "measured_by": as_sentence,
+    "seconds": _seconds,
+    "pace": _seconds,
+    "ago": as_number,
+    "rejected": _sentences,
+    "reason": as_sentence,
+    "not_learning": _sentences,
+}

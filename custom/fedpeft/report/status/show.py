@@ -1,0 +1,61 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Render a run's progress for the terminal: one bar, one line of figures, and rejected replies."""
+
+from __future__ import annotations
+
+import time
+
+from rich.console import Group, RenderableType
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+
+from fedpeft.core.console import cell
+from fedpeft.core.pace import duration
+from fedpeft.report.status.progress import COMPLETED, FAILED, Progress
+
+BAR = 40
+STYLES = {COMPLETED: "green", FAILED: "bold red"}
+
+
+def show(progress: Progress, *, now: float | None = None) -> RenderableType:
+    """Return what the terminal shows.
+
+    Args:
+        progress: of the run.
+        now: seconds since 1970, for the estimated end; None: this moment.
+    """
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        cell(progress.job or "a job", style="bold"),
+        ProgressBar(total=progress.rounds or 1, completed=progress.round if progress.rounds else 0, width=BAR),
+        cell(_rounds(progress)),
+        cell(progress.state, style=STYLES.get(progress.state, "")),
+    )
+    note = "" if progress.state == FAILED else progress.reason  # that of a failure is the command's error
+    lines = [cell(text) for text in (figures(progress, now=now), note) if text]
+    warnings = (*(f"rejected: {reason}" for reason in progress.rejected), *progress.not_learning)
+    return Group(head, *lines, *(cell(warning, style="yellow") for warning in warnings))
+
+
+def figures(progress: Progress, *, now: float | None = None) -> str:
+    """Return the mean of the sites, last round and estimated end as text; empty before the first round."""
+    parts = []
+    if progress.mean is not None:
+        parts.append(f"mean {progress.measured_by} {100 * progress.mean:.1f} %")
+    if progress.seconds is not None:
+        ago = f", {duration(progress.ago)} ago" if progress.ago is not None and not progress.ended else ""
+        parts.append(f"last round {duration(progress.seconds)}{ago}")
+    if progress.left is not None:
+        end = (time.time() if now is None else now) + progress.left
+        parts.append(
+            f"{duration(progress.left)} left, ends about {time.strftime('%Y-%m-%d %H:%M', time.localtime(end))}"
+        )
+    return "; ".join(parts)
+
+
+def _rounds(progress: Progress) -> str:
+    if progress.rounds is not None:
+        return f"{progress.round} of {progress.rounds} rounds"
+    if progress.round:
+        return f"{progress.round} rounds"
+    return "" if progress.ended else "no round finished yet"

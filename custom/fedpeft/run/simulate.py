@@ -1,0 +1,177 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Run a job in FLARE's simulator and report correctly how it ended.
+
+The simulator's exit code is 0 even if a site dies, and it may hang forever; what counts is the manifest that the server
+writes last.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fedpeft.core.bounded_files import read_json
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.python_environment import python_environment, with_sockets
+from fedpeft.core.run_names import DATA_VARIABLE, HISTORY, MANIFEST, OF_SIMULATOR, PROBLEM, STATE_VARIABLE
+from fedpeft.core.workspace import LOG_CONFIG, PRIVACY, check_place, listed_classes, seed
+from fedpeft.core.workspace_lock import SERVER, held, kept_folder
+from fedpeft.flare.policy import with_site_filters
+from fedpeft.job.admission.job import admit_folder
+from fedpeft.job.check import check_sites
+from fedpeft.job.folder import job_folder
+from fedpeft.run.earlier_runs import set_aside
+from fedpeft.run.family import family
+
+SIMULATOR = "nvflare.private.fed.app.simulator.simulator"
+SECONDS_TO_END = 60
+ROOM = 10**7  # bytes below which a disk counts as full
+
+
+def simulate(job: Path, *, workspace: Path, threads: int, overrides: Sequence[str] = ()) -> Path:
+    """Run one job folder to its end.
+
+    Args:
+        job: a FLARE job folder, or the name of a job of `app_configs/`, here or in the package.
+        workspace: the simulator's folder; an earlier run in it is moved to `<workspace>_runs/`.
+        threads: sites that run at the same time; fewer run where they train on a GPU that has no room for so many.
+        overrides: settings as `section.name=value`; the job is then composed again from
+            `app_configs/`.
+
+    Returns:
+        the folder with history, report, adapters and manifest.
+
+    Raises:
+        FedpeftError: the job did not start (the workspace is then unchanged) or did not complete (finished rounds are
+            then in the workspace).
+    """
+    workspace = workspace.resolve()
+    results = workspace / "server" / OF_SIMULATOR
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = job_folder(job, overrides, Path(scratch))
+        admitted = admit_folder(folder, classes=listed_classes(workspace))
+        folder = with_site_filters(folder, workspace / "local" / PRIVACY, Path(scratch) / "filtered")
+        sites = _sites(folder)
+        if threads > len(sites):
+            raise FedpeftError(f"-t {threads} is more than the {len(sites)} sites of {job}: use at most {len(sites)}.")
+        check_place(workspace, job)
+        (executor,) = (entry["executor"] for entry in admitted.client["executors"])
+        check_sites(executor["args"], sites)
+        if threads > 1:
+            threads = _that_fit(folder, workspace, threads)
+        with held(workspace) as lock:
+            _check_resume(folder, _state(workspace) / SERVER)
+            seed(workspace)
+            if earlier := set_aside(workspace):
+                print(f"earlier  {earlier}", flush=True)
+            code = _run_simulator(folder, workspace, threads, results / MANIFEST, lock)
+            return _verdict(results, workspace, sites, code)
+
+
+def _that_fit(job: Path, workspace: Path, threads: int) -> int:
+    """Return how many sites may run at once, by the memory of the GPU that they train on, if they do."""
+    from fedpeft.doctor.card import sites_at_once
+
+    count, sentence = sites_at_once(job, threads, workspace=workspace)
+    if count < threads:
+        print(f"at once  {count} of {threads} sites; {sentence}", flush=True)
+    return count
+
+
+def _sites(job: Path) -> list[str]:
+    try:
+        deployed = read_json(job / "meta.json")["deploy_map"]
+        return [site for sites in deployed.values() for site in sites if site != "server"]
+    except (ValueError, KeyError, AttributeError) as error:
+        raise FedpeftError(f"{job / 'meta.json'} has no usable deploy_map ({error}): run `fedpeft jobs`.") from error
+
+
+def _check_resume(job: Path, lineages: Path) -> None:
+    """Refuse what cannot be resumed, as the server would, before the earlier run is moved."""
+    arguments = _controller_arguments(job / "app" / "config" / "config_fed_server.json")
+    if not (arguments.get("federation") or {}).get("resume_from"):
+        return
+    from fedpeft.job.settings import ServerJob
+    from fedpeft.server.checkpoint import lasting, to_resume
+
+    settings = ServerJob.from_sections(arguments)
+    to_resume(
+        lineages,
+        settings.federation.resume_from,
+        job=arguments.get("job", ""),
+        submitter="",
+        settings=lasting(settings.method, settings.training, settings.schedule),
+        rounds=settings.training.rounds,
+    )
+
+
+def _controller_arguments(file: Path) -> Mapping[str, Any]:
+    try:
+        workflows = read_json(file)["workflows"]
+        return next(one["args"] for one in workflows if "federation" in one["args"])
+    except (OSError, ValueError, KeyError, TypeError, StopIteration) as error:
+        raise FedpeftError(
+            f"{file} is not a configuration of fedpeft's server ({error!r:.80}): run `fedpeft jobs`."
+        ) from error
+
+
+def _state(workspace: Path) -> Path:
+    """Return the folder for state that outlives a run; FLARE deletes the workspace."""
+    return Path(os.environ.get(STATE_VARIABLE) or kept_folder(workspace)).expanduser().resolve()
+
+
+def _run_simulator(job: Path, workspace: Path, threads: int, manifest: Path, lock: int) -> int:
+    logging = workspace / "local" / LOG_CONFIG
+    # as FLARE's SimEnv starts it; the command `nvflare simulator` prints that it is deprecated
+    command = [sys.executable, "-m", SIMULATOR, str(job), "-w", str(workspace), "-l", str(logging), "-t", str(threads)]
+    environment = {**python_environment(), STATE_VARIABLE: str(_state(workspace))}
+    if DATA_VARIABLE in environment:  # the simulator changes its working directory
+        environment[DATA_VARIABLE] = str(Path(environment[DATA_VARIABLE]).resolve())
+    ended_at = None
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with with_sockets() as temporary, family(holding=[lock], removing=[*temporary.values()]) as mark:
+            process = subprocess.Popen(command, start_new_session=True, env=environment | temporary | mark)
+            while process.poll() is None:
+                time.sleep(0.2)
+                if ended_at is None and manifest.exists():
+                    ended_at = time.monotonic()
+                if ended_at is not None and time.monotonic() - ended_at > SECONDS_TO_END:
+                    break
+        return process.wait()
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _verdict(results: Path, workspace: Path, sites: Sequence[str], code: int) -> Path:
+    manifest = _read(results / MANIFEST)
+    if manifest.get("status") == "completed":
+        return results
+    problems = [_read(workspace / site / OF_SIMULATOR / PROBLEM) for site in sites]
+    site_problems = [f"site {p['site']}: {p['problem']}" for p in problems if {"site", "problem"} <= p.keys()]
+    reason = manifest.get("reason") or f"the simulator ended with code {code} and without a manifest"
+    done = _read(results / HISTORY).get("rounds")
+    rounds = manifest.get("rounds", len(done) if isinstance(done, list) else 0)
+    lines = [reason, *site_problems, f"Finished rounds: {rounds}; logs and results are in {workspace}."]
+    if not manifest and shutil.disk_usage(workspace).free < ROOM:
+        lines.append(f"The disk of {workspace} is full: make room.")
+    if rounds:
+        lines.append("Go on where it stopped: the same command with --set resume_from=latest.")
+    raise FedpeftError("\n".join(lines))
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Return a JSON object that a process of the run wrote; empty where there is none."""
+    try:
+        content = read_json(file)
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}

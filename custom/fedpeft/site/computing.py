@@ -1,0 +1,209 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How a site computes what it trains: in which precision, and at which cost of time and memory."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fedpeft.backbones.backbone import Backbone
+from fedpeft.site import compiled, quantized
+from fedpeft.site.kept_features import KeptFeatures
+from fedpeft.core.errors import FedpeftError
+from fedpeft.methods.method import TuningMethod
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Trainable
+from fedpeft.answering.training_settings import BFLOAT16, FIRST_TOKEN, FLOAT32, FUSED, NF4, TrainingSettings
+
+
+def device_of(settings: TrainingSettings) -> torch.device:
+    """Return the device of `training.device`, for `auto` CUDA where there is one.
+
+    Raises:
+        FedpeftError: this machine does not have it.
+    """
+    if settings.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.empty(0, device=settings.device).device
+    except (RuntimeError, AssertionError) as error:
+        raise FedpeftError(
+            f"training.device is {settings.device!r:.60}, which torch {torch.__version__} does not find on this "
+            f"machine: use 'auto' or 'cpu', or install a build of torch for that device.",
+            setting="training.device",
+        ) from error
+
+
+def reads_half(settings: TrainingSettings, method: TuningMethod, own: Mapping[str, Any]) -> bool:
+    """Return whether a backbone's matrices can be read in bfloat16, with the same results as rounding them later.
+
+    Args:
+        settings: the section `training`.
+        method: of the job.
+        own: the site's settings of it.
+    """
+    return settings.frozen_precision != FLOAT32 and settings.precision == BFLOAT16 and method.reads_half(own)
+
+
+def keep_frozen(
+    backbone: Backbone,
+    settings: TrainingSettings,
+    weights: Sequence[Tensor],
+    device: torch.device,
+    method: MethodSettings,
+) -> None:
+    """Keep the frozen matrices of a backbone in the precision that `training` says.
+
+    Args:
+        backbone: with the method in it and everything that a method trains set to train; it may not be on its device.
+        settings: the section `training`.
+        weights: `matrices` of the backbone.
+        device: on which it will be.
+        method: of the job.
+
+    Raises:
+        FedpeftError: the backbone, the method or the device cannot do what is set, or it would change nothing.
+    """
+    if settings.frozen_precision == FLOAT32:
+        return
+    if method.rule.stacks:
+        raise FedpeftError(
+            f"frozen_precision is {settings.frozen_precision!r}, and method.aggregation adds every round's products to "
+            f"the frozen matrices, which so loses them bit by bit: leave it out.",
+            setting="training.frozen_precision",
+        )
+    if settings.frozen_precision == NF4:
+        if not method.method.four_bits:
+            raise FedpeftError(
+                f"frozen_precision is {NF4!r}, and method {method.name!r} trains parameters of the backbone's linear "
+                f"layers or computes with their values itself: use 'bfloat16', or a method that stands beside them.",
+                setting="training.frozen_precision",
+            )
+        quantized.quantize(backbone, weights, device, getattr(torch, settings.precision))
+    if settings.precision == BFLOAT16:
+        _round_frozen(weights)
+
+
+def set_up(backbone: Backbone, settings: TrainingSettings) -> None:
+    """Change a backbone to compute as `training` says.
+
+    Args:
+        backbone: on its device, with the method in it and everything that a method trains set to train.
+        settings: the section `training`.
+
+    Raises:
+        FedpeftError: the backbone or the device cannot do what is set, or it would change nothing.
+    """
+    if settings.attention == FUSED:
+        _fuse_attention(backbone)
+    if settings.last_layer == FIRST_TOKEN:
+        _switch(backbone, only=True)
+        _switch(backbone, only=False)
+    if settings.checkpointing:
+        _checkpoint_layers(backbone)
+    if settings.precision == BFLOAT16:
+        _autocast(backbone)
+    if settings.compile:
+        compiled.check(backbone)
+
+
+@contextmanager
+def as_trained(backbone: Backbone, settings: TrainingSettings, features: KeptFeatures | None = None) -> Iterator[None]:
+    """Compute no more than training and evaluation need in this block: elsewhere all tokens and layers are looked at.
+
+    Args:
+        backbone: as `set_up` left it.
+        settings: the section `training`.
+        features: that are kept of the layers below; None: none are.
+    """
+    only = settings.last_layer == FIRST_TOKEN
+    if only:
+        _switch(backbone, only=True)
+    try:
+        with (
+            features.used() if features else nullcontext(),
+            compiled.compiled(backbone) if settings.compile else nullcontext(),
+        ):
+            yield
+    finally:
+        if only:
+            _switch(backbone, only=False)
+
+
+def kept_features(
+    backbone: Backbone, trainable: Trainable, settings: TrainingSettings, *, some_layers: bool
+) -> KeptFeatures | None:
+    """Return where features are kept, or None without a budget for them; see `KeptFeatures`."""
+    if not settings.features_mib:
+        return None
+    half = settings.precision == BFLOAT16
+    return KeptFeatures(backbone, trainable, settings.features_mib, some_layers=some_layers, half=half)
+
+
+def _fuse_attention(backbone: Backbone) -> None:
+    fuse: Callable[[], None] | None = getattr(backbone, "fuse_attention", None)
+    if fuse is None:
+        raise FedpeftError(
+            f"attention is {FUSED!r}, and a backbone of family {backbone.family!r} uses transformers' own choice, "
+            f"which is fused where it can be: leave it out.",
+            setting="training.attention",
+        )
+    fuse()
+
+
+def _switch(backbone: Backbone, *, only: bool) -> None:
+    switch: Callable[[bool], bool] | None = getattr(backbone, "first_token_only", None)
+    if switch is None or not switch(only):
+        raise FedpeftError(
+            f"last_layer is {FIRST_TOKEN!r}, and the features of this backbone (family {backbone.family!r}) need all "
+            f"tokens, or an adapter stands around its whole last layer: leave it out.",
+            setting="training.last_layer",
+        )
+
+
+def _checkpoint_layers(backbone: Backbone) -> None:
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    layers = [module for module in backbone.model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise FedpeftError(
+            f"checkpointing is true, and no layer of a backbone of family {backbone.family!r} can be computed again: "
+            f"leave it out.",
+            setting="training.checkpointing",
+        )
+    for layer in layers:
+        layer.gradient_checkpointing = True
+        vars(layer)["_gradient_checkpointing_func"] = partial(checkpoint, use_reentrant=False)
+
+
+def _autocast(backbone: Backbone) -> None:
+    device = next(iter(backbone.parameters())).device
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False):
+        raise FedpeftError(f"precision is {BFLOAT16!r}, which this GPU does not compute: use float32.")
+    for name in ("forward", *filter(partial(hasattr, backbone), ("hidden", "generate"))):
+        vars(backbone)[name] = types.MethodType(partial(_in_bfloat16, name), backbone)
+
+
+def _in_bfloat16(name: str, self: nn.Module, *arguments: Any, **batch: Any) -> Tensor:
+    """Compute with products of matrices in bfloat16; head, output layer and loss get features in float32."""
+    with torch.autocast(next(self.parameters()).device.type, dtype=torch.bfloat16):
+        result = getattr(type(self), name)(self, *arguments, **batch)
+    return result.float() if result.is_floating_point() else result
+
+
+def _round_frozen(weights: Sequence[Tensor]) -> None:
+    frozen = [weight for weight in weights if not weight.requires_grad]
+    if not frozen:
+        raise FedpeftError(
+            f"frozen_precision is {BFLOAT16!r}, and the method trains the whole backbone: leave it out.",
+            setting="training.frozen_precision",
+        )
+    for weight in frozen:
+        weight.data = weight.data.to(torch.bfloat16)

@@ -1,0 +1,452 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's learner: combines backbone, adapters, head and data into the local half of a round.
+
+FLARE's executor and the benchmarks' bare loop both drive this class, so both compute the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from fedpeft.backbones import BackboneSettings
+from fedpeft.site import client_round, computing, site_state
+from fedpeft.site.agreement import next_agreement, share_of
+from fedpeft.answering.batches import Batch
+from fedpeft.site.data_facts import Facts
+from fedpeft.site.evaluation import Evaluation
+from fedpeft.site.federated_head import head_state, without_head
+from fedpeft.site.loop import OnStep, mean_loss, no_step, train_epochs
+from fedpeft.site.lr_schedule import rate_factor
+from fedpeft.site.metrics import Measure, Measured
+from fedpeft.site.model_record import below_constant, best_round, with_round
+from fedpeft.site.optimizer import build_optimizer, moments, restore_moments
+from fedpeft.site.round_values import RoundValues
+from fedpeft.site.scoring import compares_with_previous, measure_budget, score_changes, score_layers
+from fedpeft.site.site_batches import SiteBatches
+from fedpeft.site.site_model import SiteModel
+from fedpeft.site.site_record import SiteRecord
+from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.baseline import baseline
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.core.errors import LocalError
+from fedpeft.core.keys import belongs, layers_of
+from fedpeft.core.layer_matching import LayerNumbers
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.core.metrics import BALANCED_ACCURACY, BELOW_CONSTANT
+from fedpeft.protocol.released_metrics import rounded_count
+from fedpeft.protocol.site_check import admitted, load_data
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.core.seeds import derive
+from fedpeft.job.site_job import SiteJob
+from fedpeft.core.states import State, digest, equal
+from fedpeft.answering.training_settings import BEST, LINEAR, TrainingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Result of a round: the upload (wire keys), n_k, and metrics on the site's own test split."""
+
+    state: State
+    samples: int
+    metrics: dict[str, float | None]
+
+
+class Learner:
+    """Trains one site round by round; all state between rounds is on the site's disk.
+
+    Args:
+        site: the site's name.
+        backbone: which foundation model.
+        method: what is trained and how it is integrated.
+        training: the local recipe.
+        site_data: the site's splits.
+        dataset: registered name of the data set.
+        folder: the site's state folder.
+        schedule: how layers are scored and how many the site may train; None: all of them, unscored.
+        policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+        answers: what the heads of all sites tell apart, where they are federated; None: the site's own answers.
+        sections: of the job that these settings are from, kept with the site's state; None: there is no job.
+        window: through which the site's images are shown, kept there too (`fedpeft.data.window`).
+
+    Attributes:
+        constant: what the best constant answer reaches on the test split; None: nothing can be measured.
+        on_step: called after each step of a round, as `train_epochs` does.
+        salt: goes into every seed of the next round's training; empty: these follow from the job alone. In secure sums
+            it is secret (`fedpeft.protocol.secret_seed`).
+
+    Raises:
+        FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        backbone: BackboneSettings,
+        method: MethodSettings,
+        training: TrainingSettings,
+        site_data: SiteData,
+        dataset: str,
+        folder: Path,
+        schedule: ScheduleSettings | None = None,
+        policy: SitePolicy | None = None,
+        answers: tuple[str, ...] | None = None,
+        sections: Mapping[str, Any] | None = None,
+        window: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.site, self.method, self.training, self.data, self.folder = site, method, training, site_data, folder
+        self.salt, self._policy = "", policy
+        self.on_step: OnStep = no_step
+        self.dataset, self.backbone_name, self.schedule = dataset, backbone.name, schedule or ScheduleSettings()
+        self.vocabulary = vocabulary_of(site_data, answers)
+        self.pia = method.pia if method.aligns else None
+        if self.pia:
+            method.method.neuron_layout()  # of a plugin that cannot be imported here, nothing would be aligned
+        self.model = SiteModel(
+            site=site,
+            backbone=backbone,
+            method=method,
+            training=training,
+            schedule=self.schedule,
+            vocabulary=self.vocabulary,
+            labelled=bool(site_data.labels),
+            metric=site_data.metric,
+            policy=policy,
+        )
+        self.device, self.backbone, self.trainable = self.model.device, self.model.backbone, self.model.trainable
+        self.answering, self.head = self.model.answering, self.model.answering.head
+        self._numbers = LayerNumbers.of_adapter(
+            {key: tuple(tensor.shape) for key, tensor in self.trainable.state().items()},
+            layers=self.backbone.num_layers,
+            deepest=method.matched_layers if method.exchanges else None,
+        )
+        self.batches = SiteBatches(
+            site,
+            site_data,
+            self.answering.collate,
+            training,
+            device=self.device,
+            smallest=policy.least_batch_size if policy else 1,
+        )
+        least = policy.least_class_images if policy else 1
+        self.constant = baseline(site_data, least=least)
+        self._evaluation = Evaluation(self.model, site_data, self.batches.of, least=least)
+        self.values = RoundValues(site, self.model, method, folder)
+        self._record = SiteRecord(
+            site=site,
+            data=site_data,
+            dataset=dataset,
+            vocabulary=self.vocabulary,
+            backbone=backbone.name,
+            seed=training.seed,
+            sections=sections or {},
+            window=window or {},
+        )
+
+    @classmethod
+    def from_sections(
+        cls, sections: Mapping[str, Any], *, site: str, folder: Path, policy: SitePolicy | None = None
+    ) -> Learner:
+        """Build a learner from a job's sections.
+
+        Args:
+            sections: `backbone`, `method`, `training`, `data` and `schedule`.
+            site: the site's name.
+            folder: the site's state folder.
+            policy: the site's own file; None in the simulator and in a notebook, where the job's settings apply.
+
+        Raises:
+            FedpeftError: a setting is wrong, or the site does not allow it.
+        """
+        job = SiteJob.from_sections(sections, site=site, policy=policy)
+        if policy:
+            job = admitted(policy, job)
+        return cls(
+            site=site,
+            backbone=job.backbone,
+            method=job.method,
+            training=job.training,
+            site_data=load_data(policy, job),
+            dataset=job.data.dataset,
+            folder=folder,
+            schedule=job.schedule,
+            policy=policy,
+            answers=job.answers,
+            sections=sections,
+            window=job.data.window,
+        )
+
+    def first_state(self) -> State:
+        """What this site begins with, untouched by data, to be sent where the server asks for it."""
+        if not self.method.exchanges:
+            return {}
+        return self._numbers.to_send(self.values.first) | (
+            head_state(self.values.first_head) if self.method.federates_head else {}
+        )
+
+    def start_digest(self) -> str:
+        """The digest of `first_state` where all sites begin alike and one sends it to all, otherwise empty."""
+        needed = self.method.starts_from_one(scheduled=self.schedule.active)
+        return digest(self.first_state()) if needed and not self.model.init_site else ""
+
+    def train_round(
+        self, round: int, received: State, layers: Sequence[int] | None = None, *, part: float = 0.0
+    ) -> Update:
+        """Start from the global adapter (and the site's own), train, evaluate, save the state, return the upload.
+
+        Args:
+            round: counted from 1; repeating a round gives the same result.
+            received: the global adapter under wire keys, with the head if that is federated; empty: continue from the
+                site's own.
+            layers: train and upload these transformer layers only; None: all.
+            part: of the site in the mean that `received` is; 0: it had none.
+        """
+        settings, received = self.training, self._numbers.received(received)
+        own = site_state.load_before(self.folder, round)
+        if own is not None and own.facts != self.facts:
+            raise LocalError(
+                f"the state of site {self.site} in {self.folder} belongs to other data, another backbone or another "
+                f"seed: remove that folder."
+            )
+        torch.manual_seed(self._seed("train", round))
+        first_head = self.model.drawn_head(self._seed("head", round)) if self.salt and own is None else None
+        self.values.restore(own, received, first_head=first_head)
+        received = without_head(received)
+        compares = self.pia is not None and self.pia.follows_agreement
+        agreed = next_agreement(own, received, round=round, part=part) if compares else None
+        integration = self.integrate(round, own.adapter if own else None, received, agreed)
+        scores_change = compares_with_previous(self.schedule)
+        started = self.trainable.state() if compares or scores_change else {}
+        started_private = self.trainable.private_state() if scores_change else {}
+        self.trainable.train_only(layers)
+        optimizer = self.optimizer()
+        if own is not None and settings.optimizer_state == "keep":
+            restore_moments(optimizer, self.values.moments(own.optimizer))
+        metrics: dict[str, float | None] = dict(self.fit(optimizer, round))
+        figures, thresholds = self._evaluation.of_round()
+        metrics |= figures
+        changes = dict(own.changes) if own else {}
+        if scores_change:
+            changes |= self._changes(round, layers, started | started_private)
+        trained = self.trainable.state()
+        upload, kept = integration.finish(trained)
+        beside = self.model.beside(received)
+        head = {key: value.detach().cpu() for key, value in self.head.state_dict().items()}
+        rounds = with_round(own.record.rounds if own and own.record else (), round, metrics | integration.figures)
+        metrics[BELOW_CONSTANT] = below_constant(rounds, self.constant)
+        site_state.save(
+            self.folder,
+            site_state.SiteState(
+                round=round,
+                adapter=kept,
+                trained={} if equal(trained, kept) else trained,
+                beside=beside.state,
+                private=self.trainable.private_state(),
+                head=head,
+                optimizer=moments(optimizer),
+                changes=changes,
+                agreement=agreed,
+                facts=self.facts,
+                record=self._record.after(rounds, thresholds=thresholds, share=beside.share),
+                received=(received or self.values.first_in_common) if compares else {},
+                started=started if compares else {},
+            ),
+            best=best_round(rounds) if settings.keep == BEST else None,
+        )
+        sent = {key: tensor for key, tensor in upload.items() if belongs(key, layers)} if self.method.exchanges else {}
+        sent = self._numbers.to_send(sent)
+        sent |= head_state(self.head.state_dict()) if self.method.federates_head else {}
+        return Update(state=sent, samples=self.announced["train"], metrics=metrics)
+
+    def score_layers(self, round: int, received: State) -> list[float]:
+        """Score each transformer layer of the global adapter on random training samples.
+
+        Args:
+            round: determines the samples.
+            received: the global adapter under wire keys; empty: the site's own, or its first one.
+        """
+        own, received = site_state.load_before(self.folder, round), self._numbers.received(received)
+        self.values.restore(own, received)
+        self.trainable.set_companion(None)  # one of an earlier round may still be in the model
+        kept = own.adapter if own else None
+        self.trainable.start(self.values.adapter(round, kept, received), kept)
+        return self._score(round, own)
+
+    def score_trained(self, round: int) -> list[float]:
+        """Score each transformer layer of the model that a round has just trained, on random training samples."""
+        looks_back = compares_with_previous(self.schedule)
+        return self._score(round, site_state.load_before(self.folder, round + 1) if looks_back else None)
+
+    def _score(self, round: int, own: site_state.SiteState | None) -> list[float]:
+        seed, samples = self._score_samples(round)
+        self.trainable.train_only(None)
+        return score_layers(
+            self.answering.eval(),
+            self.trainable.parameters(),
+            samples,
+            self.schedule,
+            seed=seed,
+            changes=own.changes if own else {},
+        )
+
+    def _changes(self, round: int, layers: Sequence[int] | None, started: State) -> dict[int, float]:
+        """Score what the training of these layers has just changed; `started` is what it started from."""
+        seed, samples = self._score_samples(round)
+        trained = {key: tensor for key, tensor in self.trainable.parameters().items() if belongs(key, layers)}
+        return score_changes(self.answering.eval(), trained, samples, self.schedule, seed=seed, previous=started)
+
+    def _score_samples(self, round: int) -> tuple[int, list[Batch]]:
+        seed = derive(self.training.seed, "score", self.site, round)
+        return seed, self.batches.sample(self.schedule.score_samples, seed)
+
+    def layer_budget(self) -> int:
+        """How many layers this site can train: set by the job, or measured from its memory."""
+        if not self.schedule.active:
+            return len(layers_of(self.trainable.parameters()))
+        budget = self.schedule.budget_of(self.site, seed=self.training.seed)
+        if budget is not None:
+            return budget
+        at_once = self.training.micro_batch or self.training.batch_size
+        batch = self.batches.sample(at_once, derive(self.training.seed, "budget", self.site))[0]
+        self.trainable.train_only(None)
+        with computing.as_trained(self.backbone, self.training):
+            return measure_budget(
+                self.answering.train(), self.trainable.parameters(), batch, optimizer=self.training.optimizer
+            )
+
+    def finished(self, most: int) -> int:
+        """The last round, up to `most`, of which the site has a state; 0: none. Newer states are set aside."""
+        site_state.set_aside_after(self.folder, most)
+        return site_state.newest(self.folder, most=most)
+
+    @property
+    def facts(self) -> Facts:
+        """What a state of this site belongs to, a digest of its examples among it; it never leaves the site."""
+        return self._record.facts()
+
+    @property
+    def announced(self) -> dict[str, int]:
+        """The number of samples in each split as the server gets to know it, rounded where only a sum may leave."""
+        counts = {split: len(examples) for split, examples in self.data.splits().items()}
+        if self._policy and self._policy.sum_with:
+            return {split: rounded_count(count) for split, count in counts.items()}
+        return counts
+
+    @property
+    def announced_classes(self) -> int:
+        """The size of the label space as the server gets to know it: rounded as `announced`, but for a shared one."""
+        rounded = self._policy and self._policy.sum_with and not self.method.federates_head
+        return rounded_count(len(self.vocabulary)) if rounded else len(self.vocabulary)
+
+    @property
+    def unanswerable(self) -> int:
+        """Number of test questions that the site cannot answer, whatever it learns; they always count as wrong."""
+        return self.answering.unanswerable(self.data.test)
+
+    @property
+    def questions(self) -> dict[str, int]:
+        """Number of open and closed test questions."""
+        closed = sum(example.closed for example in self.data.test)
+        return {"open": len(self.data.test) - closed, "closed": closed}
+
+    def evaluate(self, examples: Sequence[Example] | None = None) -> Measured:
+        """Measure the current model on the site's own test split, or on `examples`: overall, open, closed."""
+        return self.measured(self.data.test if examples is None else examples).figures()
+
+    def measured(self, examples: Sequence[Example]) -> Measure:
+        """Answer examples, to measure the current model by the metric of the site's data."""
+        return self._evaluation.of(examples)
+
+    def recognized(self) -> dict[str, tuple[int, int]]:
+        """Return by class the test images, and how many of them the last round recognized; they stay at the site.
+
+        Empty: the site is not measured by balanced accuracy, or has not trained.
+        """
+        if self.data.metric != BALANCED_ACCURACY or self._evaluation.tested is None:
+            return {}
+        right = self._evaluation.tested.recognized()
+        images = Counter(self.vocabulary.class_of(example) for example in self.data.test)
+        return {name: (count, right.get(self.vocabulary.index(name), 0)) for name, count in sorted(images.items())}
+
+    def integrate(
+        self, round: int, own: State | None, received: State, agreement: float | None = None
+    ) -> client_round.Integration:
+        """Load what the round starts from.
+
+        Args:
+            round: counted from 1.
+            own: the site's adapter of its last round, by key; None: it has none yet.
+            received: the global adapter, by key; empty: there is none.
+            agreement: of the site's training with that of the others (`fedpeft.site.agreement`).
+        """
+        return client_round.start(
+            self.trainable,
+            own=own,
+            received=self.values.adapter(round, own, received),
+            settings=self.pia,
+            share=self._share(round, agreement),
+            samples=client_round.Samples(
+                probe=lambda: self.probe(round), validation=self.batches.validation, loss=self.loss
+            ),
+        )
+
+    def probe(self, round: int) -> list[Batch]:
+        """The m random training samples whose activations align the global adapter."""
+        return self.batches.sample(self.method.probe_samples, self._seed("probe", round))
+
+    def loss(self, batches: Sequence[Batch], state: State) -> float:
+        """Mean loss of an adapter with the head as it stands, without dropout, over answers that exist."""
+        self.trainable.load(state)
+        with computing.as_trained(self.backbone, self.training, self.model.features):
+            return mean_loss(self.answering.eval(), batches)
+
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The optimizer of what is trained now."""
+        settings = self.training
+        return build_optimizer(
+            self.trainable.parameters().items(),
+            ((f"head.{name}", parameter) for name, parameter in self.head.named_parameters()),
+            kind=settings.optimizer,
+            learning_rate=settings.learning_rate,
+            head_learning_rate=settings.head_learning_rate or settings.learning_rate,
+            weight_decay=settings.weight_decay,
+        )
+
+    def fit(self, optimizer: torch.optim.Optimizer, round: int) -> dict[str, float]:
+        """Train the epochs of a round; return the mean losses."""
+        settings, rows = self.training, self.batches.of_training(self._seed("order", round))
+        first = self.schedule.first_round(self.site)
+        total = len(rows) * settings.epochs_before(settings.rounds + 1, first=first)
+        with computing.as_trained(self.backbone, settings, self.model.features):
+            return train_epochs(
+                self.answering.train(),
+                rows,
+                optimizer,
+                partial(rate_factor, total_steps=total, warmup=settings.warmup, decays=settings.decay == LINEAR),
+                first_step=len(rows) * settings.epochs_before(round, first=first),
+                epochs=settings.epochs_in(round, first=first),
+                device=self.device,
+                train_step=self.trainable.step,
+                micro_batch=settings.micro_batch,
+                on_step=self.on_step,
+            )
+
+    def _seed(self, purpose: str, round: int) -> int:
+        """The seed of one purpose in a round's training."""
+        return derive(self.training.seed, purpose, self.site, round, *filter(None, [self.salt]))
+
+    def _share(self, round: int, agreement: float | None) -> float | None:
+        """The share of the global adapter in this round; None where the validation split decides."""
+        if self.pia is None:
+            return None
+        if self.pia.follows_agreement:
+            return share_of(agreement)
+        return self.pia.share_in(round, self.training.rounds)

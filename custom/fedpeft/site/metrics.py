@@ -1,0 +1,265 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Measure a site's model on a split, by the metric that its data declare (`fedpeft.core.metrics`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from fedpeft.answering.answering import Answering
+from fedpeft.answering.batches import Batch, UNKNOWN
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.metrics import ACCURACY, BALANCED_ACCURACY, MACRO_F1
+
+THRESHOLD = 0.5  # of a label's probability, from which on it counts as predicted
+Measured = dict[str, float | None]
+
+
+class Measure:
+    """Collects what a model answers to the batches of a split.
+
+    Attributes:
+        least: images that a class or label must have in the split to be counted in a mean over classes or labels.
+        unseen: classes of the split with as many images that training does not have.
+        thresholds: of the labels, where they were chosen; None: one half, or there are no labels.
+    """
+
+    least = 1
+    unseen = 0
+    thresholds: tuple[float, ...] | None = None
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """Answer a batch, which is on the model's device."""
+        raise NotImplementedError
+
+    def recognized(self) -> dict[int, int]:
+        """Return how many images of each class are recognized, by its number in training; only balanced accuracy."""
+        return {}
+
+    def tune(self, validation: Measure) -> None:
+        """Choose on the validation split what a metric leaves to be chosen; of most metrics nothing.
+
+        Args:
+            validation: of the same class, with the answers to that split.
+        """
+
+    def figures(self) -> Measured:
+        """Return `overall`, the metric, and `open` and `closed`, all fractions; None: there is nothing to measure."""
+        raise NotImplementedError
+
+
+class Accuracy(Measure):
+    """Share of right answers: overall, and for open and closed questions.
+
+    Source: FedPIA, Table 1 (open, closed, overall).
+    """
+
+    def __init__(self) -> None:
+        self._right: list[Tensor] = []
+        self._closed: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        self._right.append(answering.right(batch))
+        self._closed.append(batch.closed)
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        right, closed = torch.cat(self._right), torch.cat(self._closed)
+        return {"overall": _mean(right), "open": _mean(right[~closed]), "closed": _mean(right[closed])}
+
+
+def _numbers(answering: Answering, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the numbers of the answers that are chosen and of those that are right, (B,) each.
+
+    Right is the first accepted answer that training has, and each other accepted one counts as that.
+    """
+    chosen, target = answering.chosen(batch), batch.target.cpu()
+    if batch.accepted is None or not batch.accepted.shape[1]:
+        return chosen, target
+    accepted = batch.accepted.cpu()
+    return torch.where((chosen[:, None] == accepted).any(-1), accepted[:, 0], chosen), accepted[:, 0]
+
+
+class BalancedAccuracy(Measure):
+    """Mean over the classes of the split of the share of their images that are recognized.
+
+    None of a class that training does not have is.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        chosen, target = _numbers(answering, batch)
+        self._chosen.append(chosen)
+        self._target.append(target)
+
+    def recognized(self) -> dict[int, int]:
+        """See `Measure`."""
+        chosen, target = torch.cat(self._chosen), torch.cat(self._target)
+        return dict(enumerate(target[chosen == target].bincount().tolist()))
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        from torchmetrics.functional.classification import multiclass_recall
+
+        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not a class of training
+        classes = max(2, 1 + int(torch.maximum(chosen, target).max()))
+        recall = multiclass_recall(chosen, target, num_classes=classes, average="none")
+        counts = target.bincount(minlength=classes)
+        counted = recall[1:][counts[1:] >= self.least]
+        number = len(counted) + self.unseen
+        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
+
+
+class AnswersF1(Measure):
+    """Mean over the answers of the split of their F1, 2 tp / (2 tp + fp + fn): one answer against all others.
+
+    A question's answer is the first accepted one that training has, and another accepted one counts as that. Where
+    training has none of them, the F1 of its answer is 0.
+    """
+
+    def __init__(self) -> None:
+        self._chosen: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        chosen, target = _numbers(answering, batch)
+        self._chosen.append(chosen)
+        self._target.append(target)
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        chosen, target = torch.cat(self._chosen) + 1, torch.cat(self._target) + 1  # 0: not an answer of training
+        answers = 1 + int(torch.maximum(chosen, target).max())
+        count = target.bincount(minlength=answers)
+        right = target[chosen == target].bincount(minlength=answers)
+        scores = 2 * right / (count + chosen.bincount(minlength=answers)).clamp_min(1)
+        counted = scores[1:][count[1:] >= self.least]
+        number = len(counted) + self.unseen
+        return {"overall": counted.sum().item() / number if number else None, "open": None, "closed": None}
+
+
+class MacroF1(Measure):
+    """Mean over the labels that occur in the split of their F1, a label predicted from its threshold on.
+
+    The thresholds are 0.5, or those with the highest F1 on the validation split. An image is left out of a label that
+    is unknown for it.
+    """
+
+    def __init__(self) -> None:
+        self._probabilities: list[Tensor] = []
+        self._target: list[Tensor] = []
+
+    def add(self, answering: Answering, batch: Batch) -> None:
+        """See `Measure`."""
+        self._probabilities.append(answering.probabilities(batch).cpu())
+        self._target.append(batch.target.cpu())
+
+    def tune(self, validation: Measure) -> None:
+        """See `Measure`: the threshold of each label, 0.5 for one that no image of the validation split has."""
+        assert isinstance(validation, MacroF1)
+        probabilities, target = torch.cat(validation._probabilities), torch.cat(validation._target)
+        pairs = zip(probabilities.T, target.T, strict=True)
+        self.thresholds = tuple(best_threshold(*pair).item() for pair in pairs)
+
+    def by_label(self) -> list[float | None]:
+        """Return the F1 of each label; None: no image of the split has it."""
+        from torchmetrics.functional.classification import binary_f1_score
+
+        probabilities, target = torch.cat(self._probabilities), torch.cat(self._target)
+        predicted = (probabilities >= probabilities.new_tensor(self.thresholds or (THRESHOLD,))).int()
+        columns = zip(predicted.T, target.T, strict=True)  # one label is enough, and the multi-label function wants two
+        scores = [binary_f1_score(*column, ignore_index=UNKNOWN) for column in columns]
+        occurs = (target == 1).sum(0) >= self.least
+        return [score.item() if found else None for score, found in zip(scores, occurs, strict=True)]
+
+    def figures(self) -> Measured:
+        """See `Measure`."""
+        scores = [score for score in self.by_label() if score is not None]
+        return {"overall": sum(scores) / len(scores) if scores else None, "open": None, "closed": None}
+
+
+def best_threshold(probabilities: Tensor, target: Tensor) -> Tensor:
+    """Return the probability from which on predicting a label gives the highest F1, the highest of equally good ones.
+
+    Args:
+        probabilities: of the label, (n,).
+        target: 1 where it applies, 0 where it does not, -1 where nobody knows (n,).
+    """
+    known = target != UNKNOWN
+    order = probabilities[known].argsort(descending=True, stable=True)
+    sorted_, applies = probabilities[known][order], target[known][order]
+    if not applies.any():
+        return probabilities.new_tensor(THRESHOLD)
+    scores = 2 * applies.cumsum(0) / (torch.arange(1, len(applies) + 1) + applies.sum())
+    last_of_equal = torch.cat([sorted_[1:] < sorted_[:-1], torch.tensor([True])])
+    return sorted_[torch.where(last_of_equal, scores, -1.0).argmax()]
+
+
+OF_LABELS: dict[str, type[Measure]] = {MACRO_F1: MacroF1}
+OF_ANSWERS: dict[str, type[Measure]] = {
+    ACCURACY: Accuracy,
+    BALANCED_ACCURACY: BalancedAccuracy,
+    MACRO_F1: AnswersF1,
+}
+
+
+def new_measure(metric: str, *, labelled: bool) -> Measure:
+    """Return an empty measure.
+
+    Args:
+        metric: one of `fedpeft.core.metrics`.
+        labelled: whether images have any number of labels; otherwise each has one answer.
+    """
+    return (OF_LABELS if labelled else OF_ANSWERS)[metric]()
+
+
+def check_metric(name: str, answering: Answering) -> None:
+    """Refuse a metric that a way of answering does not have.
+
+    Raises:
+        FedpeftError: naming both.
+    """
+    if name not in answering.metrics:
+        raise FedpeftError(
+            f"these data are measured by {name}, and with this way of answering there is "
+            f"{' and '.join(answering.metrics)} alone: set another training.answering, or leave data.metric out.",
+            setting="training.answering",
+        )
+
+
+@torch.inference_mode()
+def measured(
+    answering: Answering,
+    batches: Iterable[Batch],
+    *,
+    device: torch.device,
+    metric: str,
+    least: int = 1,
+    unseen: int = 0,
+) -> Measure:
+    """Answer all questions of a split.
+
+    Args:
+        answering: the site's model.
+        batches: of the split.
+        device: of the model.
+        metric: one of `fedpeft.core.metrics`.
+        least, unseen: see `Measure`.
+    """
+    measure = new_measure(metric, labelled=answering.labelled)
+    measure.least, measure.unseen = least, unseen
+    for batch in batches:
+        measure.add(answering, batch.to(device))
+    return measure
+
+
+def _mean(values: Tensor) -> float | None:
+    return values.float().mean().item() if len(values) else None

@@ -1,0 +1,139 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""F3OCUS at a site: score the importance of its layers, and measure how many fit into its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from fedpeft.answering.answering import Answering
+from fedpeft.answering.batches import Batch
+from fedpeft.site.optimizer import KEPT_TENSORS
+from fedpeft.importance import layer_budget, method_settings, score
+from fedpeft.importance.registry import normalized
+from fedpeft.importance.settings import MemorySettings
+from fedpeft.core.keys import layer_of, layers_of
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.core.states import State
+
+T = TypeVar("T", bound=torch.Tensor)
+
+
+def score_layers(
+    answering: Answering,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+    changes: Mapping[int, float],
+) -> list[float]:
+    """Score each transformer layer that has trainable parameters, in the order of the layers.
+
+    Args:
+        answering: the current model, in evaluation mode.
+        parameters: trainable parameters by wire key.
+        batches: the samples to score on.
+        settings: choose the score.
+        seed: of random scores.
+        changes: by layer, what `score_changes` returned after its last training, for a score that looks at that.
+    """
+    if compares_with_previous(settings):
+        return scores_of_changes(changes, layers_of(parameters), settings.score)
+    return _scores(answering, _by_layer(parameters), batches, settings, seed)
+
+
+def compares_with_previous(settings: ScheduleSettings) -> bool:
+    """Whether the score looks at what the site's last training changed."""
+    chosen = settings.scored and method_settings(settings.score, settings.score_settings)
+    return getattr(chosen, "needs_previous", False)
+
+
+def score_changes(
+    answering: Answering,
+    parameters: Mapping[str, nn.Parameter],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    *,
+    seed: int,
+    previous: State,
+) -> dict[int, float]:
+    """Score what a site's training has just changed, by layer and in the score's own numbers.
+
+    Args:
+        answering: the trained model, in evaluation mode.
+        parameters: those that were trained, by wire key.
+        batches, settings, seed: see `score_layers`.
+        previous: the same tensors before the training.
+    """
+    layers = _by_layer(parameters)
+    if not layers:
+        return {}
+    before = _by_layer({key: previous[key] for key in parameters})
+    values = _scores(answering, layers, batches, settings, seed, previous=before, normalize=False)
+    return dict(zip(layers, values, strict=True))
+
+
+def scores_of_changes(changes: Mapping[int, float], layers: Sequence[int], method: str) -> list[float]:
+    """Return scores of all layers from those of what their last trainings changed.
+
+    A layer that was never trained counts as the one that changed most, so that it gets its turn. Where nothing was
+    trained or nothing has changed, all layers score the same.
+
+    Args:
+        changes: layer -> score of its last training.
+        layers: all layers, in the order of the result.
+        method: the score's name, for errors.
+    """
+    most = max(changes.values(), default=0.0)
+    values = torch.tensor([changes.get(layer, most) for layer in layers], dtype=torch.float64)
+    if not values.any():
+        return [1 / len(layers)] * len(layers)
+    return normalized(values, method).tolist()
+
+
+def measure_budget(
+    answering: Answering, parameters: Mapping[str, nn.Parameter], batch: Batch, *, optimizer: str
+) -> int:
+    """How many transformer layers fit into the device's memory when training on batches of this size.
+
+    Source: F3OCUS, supplement, Algorithm 46.
+    """
+    losses = _losses(answering)
+    memory = MemorySettings(optimizer_tensors=KEPT_TENSORS[optimizer])
+    return layer_budget(
+        lambda rows: answering(rows.inputs), _by_layer(parameters), batch, losses, model=answering, settings=memory
+    )
+
+
+def _scores(
+    answering: Answering,
+    layers: Mapping[int, Sequence[nn.Parameter]],
+    batches: Sequence[Batch],
+    settings: ScheduleSettings,
+    seed: int,
+    **options: Any,
+) -> list[float]:
+    return score(
+        lambda batch: answering(batch.inputs),
+        layers,
+        batches,
+        _losses(answering),
+        outputs=lambda logits, batch: answering.outputs(logits, batch.target),
+        method=settings.score,
+        generator=torch.Generator().manual_seed(seed),
+        model=answering,
+        **options,
+        **settings.score_settings,
+    ).tolist()
+
+
+def _losses(answering: Answering) -> Callable[[torch.Tensor, Batch], torch.Tensor]:
+    return lambda logits, batch: answering.loss(logits, batch.target, reduction="none")
+
+
+def _by_layer(tensors: Mapping[str, T]) -> dict[int, list[T]]:
+    return {n: [tensor for key, tensor in tensors.items() if layer_of(key) == n] for n in layers_of(tensors)}

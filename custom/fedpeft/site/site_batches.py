@@ -1,0 +1,87 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""The batches that a site draws from its own splits; whatever is random follows from a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from fedpeft.answering.batches import Batch, Batches
+from fedpeft.site.kept_images import KeptImages
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.core.errors import FedpeftError
+from fedpeft.answering.training_settings import TrainingSettings
+
+
+class SiteBatches:
+    """Draws batches from a site's splits.
+
+    Args:
+        site: the site's name.
+        data: its splits.
+        collate: from examples to what the model reads (`fedpeft.answering`).
+        training: the local recipe.
+        device: on which the batches of samples are.
+        smallest: examples that a batch of training has at least, where the site wants some.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        data: SiteData,
+        collate: Callable[..., Any],
+        training: TrainingSettings,
+        *,
+        device: torch.device,
+        smallest: int = 1,
+    ) -> None:
+        self._site, self._data, self._collate, self._training = site, data, collate, training
+        self._device, self._smallest = device, smallest
+        self._images = KeptImages(training.kept_images_mib)
+
+    def of(
+        self,
+        examples: Sequence[Example],
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        *,
+        smallest: int = 1,
+    ) -> Batches:
+        """Batches of examples, in order or, with a generator, in a random one."""
+        return Batches(
+            examples,
+            self._collate,
+            batch_size=batch_size,
+            smallest=smallest,
+            generator=generator,
+            workers=self._training.workers,
+            open_image=self._images.open,
+        )
+
+    def of_training(self, seed: int) -> Batches:
+        """The training split in a random order."""
+        generator = torch.Generator().manual_seed(seed)
+        return self.of(self._data.train, self._training.batch_size, generator, smallest=self._smallest)
+
+    def sample(self, count: int, seed: int) -> list[Batch]:
+        """Random samples of the training split, on the device."""
+        order = torch.randperm(len(self._data.train), generator=torch.Generator().manual_seed(seed))
+        chosen = [self._data.train[i] for i in order[:count].tolist()]
+        return [batch.to(self._device) for batch in self.of(chosen, self._training.evaluation_batch_size)]
+
+    def validation(self) -> list[Batch]:
+        """The validation split on the device.
+
+        Raises:
+            FedpeftError: it is empty.
+        """
+        if not self._data.validation:
+            raise FedpeftError(
+                f"method.pia.share is 'validation', and site {self._site} has no validation split: set "
+                f"data.validation_fraction, or a number as share.",
+                setting="method.pia",
+            )
+        rows = self.of(self._data.validation, self._training.evaluation_batch_size)
+        return [batch.to(self._device) for batch in rows]

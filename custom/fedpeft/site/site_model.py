@@ -1,0 +1,154 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's model: a backbone with a method's tensors in it, and what answers with its features.
+
+The learner trains it, predictions are made with it, and doctor measures it: all build it here, so that all compute the
+same numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+from fedpeft import backbones
+from fedpeft.backbones.matrices import matrices, seen_in_float32
+from fedpeft import answering as ways
+from fedpeft.site import computing
+from fedpeft.answering.answering import Answering
+from fedpeft.site.metrics import check_metric
+from fedpeft.site.site_state import SiteState
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.method_catalog import without_head
+from fedpeft.methods.products import FrozenProducts
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.methods.trainable import Beside, parameter_count
+from fedpeft.protocol.site_check import check_parameters
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.scheduling.settings import ScheduleSettings
+from fedpeft.core.seeds import derive
+from fedpeft.core.settings import about
+from fedpeft.core.states import State
+from fedpeft.answering.training_settings import TrainingSettings
+
+
+class SiteModel:
+    """A site's model with its first values.
+
+    Args:
+        site: the site's name.
+        backbone: which foundation model.
+        method: what is trained.
+        training: how it is answered and computed.
+        schedule: of layers.
+        vocabulary: the site's answers or labels, or those of a federated head.
+        labelled: whether its images have labels.
+        metric: by which its data are measured; empty: nobody has looked at them yet.
+        policy: the site's own file; None in the simulator and in a notebook.
+
+    Raises:
+        FedpeftError: a setting is wrong, or the trained part is larger than the site allows.
+    """
+
+    def __init__(
+        self,
+        *,
+        site: str,
+        backbone: backbones.BackboneSettings,
+        method: MethodSettings,
+        training: TrainingSettings,
+        schedule: ScheduleSettings,
+        vocabulary: AnswerVocabulary,
+        labelled: bool,
+        metric: str,
+        policy: SitePolicy | None = None,
+    ) -> None:
+        torch.set_num_threads(training.threads)
+        self.training, self.vocabulary = training, vocabulary
+        # in a notebook there is no job that was checked before
+        method.check_schedule(active=schedule.active, joins=schedule.joins)
+        self.device = computing.device_of(training)
+        with about("backbone"):
+            own = method.settings_of(site)
+            self.backbone = backbones.build(
+                backbone,
+                half=computing.reads_half(training, method.method, own),
+                download=policy is None or policy.download,
+            )
+        own_start = method.initialization == "own" or site in schedule.joins
+        self.init_site = site if own_start else ""  # whose seed the first values have; empty: that of all
+        tuning = method.method.tuning()
+        with about("method.settings"):
+            if policy:
+                check_parameters(policy, method, parameter_count(self.backbone, tuning, own).trained)
+            weights = matrices(self.backbone.model)
+            seed = derive(training.seed, "adapter", self.init_site)
+            # PEFT's use of transformers
+            with warnings.catch_warnings(action="ignore", category=FutureWarning), seen_in_float32(weights):
+                self.trainable = tuning.prepare(self.backbone, own, seed=seed)
+        self._labelled, self._own_head = labelled, not method.federates_head
+        with about("training"):
+            self.answering = self._answering(derive(training.seed, "head", site if self._own_head else ""))
+            computing.keep_frozen(self.backbone, training, weights, self.device, method)
+            self.answering.to(self.device)
+            if metric:
+                check_metric(metric, self.answering)
+            computing.set_up(self.backbone, training)
+            if training.reuse_passes:
+                self.trainable.reuse_passes()
+            self.features = computing.kept_features(
+                self.backbone, self.trainable, training, some_layers=schedule.active
+            )
+        self.products = FrozenProducts(self.trainable.products()) if method.rule.stacks else None
+        self._check_trained(method)
+
+    def _check_trained(self, method: MethodSettings) -> None:
+        """Refuse a way of answering without a head where a head is all that is trained, or is to be averaged."""
+        if any(True for _ in self.answering.head.parameters()):
+            return
+        name = self.training.answering
+        if method.federates_head:
+            raise FedpeftError(
+                f"head is 'federated', and with training.answering={name!r} there is none: leave it out.",
+                setting="method.head",
+            )
+        if not self.trainable.parameters():
+            raise FedpeftError(without_head(method.name, name), setting="method.name")
+
+    def _answering(self, seed: int) -> Answering:
+        generator = torch.Generator().manual_seed(seed)
+        return ways.build(self.backbone, self.vocabulary, self.training, generator, labelled=self._labelled)
+
+    def drawn_head(self, seed: int) -> State:
+        """Return first values of the site's head from another seed; empty where the head is federated."""
+        head = self._answering(seed).head.state_dict() if self._own_head else {}
+        return {key: value.detach().cpu() for key, value in head.items()}
+
+    def beside(self, received: State) -> Beside:
+        """Return what is frozen in this round and belongs to the model that is measured.
+
+        Args:
+            received: the global adapter of the round.
+        """
+        return Beside(dict(received)) if self.products else self.trainable.beside()
+
+    def restore(self, state: SiteState) -> None:
+        """Load what a round left: the model that was measured at its end.
+
+        Raises:
+            FedpeftError: the state is of another method, backbone or number of answers.
+        """
+        beside = Beside(state.beside, state.record.share if state.record else 0.0)
+        try:
+            self.answering.head.load_state_dict(state.head)
+            self.trainable.load_private(state.private)
+            if self.products:
+                self.products.set(beside.state)
+                beside = Beside({})
+            self.trainable.restore(state.trained or state.adapter, beside)
+        except (RuntimeError, KeyError) as error:
+            raise FedpeftError(
+                f"the tensors of round {state.round} do not fit this model ({error!r:.200}): name the folder of a run "
+                f"that this version of fedpeft wrote."
+            ) from error

@@ -1,0 +1,153 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's state between rounds: its own adapter, private tensors, head and optimizer, on its own disk only.
+
+A round's folder is written under a temporary name and renamed once it is complete, because a process can die.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from fedpeft.core.bounded_files import check_regular, read_json
+from fedpeft.site.model_record import ModelRecord, as_json
+from fedpeft.core.errors import LocalError
+from fedpeft.core.files import drop, replacing, set_aside
+from fedpeft.core.settings import build
+
+KEPT_ROUNDS = 4  # the three that the server can resume from by default, and an unfinished one
+_PARTS = ("adapter", "head", "optimizer")
+_OPTIONAL = ("private", "received", "started", "trained", "beside")  # written where there are such tensors
+RECORD = "model.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SiteState:
+    """The state after one round.
+
+    Args:
+        round: number of the round, counted from 1.
+        adapter: the site's own adapter, wire keys.
+        head: the classifier's tensors.
+        private: what else the method trains and never sends, by key.
+        received: the global adapter of the round, where the next one is compared with it (`fedpeft.site.agreement`).
+        started: what training started from, kept for the same purpose.
+        trained: what the round trained, where the site keeps another adapter for the next round.
+        beside: what was frozen beside the trained tensors in the model that was measured: the aligned global adapter,
+            a received one, or the factors whose products the frozen weights hold.
+        changes: by layer, the score of what its last training changed, where layers are scored by that.
+        agreement: of the site's training with the others', up to the round before; None: nothing was compared.
+        optimizer: AdamW's moments and step counts, by parameter name.
+        facts: must be equal when the state is read back, e.g. the digest of the answer vocabulary.
+        record: what the model is; None: the state holds tensors alone.
+    """
+
+    round: int
+    adapter: dict[str, torch.Tensor]
+    head: dict[str, torch.Tensor]
+    optimizer: dict[str, torch.Tensor]
+    private: dict[str, torch.Tensor] = field(default_factory=dict)
+    received: dict[str, torch.Tensor] = field(default_factory=dict)
+    started: dict[str, torch.Tensor] = field(default_factory=dict)
+    trained: dict[str, torch.Tensor] = field(default_factory=dict)
+    beside: dict[str, torch.Tensor] = field(default_factory=dict)
+    changes: dict[int, float] = field(default_factory=dict)
+    agreement: float | None = None
+    facts: dict[str, str | int] = field(default_factory=dict)
+    record: ModelRecord | None = None
+
+
+def save(folder: Path, state: SiteState, *, best: int | None = None) -> Path:
+    """Write the state of one round atomically, and remove older ones.
+
+    Args:
+        folder: of the site.
+        state: of the round.
+        best: a round that stays beside the newest `KEPT_ROUNDS`; None: these alone.
+    """
+    final = folder / f"round-{state.round:05d}"
+    with replacing(final) as draft:
+        draft.mkdir(mode=0o700)  # the answers are in it in words
+        for part in (*_PARTS, *(part for part in _OPTIONAL if getattr(state, part))):
+            tensors = {key: tensor.contiguous() for key, tensor in getattr(state, part).items()}
+            save_file(tensors, draft / f"{part}.safetensors")
+        values = {"round": state.round, "facts": state.facts, "agreement": state.agreement}
+        if state.changes:
+            values["changes"] = {str(layer): value for layer, value in state.changes.items()}
+        (draft / "state.json").write_text(json.dumps(values, sort_keys=True))
+        if state.record:
+            (draft / RECORD).write_text(json.dumps(as_json(state.record), indent=1, sort_keys=True))
+    for old in _rounds(folder)[:-KEPT_ROUNDS]:
+        if _number(old) != best:
+            drop(old)
+    return final
+
+
+def set_aside_after(folder: Path, round: int) -> None:
+    """Set aside states newer than the round that the server resumes from."""
+    for path in _rounds(folder):
+        if _number(path) > round:
+            set_aside(path)
+
+
+def newest(folder: Path, *, most: int) -> int:
+    """The last round, up to `most`, with a complete state; 0: none."""
+    return max((number for path in _rounds(folder) if (number := _number(path)) <= most), default=0)
+
+
+def load_before(folder: Path, round: int) -> SiteState | None:
+    """Load the newest complete state older than `round`, or None; a repeated round thus starts from the same state.
+
+    Raises:
+        LocalError: that state cannot be read.
+    """
+    older = [path for path in _rounds(folder) if _number(path) < round]
+    if not older:
+        return None
+    return load(older[-1])
+
+
+def load(path: Path) -> SiteState:
+    """Load the state in a round's folder.
+
+    Raises:
+        LocalError: it cannot be read.
+    """
+    try:
+        values = read_json(path / "state.json")
+        files = {part: path / f"{part}.safetensors" for part in (*_PARTS, *_OPTIONAL)}
+        parts = {
+            part: load_file(check_regular(file)) for part, file in files.items() if part in _PARTS or file.exists()
+        }
+        record = read_record(path / RECORD) if (path / RECORD).exists() else None
+        round, facts, agreement = int(values["round"]), dict(values["facts"]), values["agreement"]
+        changes = {int(layer): float(value) for layer, value in dict(values.get("changes", {})).items()}
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+        raise LocalError(
+            f"the site state {path} cannot be read ({error}): remove that folder to continue from the round before."
+        ) from error
+    return SiteState(round=round, facts=facts, agreement=agreement, changes=changes, record=record, **parts)
+
+
+def read_record(file: Path) -> ModelRecord:
+    """Read what a model is.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is not JSON.
+        FedpeftError: it lacks a field, or has one of another type.
+    """
+    return build(ModelRecord, read_json(file), section=file.name)
+
+
+def _rounds(folder: Path) -> list[Path]:
+    return sorted(folder.glob("round-*"))
+
+
+def _number(path: Path) -> int:
+    return int(path.name.removeprefix("round-"))

@@ -1,0 +1,170 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's part in a job's secure sums: offer a key before every round, draw a secret seed, and mask the upload."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import fedpeft
+from fedpeft.core.errors import SecureSumError
+from fedpeft.protocol.types import TrainOrder
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.protocol import secret_seed, secure_sum
+from fedpeft.protocol.secure_round import weight_of
+from fedpeft.job.privacy_settings import PrivacySettings, RECEIVED
+from fedpeft.protocol.signed_keys import Kit, SignedKey
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.job.site_job import digest_of
+from fedpeft.core.states import State
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumMember:
+    """A site in a job's secure sums; without `method.secure_sum` it offers and masks nothing.
+
+    Args:
+        site: its name.
+        method: of the job.
+        settings: digest of the job as deployed to this site; sums of sites with different ones reveal nothing.
+        kit: its certificate; None in the simulator, where keys are not signed.
+        members: the sites of every sum, from the site's own file; None in the simulator.
+        policy: that file as JSON; its training depends on it.
+        noised: settings with which the adapter is clipped and noised before it is masked; None: it is not.
+    """
+
+    site: str
+    method: MethodSettings
+    settings: str
+    kit: Kit | None = None
+    members: Sequence[str] | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
+    noised: PrivacySettings | None = None
+
+    @classmethod
+    def of(
+        cls,
+        site: str,
+        method: MethodSettings,
+        policy: SitePolicy | None,
+        sections: Mapping[str, Any],
+        *,
+        job: str,
+        startup: Path | None,
+    ) -> SumMember:
+        """Create it for a site that takes part in a job.
+
+        Args:
+            site: its name.
+            method: of a job that the site's own file allows.
+            policy: that file; None in the simulator.
+            sections: of the job, as deployed to this site.
+            job: FLARE's id of the job.
+            startup: folder of the site's certificate; None in the simulator.
+
+        Raises:
+            SecureSumError: the site's certificate is missing.
+            FedpeftError: there is no accountant for the noise that the site's file demands.
+        """
+        settings = digest_of(sections, job=job)
+        if policy is None or startup is None or not method.secure_sum:
+            return cls(site=site, method=method, settings=settings)
+        noised = policy.noise_of_sums
+        if noised and noised.noise:
+            from fedpeft.protocol import epsilon
+
+            epsilon([noised.noise], noised.delta)  # report a missing accountant before training
+        return cls(
+            site=site,
+            method=method,
+            settings=settings,
+            kit=Kit.load(startup),
+            members=policy.sum_with,
+            policy=asdict(policy),
+            noised=noised,
+        )
+
+    def offer(self, folder: Path, *, job: str, round: int, facts: Mapping[str, Any]) -> SignedKey:
+        """Return the signed public key for a round; empty without secure sums.
+
+        Args:
+            folder: the site's state folder of this job; stores the private key.
+            job: the job's lineage.
+            round: the round that the key is for.
+            facts: what the training of that round depends on at this site.
+        """
+        if not self.method.secure_sum:
+            return {}
+        start = b""
+        if self.members is not None:
+            facts = {**facts, "policy": self.policy, "fedpeft": fedpeft.__version__}
+            start = secret_seed.start_of(secret_seed.secret_of(folder), facts)
+        return secure_sum.offer(folder, self.kit, job=job, round=round, site=self.site, start=start)
+
+    def salt(self, folder: Path, order: TrainOrder, *, received: State) -> str:
+        """Return what goes into the seeds of a round's training; empty in the simulator and without secure sums.
+
+        Args:
+            folder, order, received: as in `upload`.
+
+        Raises:
+            SecureSumError: members or keys are wrong.
+        """
+        if not self.method.secure_sum or self.members is None:
+            return ""
+        job, round = order.lineage, order.round
+        offers = secure_sum.verified_offers(
+            order.sum_keys, self.kit, job=job, round=round, site=self.site, members=self.members
+        )
+        starts = {name: offer.start for name, offer in offers.items()}
+        secret, state = secret_seed.secret_of(folder), secure_sum.digest(received)
+        return secret_seed.salt_of(secret, job=job, round=round, starts=starts, received=state)
+
+    def upload(self, trained: State, folder: Path, order: TrainOrder, *, samples: int, received: State) -> State:
+        """Mask the trained adapter; without secure sums return it unchanged.
+
+        Args:
+            trained: the learner's upload.
+            folder: as in `offer`.
+            order: of the server, with the members' keys.
+            samples: training samples of the site.
+            received: the whole global adapter that the round started from.
+        """
+        if not self.method.secure_sum:
+            return trained
+        if order.layers is not None or order.scored:
+            raise SecureSumError(
+                f"the server assigned layers {order.layers} in a job with method.secure_sum, which sums whole adapters."
+            )
+        return secure_sum.upload(
+            self._noised(trained, folder, order, received),
+            folder,
+            self.kit,
+            job=order.lineage,
+            settings=self.settings,
+            round=order.round,
+            site=self.site,
+            weight=weight_of(samples, self.method),
+            offered=order.sum_keys,
+            members=self.members,
+            received=received,
+        )
+
+    def _noised(self, trained: State, folder: Path, order: TrainOrder, received: State) -> State:
+        """Clip and noise what is about to be masked, and record that in the site's ledger.
+
+        Nothing is kept of it, because a repeated order finds no key.
+        """
+        if self.noised is None:
+            return trained
+        from fedpeft.protocol import release_adapter
+        from fedpeft.protocol.ledger import BOOK, enter
+
+        settings = self.noised
+        noised, _ = release_adapter(trained, received if settings.reference == RECEIVED else None, settings)
+        if settings.noise:
+            release = {"round": order.round, "what": "adapter", "noise": settings.noise, "bound": settings.clip}
+            enter(folder.parent / BOOK, order.lineage, [release], delta=settings.delta, limit=settings.limit)
+        return noised

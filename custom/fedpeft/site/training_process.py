@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site's training process, `python -m fedpeft.site.training_process FD`: answers requests on a pipe.
+
+It ends when the pipe closes, so that it never outlives the executor, however that one ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import queue
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedpeft.backbones import is_tiny
+from fedpeft.answering import ANSWERING
+from fedpeft.site.memory_limit import limit_memory
+from fedpeft.data.cut_texts import cut_texts
+from fedpeft.data.registry import is_procedural
+from fedpeft.data.remarks import remarks, unread_questions
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.pace import StepLines
+from fedpeft.core.printable import CleanedStream, one_line
+from fedpeft.job.plugin_names import keep_to
+from fedpeft.job.site_policy import FILE, SitePolicy
+from fedpeft.core.registry import only_plugins
+from fedpeft.core.settings import build
+from fedpeft.site.failure import Failure
+from fedpeft.site.frames import Frame, receive, send, unpack
+
+if TYPE_CHECKING:
+    from fedpeft.site.learner import Learner
+
+OPEN, INTRODUCE, SCORE, TRAIN = "open", "introduce", "score", "train"
+State = dict[str, Any]
+Answer = tuple[dict[str, Any], State]
+
+
+def main() -> None:
+    """Serve the pipe whose file descriptor is the only argument."""
+    faulthandler.enable()
+    only_plugins({})  # until the site's own file is known, with the first request
+    connection = Connection(int(sys.argv[1]))
+    frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+    threading.Thread(target=_read, args=(connection, frames), daemon=True).start()
+    with contextlib.suppress(Exception):  # takes seconds, so before the first request; raised again when it is needed
+        import fedpeft.site.learner  # noqa: F401
+    serve(frames.get, lambda header, tensors: send(connection, header, tensors))
+
+
+def _read(connection: Connection, frames: queue.SimpleQueue[Frame]) -> None:
+    """Read frames in a thread, so that a pipe that closes during a round ends the process at once."""
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            frames.put(receive(connection))
+    os._exit(0)
+
+
+def serve(read: Callable[[], Frame], answer: Callable[[dict[str, Any], State], None]) -> None:
+    """Build the learner, then answer requests until one fails for another reason than bad input.
+
+    Args:
+        read: waits for the next request; all but `open` name the folder of the site's state.
+        answer: sends `values` and tensors, or a `failure`; before them any number of `progress`, a line. `open` has no
+            answer: an error in it is raised again when the learner is needed.
+    """
+    learner: Learner | None = None
+    opening: dict[str, Any] = {}
+    while True:
+        request, state = unpack(read())
+        do = request.pop("do")
+        if do == OPEN:
+            opening = request
+            with contextlib.suppress(Exception):
+                learner = _open(**opening)
+            continue
+        try:
+            learner = learner or _open(**opening)
+            learner.folder = Path(request.pop("folder"))
+            learner.on_step = StepLines(lambda line: answer({"progress": line}, {}))
+            values, tensors = HANDLERS[do](learner, state, **request)
+        except Exception as error:
+            failure = Failure.of(error)
+            answer({"failure": asdict(failure)}, {})
+            if failure.retryable:
+                return
+        else:
+            answer({"values": values}, tensors)
+
+
+def _open(*, sections: dict[str, Any], site: str, log: str, policy: dict[str, Any] | None) -> Learner:
+    os.umask(0o077)  # what a site keeps is its own account's
+    _print_to(Path(log))
+    own = build(SitePolicy, policy, section=FILE, source=FILE) if policy is not None else None
+    keep_to(own)
+    if own and own.memory_gib:
+        limit_memory(own.memory_gib)
+    from fedpeft.site.learner import Learner
+
+    return Learner.from_sections(sections, site=site, folder=Path(log).parent, policy=own)
+
+
+def _print_to(file: Path) -> None:
+    """Redirect stdout and stderr, including a crash's traceback, to a file of the site."""
+    descriptor = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+        os.dup2(descriptor, stream.fileno())
+    os.close(descriptor)
+
+
+def _introduce(learner: Learner, _: State, *, initial: bool, finished: int) -> Answer:
+    _print_remarks(learner)
+    sent = learner.first_state()
+    values = {
+        "schema": {key: list(tensor.shape) for key, tensor in sent.items()},
+        "classes": learner.announced_classes,
+        "samples": learner.announced,
+        "dataset": learner.dataset,
+        "procedural": is_procedural(learner.dataset),
+        "metric": learner.data.metric,
+        "backbone": learner.backbone_name,
+        "tiny": is_tiny(learner.backbone_name),
+        "width": learner.backbone.hidden_size,
+        "family": learner.backbone.family,
+        "slots": learner.trainable.slots(),
+        "dtype": _dtype(sent),
+        "budget": learner.layer_budget(),
+        "finished": learner.finished(finished),
+        "baseline": learner.constant,
+        "start_digest": "" if finished else learner.start_digest(),
+        "unanswerable": learner.unanswerable,
+        "tested": len(learner.data.test),
+        "facts": learner.facts,
+    }
+    return values, sent if initial else {}
+
+
+def _print_remarks(learner: Learner) -> None:
+    """Write what a site should know of its data to its own log, which FLARE does not pass on: it may name images."""
+    constant, questions = learner.constant, len(learner.data.test)
+    reached = f"The best constant answer reaches {constant:.1%} on {questions:,} test samples." if constant else ""
+    cut = cut_texts(learner.data, learner.backbone, answers=not ANSWERING.get(learner.training.answering).head)
+    unread = unread_questions(learner.data, learner.backbone_name)
+    for text in filter(None, [*remarks(learner.data), *unread, *cut, reached]):
+        CleanedStream(sys.stdout).write(f"{one_line(text)}\n")  # a file may be called what no terminal can print
+    sys.stdout.flush()
+
+
+def _dtype(tensors: State) -> str:
+    """The dtype of the exchanged tensors; float32 where nothing is exchanged."""
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in tensors.values()} or {"float32"}
+    if len(dtypes) > 1:
+        raise FedpeftError(f"the trained tensors are of {', '.join(sorted(dtypes))}: load the backbone in one dtype.")
+    return dtypes.pop()
+
+
+def _score(learner: Learner, state: State, *, round: int) -> Answer:
+    return {"scores": learner.score_layers(round, state)}, {}
+
+
+def _train(
+    learner: Learner,
+    state: State,
+    *,
+    round: int,
+    layers: list[int] | None,
+    scored: bool,
+    part: float = 0.0,
+    salt: str = "",
+) -> Answer:
+    learner.salt = salt
+    update = learner.train_round(round, state, layers, part=part)
+    scores = learner.score_trained(round) if scored else []
+    values = {"samples": update.samples, "metrics": update.metrics, "questions": learner.questions, "scores": scores}
+    values |= {"validation": len(learner.data.validation), "facts": learner.facts}
+    return values, update.state
+
+
+HANDLERS: dict[str, Callable[..., Answer]] = {INTRODUCE: _introduce, SCORE: _score, TRAIN: _train}
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What others write cannot steer a terminal, whichever command prints it."""
+
+import ast
+import io
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+from rich.table import Table
+
+import fedpeft
+from fedpeft import cli
+from fedpeft.core.console import Console, cell
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.printable import MARK, MOST, CleanedStream, cleaned_output, one_line, printable, shortened
+
+HOUSE = Path(fedpeft.__file__).parent
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain – text: 東京, Ω, ±\n", "plain – text: 東京, Ω, ±\n"),
+        ("no\u00a0break and wide\u3000blank", "no\u00a0break and wide\u3000blank"),
+        ("\x1b[2J\x1b]0;title\x07", f"{MARK}[2J{MARK}]0;title{MARK}"),
+        ("\x9b31m\x90\x00\x7f", f"{MARK}31m{MARK * 3}"),
+        ("done\rfedpeft: complete", f"done{MARK}fedpeft: complete"),
+        ("a\tb", "a b"),
+        ("\u202egnp.exe\u2066\u200e", f"{MARK}gnp.exe{MARK * 2}"),
+        ("a\u200b\u200d\u2060\ufeff\u00ad\u034f\u3164b", f"a{MARK * 7}b"),
+        ("\u2028\u2029\ud800", MARK * 3),
+        ("x" * (MOST + 5), "x" * MOST + "... (5 more characters)"),
+        ("y\n" * MOST, "y\n" * MOST),
+    ],
+)
+def test_what_a_terminal_would_obey_or_hide_is_marked(text, expected):
+    assert printable(text) == expected
+
+
+def test_a_cell_has_one_line():
+    assert one_line("a\n\x1b[1m b\r\nc") == f"a {MARK}[1m b c"
+    table = Table()
+    table.add_column("name")
+    table.add_row(cell("a\nfedpeft: complete [red]\x1b[2J"))
+    console = Console(file=io.StringIO(), width=80)
+    console.print(table)
+    (row,) = (line for line in console.file.getvalue().splitlines() if "complete" in line)
+    assert f"a fedpeft: complete [red]{MARK}[2J" in row
+
+
+def test_a_table_keeps_its_own_colors():
+    console = Console(file=io.StringIO(), force_terminal=True, color_system="standard")
+    console.print(cell("\x1b[2J", style="red"))
+    assert console.file.getvalue() == f"\x1b[31m{MARK}[2J\x1b[0m\n"
+
+
+def test_all_that_a_command_prints_or_logs_is_cleaned(capsys):
+    with cleaned_output():
+        print("out \x1b[2J", "\u202e")
+        print("err \x1b[2J", file=sys.stderr)
+        Console().print("table \x1b[2J", markup=False)
+        logging.lastResort.stream.write("log \x1b[2J\n")
+    out, err = capsys.readouterr()
+    assert out == f"out {MARK}[2J {MARK}\ntable {MARK}[2J\n"
+    assert err == f"err {MARK}[2J\nlog {MARK}[2J\n"
+
+
+def test_an_error_sentence_is_cleaned(capsys, monkeypatch):
+    def fails(_):
+        raise FedpeftError("site \x1b[2J is wrong.")
+
+    monkeypatch.setattr(cli, "_tasks", fails)
+    assert cli.main(["tasks"]) == 1
+    assert capsys.readouterr().err == f"fedpeft: site {MARK}[2J is wrong.\n"
+
+
+def test_what_an_encoding_lacks_ends_no_command():
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, "ascii", write_through=True)
+    CleanedStream(stream).write("a – b \x1b\n")
+    assert raw.getvalue() == b"a \\u2013 b \\ufffd\n"
+
+
+def test_every_console_is_the_one_that_cleans():
+    for file in HOUSE.rglob("*.py"):
+        tree = ast.parse(file.read_text())
+        names = [
+            name.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("rich")
+            for name in node.names
+        ]
+        assert "Console" not in names, file
+        assert "print" not in names, file
+
+
+def test_a_long_error_keeps_its_start_and_its_remedy():
+    assert shortened("a value that is wrong: correct it.") == "a value that is wrong: correct it."
+    cut = shortened("the file " + "x" * 5000 + " is missing: download it again.")
+    assert cut.startswith("the file xxx")
+    assert cut.endswith("xxx is missing: download it again.")
+    assert "(1,440 more characters)" in cut
+    assert len(cut) < 3700

@@ -1,0 +1,104 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+from dataclasses import dataclass
+
+import pytest
+
+from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.methods.settings import MethodSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    width: int
+    rate: float = 0.1
+    names: tuple[str, ...] = ()
+    source: str | None = None
+
+
+def test_values_get_their_declared_types():
+    built = build(Example, {"width": 4, "rate": 1, "names": ["a"]}, section="example")
+    assert built == Example(width=4, rate=1.0, names=("a",))
+    assert isinstance(built.rate, float)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (None, "example is None"),
+        ([], "example must be an object"),
+        ({"width": 4, "wdith": 1}, "did you mean 'width'"),
+        ({"width": None}, "example.width is None: give it a value"),
+        ({"width": "four"}, "example.width is 'four'"),
+        ({"width": True}, "example.width is True"),
+        ({"width": 1.5}, "example.width is 1.5"),
+        ({"rate": 0.5}, "example lacks width"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_sentence(values, message):
+    with pytest.raises(FedpeftError, match=message):
+        build(Example, values, section="example")
+
+
+@pytest.mark.parametrize(
+    ("cls", "values", "message"),
+    [
+        (TrainingSettings, {"rounds": 0}, "rounds is 0, it must be at least 1"),
+        (TrainingSettings, {"rounds": 1, "learning_rate": 0.0}, "learning_rate is 0.0, it must be above 0"),
+        (TrainingSettings, {"rounds": 1, "learning_rate": float("nan")}, "learning_rate is nan"),
+        (TrainingSettings, {"rounds": 1, "warmup": 2}, "warmup is 2"),
+        (TrainingSettings, {"rounds": 1, "head": "deep"}, "head is 'deep', allowed are linear, mlp"),
+        (MethodSettings, {"aggregation": "sum"}, "aggregation is 'sum', allowed are pia, fedavg, svd, stack, none"),
+        (MethodSettings, {"name": "classifier", "aggregation": "pia"}, "a head that is private never leaves its site"),
+        (MethodSettings, {"name": "lora", "pia": {"support": "samples"}}, "no hidden activations"),
+        (MethodSettings, {"name": "full", "aggregation": "pia"}, "aligns neurons"),
+        (
+            MethodSettings,
+            {"aggregation": "svd"},
+            "averages products of two factors, which name='houlsby' does not declare: use aggregation='pia'",
+        ),
+        (
+            MethodSettings,
+            {"name": "lora", "aggregation": "svd", "robust": {"average": "median"}},
+            "takes means only, not robust.average='median'",
+        ),
+        (MethodSettings, {"name": "lora", "aggregation": "svd", "secure_sum": True}, "use 'fedavg'"),
+        (MethodSettings, {"name": "lora", "aggregation": "stack", "secure_sum": True}, "use 'fedavg'"),
+        (MethodSettings, {"name": "vpt", "aggregation": "stack"}, "side by side, which name='vpt' does not declare"),
+        (
+            MethodSettings,
+            {"name": "lora_dvpt", "aggregation": "stack"},
+            "the factors of all products side by side, which name='lora_dvpt' does not declare: use "
+            "aggregation='fedavg' or 'svd' or 'none'",
+        ),
+        *(
+            (
+                MethodSettings,
+                {"name": "lora", "aggregation": name, "site_settings": {"a": {"r": 2}}},
+                f"aggregation='{name}' averages factors of one shape: .* need aggregation='svd' or 'stack'",
+            )
+            for name in ("pia", "fedavg")
+        ),
+        (
+            MethodSettings,
+            {
+                "name": "lora",
+                "aggregation": "stack",
+                "settings": {"lora": {"lora_alpha": 4}},
+                "site_settings": {"a": {"r": 8}},
+            },
+            "products of a count 0.5 times and those of the others 1 times",
+        ),
+        (MethodSettings, {"name": "lora", "pia": {"integration": "frozen_global"}}, "no second branch"),
+        (
+            MethodSettings,
+            {"name": "compacter", "site_settings": {"a": {"rank": 2}}},
+            "supported for name='compacter'",
+        ),
+        (MethodSettings, {"pia": {"gamma": -1.0}}, "method.pia: gamma is -1.0"),
+    ],
+)
+def test_values_outside_their_range_are_refused(cls, values, message):
+    with pytest.raises(FedpeftError, match=message):
+        build(cls, values, section="section")

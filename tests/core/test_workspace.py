@@ -1,0 +1,229 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A simulator's workspace: which folder may be one, that one run uses it at a time, where earlier runs go."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedpeft import cli
+from fedpeft.core import workspace_lock
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.workspace import check_place, seed
+from fedpeft.core.workspace_lock import held, is_held_by_a_parent, runs_folder
+from fedpeft.job.composing import write_job
+from fedpeft.run import simulate as simulation
+from fedpeft.run.earlier_runs import set_aside
+from fedpeft.run.simulate import simulate
+
+JOB = Path(__file__).parents[2] / "jobs" / "fedpia_task1"
+HOLD = """
+import pathlib, subprocess, sys
+from fedpeft.core.workspace_lock import held
+with held(pathlib.Path(sys.argv[1])) as lock:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=sys.stdin, pass_fds=[lock])
+    print(child.pid, flush=True)
+    child.wait()
+"""
+FAMILY = """
+import subprocess, sys
+from fedpeft.run.family import family
+with family() as mark:
+    nested = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', sys.argv[1]], start_new_session=True)"
+    last = "import os; print(os.getpid(), flush=True); import signal; signal.pause()"
+    subprocess.run([sys.executable, "-c", nested, last], env=mark | {"PATH": ""}, check=True)
+    sys.stdin.read()
+"""
+
+
+def start(code, *arguments):
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def finished(workspace, rounds=1, manifest=True):
+    """A workspace as the simulator leaves it."""
+    seed(workspace)
+    run = workspace / "server" / "simulate_job" / "fedpeft"
+    run.mkdir(parents=True)
+    (workspace / "slake" / "simulate_job").mkdir(parents=True)
+    (run / "history.json").write_text(json.dumps({"job": "small", "rounds": [{"round": n} for n in range(rounds)]}))
+    if manifest:
+        (run / "manifest.json").write_text(json.dumps({"status": "completed", "job": "small"}))
+    return run
+
+
+def a_file(folder):
+    folder.write_text("mine")
+
+
+def a_kit(folder):
+    seed(folder)
+    (folder / "startup").mkdir()
+    (folder / "startup" / "fed_client.json").touch()
+
+
+def data_beside(folder):
+    finished(folder)
+    (folder / "scans").mkdir()
+    (folder / "scans" / "1.png").touch()
+
+
+def a_link_inside(folder):
+    finished(folder)
+    (folder / "slake2").symlink_to(folder / "slake")
+
+
+@pytest.mark.parametrize(
+    ("name", "make", "said"),
+    [
+        ("ws", a_file, "is a file"),
+        ("file/ws", lambda folder: folder.parent.touch(), "cannot be used"),
+        ("ws", lambda folder: (folder / ".git").mkdir(parents=True), "not a simulator workspace"),
+        ("ws", a_kit, r"it holds startup/fed_client\.json"),
+        ("ws", data_beside, "it holds scans"),
+        ("ws", a_link_inside, "it holds slake2"),
+        ("with a blank", lambda folder: None, "has a blank"),
+        ("ws#1", lambda folder: None, "has a blank, a quote or the like"),
+        (".", lambda folder: None, "the current folder"),
+        ("..", lambda folder: None, "the current folder"),
+        (str(JOB), lambda folder: None, "lies in the other"),
+        (str(JOB / "ws"), lambda folder: None, "lies in the other"),
+        (str(JOB.parent), lambda folder: None, "lies in the other"),
+        ("/proc/ws", lambda folder: None, "cannot be used"),
+        ("x" * 300, lambda folder: None, "cannot be used"),
+    ],
+)
+def test_a_folder_that_cannot_be_a_workspace_is_refused_in_one_sentence(
+    name, make, said, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    make(tmp_path / name)
+    before = sorted(tmp_path.rglob("*"))
+    assert cli.main(["simulate", str(JOB), "-w", name]) == 1
+    sentence = capsys.readouterr().err
+    assert sentence.startswith("fedpeft: ")
+    assert sentence.endswith(".\n")
+    assert sentence.count("\n") == 1
+    assert re.search(said, sentence)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_a_used_workspace_an_empty_folder_and_one_that_is_not_there_are_not_refused(tmp_path):
+    finished(tmp_path / "used")
+    (tmp_path / "empty").mkdir()
+    for name in ("used", "empty", "new"):
+        check_place(tmp_path / name, JOB)
+
+
+def test_the_second_run_in_a_workspace_is_refused_by_the_process_of_the_first(tmp_path):
+    run = finished(tmp_path / "ws")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with start(HOLD, tmp_path / "ws") as first:
+        first.stdout.readline()
+        said = rf"another run uses the workspace .*, process {first.pid} since .*\(kill {first.pid}\), or name another"
+        with pytest.raises(FedpeftError, match=said):
+            simulate(JOB, workspace=tmp_path / "ws", threads=1)
+        first.communicate("\n")
+    assert run.is_dir()
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_the_lock_of_a_killed_run_is_taken_over_once_its_last_process_is_gone(tmp_path, monkeypatch):
+    with start(HOLD, tmp_path / "ws") as first:
+        child = psutil.Process(int(first.stdout.readline()))
+        first.kill()
+        first.wait()
+        monkeypatch.setattr(workspace_lock, "SECONDS_TO_END", 0)
+        with pytest.raises(FedpeftError, match="processes of a run that was killed still use the workspace"):
+            workspace_lock.take(tmp_path / "ws")
+        monkeypatch.setattr(workspace_lock.time, "sleep", lambda _: child.is_running() and child.kill())
+        monkeypatch.setattr(workspace_lock, "SECONDS_TO_END", float("inf"))
+        with held(tmp_path / "ws"):
+            assert json.loads((runs_folder(tmp_path / "ws") / ".lock").read_text())["pid"] == os.getpid()
+
+
+def test_a_job_knows_the_lock_of_the_run_that_started_it(tmp_path):
+    ask = "import pathlib, sys; from fedpeft.core.workspace_lock import is_held_by_a_parent as ours; "
+    ask += "print(ours(pathlib.Path(sys.argv[1])))"
+
+    def answer():
+        return subprocess.run(
+            [sys.executable, "-c", ask, tmp_path / "ws"], capture_output=True, text=True
+        ).stdout.strip()
+
+    assert answer() == "False"
+    with held(tmp_path / "ws"):
+        assert answer() == "True"
+        assert not is_held_by_a_parent(tmp_path / "ws")
+    assert answer() == "False"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [psutil.Process.kill, psutil.Process.terminate])
+def test_a_family_ends_with_the_process_that_started_it(end):
+    """Also a member in a session of its own whose parent is gone."""
+    with start(FAMILY) as process:
+        member = psutil.Process(int(process.stdout.readline()))
+        assert member.is_running()
+        end(psutil.Process(process.pid))
+        process.wait()
+        member.wait()
+
+
+def test_the_run_before_is_moved_aside_in_its_own_layout(tmp_path, capsys):
+    run = finished(tmp_path / "ws")
+    os.utime(run / "manifest.json", (1.8e9, 1.8e9))
+    moved = set_aside(tmp_path / "ws")
+    assert moved.parent == tmp_path / "ws_runs"
+    assert moved.name.startswith("2027")
+    assert moved.name.endswith("-small")
+    assert sorted(path.name for path in (tmp_path / "ws").iterdir()) == ["local"]
+    assert (moved / "slake" / "simulate_job").is_dir()
+    assert cli.main(["status", str(moved)]) == 0
+    assert cli.main(["status", str(moved.parent)]) == 1
+    assert f"holds 1 earlier runs, the newest is {moved}" in capsys.readouterr().err
+    os.utime(finished(tmp_path / "ws") / "manifest.json", (1.8e9, 1.8e9))
+    assert set_aside(tmp_path / "ws").name == f"{moved.name}-2"
+    assert set_aside(tmp_path / "ws") is None
+
+
+def test_a_run_that_was_cut_off_says_so_once_it_is_moved_aside(tmp_path, capsys):
+    finished(tmp_path / "ws", rounds=2, manifest=False)
+    moved = set_aside(tmp_path / "ws")
+    assert cli.main(["verify", str(moved)]) == 1
+    assert "the run was cut off" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["../../etc", "", 7, "a" * 400, "\x1b[31m"])
+def test_a_history_cannot_choose_where_its_run_goes(name, tmp_path):
+    run = finished(tmp_path / "ws", manifest=False)
+    (run / "history.json").write_text(json.dumps({"job": name, "rounds": []}))
+    assert set_aside(tmp_path / "ws").parent == tmp_path / "ws_runs"
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "said"),
+    [("latest", "there is no checkpoint"), ("other-1", "there is no checkpoint"), ("../../etc", "it must be 'latest'")],
+)
+def test_what_cannot_be_resumed_leaves_the_results_where_they_are(resume_from, said, tmp_path, sections):
+    chosen = sections()
+    chosen["federation"]["resume_from"] = resume_from
+    write_job(tmp_path / "job", "small", chosen)
+    finished(tmp_path / "ws")
+    before = {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()}
+    with pytest.raises(FedpeftError, match=said):
+        simulate(tmp_path / "job", workspace=tmp_path / "ws", threads=1)
+    assert {path: path.read_bytes() for path in (tmp_path / "ws").rglob("*") if path.is_file()} == before
+
+
+def test_a_run_that_ends_on_a_full_disk_says_so(tmp_path, monkeypatch):
+    monkeypatch.setattr(simulation, "_run_simulator", lambda *_: 2)
+    monkeypatch.setattr(simulation, "ROOM", float("inf"))
+    with pytest.raises(FedpeftError, match=r"without a manifest\n.*\nThe disk of .* is full: make room\."):
+        simulate(JOB, workspace=tmp_path / "ws", threads=1)

@@ -1,0 +1,294 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""`fedpeft predict` as a user types it: what it prints and writes, and what it refuses in one sentence."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+from PIL import Image
+from trained_sites import trained
+
+from fedpeft.cli import main
+from fedpeft.data.images import as_array
+from fedpeft.data.window import Window
+from fedpeft.inference.examples import of_images, of_table, window_at
+from fedpeft.inference.export_folder import export
+from fedpeft.inference.kept_model import find
+
+HUNDREDS = {"center": 500, "width": 1000}
+
+
+@pytest.fixture
+def predict(of_tables, capsys):
+    """Function: run the command on a site's folder; exit code, standard output and error."""
+
+    def run(kind, *arguments):
+        code = main(["predict", str(of_tables[kind][0]), *map(str, arguments)])
+        return code, *capsys.readouterr()
+
+    return run
+
+
+def read(file):
+    with file.open(newline="") as table:
+        return list(csv.DictReader(table))
+
+
+def test_one_question_about_one_image(predict, tables):
+    image = tables["questions"] / "test-0.png"
+    code, out, _ = predict("questions", "--image", image, "--question", "how dark is it ?", "--top", 2)
+    assert code == 0
+    assert "round 2" in out
+    assert "say nothing about medicine" in out  # the backbone is tiny
+    assert sum(answer in out for answer in ("dark", "gray", "light")) == 2
+
+
+def test_a_question_that_is_cut_is_said(predict, tables):
+    image = tables["questions"] / "test-0.png"
+    code, out, _ = predict("questions", "--image", image, "--question", "how dark " * 30)
+    assert code == 0
+    assert "1 of 1 texts are longer than backbone.text_length=40 tokens" in out
+
+
+def test_a_folder_of_images_without_answers(predict, tables, tmp_path):
+    out = tmp_path / "new" / "out.csv"
+    code, printed, _ = predict("classes", "--image", tables["classes"], "--out", out)
+    assert code == 0
+    assert "measured" not in printed
+    rows = read(out)
+    assert len(rows) == 31
+    assert all(row["right"] == row["answer"] == row["question"] == "" for row in rows)
+    assert all(float(row["probability"]) >= float(row["probability_2"]) for row in rows)
+
+
+def test_a_table_with_some_answers_is_measured_on_these(predict, tables, tmp_path):
+    folder = shutil.copytree(tables["questions"], tmp_path / "table")
+    rows = ["image,question,answer", "test-0.png,how dark is it ?,dark", "test-1.png,how dark is it ?,"]
+    (folder / "manifest.csv").write_text("\n".join([*rows, "test-2.png,how dark is it ?,never heard of"]))
+    code, printed, _ = predict("questions", "--manifest", folder, "--out", tmp_path / "out.csv")
+    assert code == 0
+    assert "on 2 examples" in printed
+    assert [row["right"] for row in read(tmp_path / "out.csv")][1:] == ["", "no"]
+
+
+def test_every_label_has_its_column(predict, tables, tmp_path):
+    code, printed, _ = predict("labels", "--manifest", tables["labels"], "--out", tmp_path / "out.csv")
+    assert code == 0
+    assert "macro-F1" in printed
+    for row in read(tmp_path / "out.csv"):
+        assert all(0 <= float(row[f"probability of {label}"]) <= 1 for label in ("Gray", "Light"))
+        for column in ("predicted", "answer"):
+            assert set(filter(None, row[column].split("|"))) <= {"Gray", "Light"}
+    assert {label for row in read(tmp_path / "out.csv") for label in row["answer"].split("|")} == {"Gray", "Light", ""}
+
+
+def test_classes_are_called_as_the_site_writes_them(predict, of_tables, tables, tmp_path):
+    kept, exported = find(of_tables["classes"][0], site=None), tmp_path / "exported"
+    export(kept, exported)
+    backbone = ["--backbone", kept.record.sections["backbone"]["source"]]
+    for run, more in ((of_tables["classes"][0], []), (exported, backbone)):
+        arguments = ["--manifest", tables["classes"], "--out", tmp_path / "out.csv", *more]
+        assert main(["predict", str(run), *map(str, arguments)]) == 0
+        rows = read(tmp_path / "out.csv")
+        assert {row["answer"] for row in rows} == {"Dark", "Gray", "Light"}
+        assert {row[f"predicted{rank}"] for row in rows for rank in ("", "_2", "_3")} == {"Dark", "Gray", "Light"}
+        assert all((row["right"] == "yes") is (row["answer"] == row["predicted"]) for row in rows)
+    _, printed, _ = predict("classes", "--image", tables["classes"] / "test-0.png")
+    assert sum(name in printed for name in ("Dark", "Gray", "Light")) == 3
+
+
+def test_what_a_spreadsheet_would_compute_is_text(predict, tables, tmp_path):
+    folder = shutil.copytree(tables["questions"], tmp_path / "table")
+    (folder / "manifest.csv").write_text("image,question\ntest-0.png,=1+1\n")
+    assert predict("questions", "--manifest", folder, "--out", tmp_path / "out.csv")[0] == 0
+    assert read(tmp_path / "out.csv")[0]["question"] == "'=1+1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "sentence"),
+    [
+        ("questions", ["--image", "IMAGES/test-0.png"], "give one with --question"),
+        ("classes", ["--image", "IMAGES/test-0.png", "--question", "why ?"], "leave --question out"),
+        ("classes", ["--image", "IMAGES/none.png"], "does not exist"),
+        ("classes", ["--image", "IMAGES/manifest.csv"], "cannot be decoded"),
+        ("classes", ["--image", "EMPTY"], "holds no image"),
+        ("classes", ["--manifest", "EMPTY"], "holds neither 'manifest.csv'"),
+        ("classes", ["--manifest", "EMPTY/table.csv"], "table.csv is not a folder; name the one that holds the table"),
+        ("classes", ["--split", "test", "--question", "why ?"], "belongs to --image"),
+        ("classes", ["--split", "test", "--top", "0"], "must be at least 1"),
+        ("classes", ["--split", "test", "--out", "out.txt"], "must end in .csv"),
+        ("classes", ["--split", "test", "--heatmap", "out.txt"], "must end in .png"),
+        ("classes", ["--split", "test", "--heatmap", "out.png"], "there are 9"),
+        ("classes", ["--split", "test", "--site", "north"], "is of site slake"),
+        ("classes", ["--split", "test", "--round", "7"], "kept the rounds 1, 2"),
+        ("classes", ["--split", "test", "--round", "first"], "name one of them, last or best"),
+    ],
+)
+def test_wrong_input_is_one_sentence(predict, tables, tmp_path, kind, arguments, sentence):
+    (tmp_path / "empty").mkdir()
+    places = {"IMAGES": str(tables[kind]), "EMPTY": str(tmp_path / "empty")}
+    for name, place in places.items():
+        arguments = [argument.replace(name, place) for argument in arguments]
+    code, _, error = predict(kind, *arguments)
+    assert code == 1
+    assert error.startswith("fedpeft: ")
+    assert error.count("\n") == 1
+    assert sentence in error
+
+
+def test_the_best_round_is_kept_and_predicted_with(sections, tmp_path, capsys):
+    """With a learning rate of almost nothing all rounds are equally good, and the first is the best."""
+    still = "training.learning_rate=1e-12"
+    chosen = sections("training.rounds=6", "training.keep=best", "method.aggregation=none", still)
+    folder, _ = trained(chosen, tmp_path, sites=("slake",))["slake"]
+    assert len(find(folder, site=None).record.rounds) == 6
+    assert find(folder, site=None, round="best").state.round == 1
+    assert len(list(folder.glob("round-*"))) == 5
+    shutil.rmtree(folder / "round-00001")
+    assert main(["predict", str(folder), "--split", "test", "--round", "best"]) == 1
+    assert "the best round by validation is 1" in capsys.readouterr().err
+
+
+def test_a_label_that_the_model_does_not_have_is_refused(predict, tables, tmp_path):
+    folder = shutil.copytree(tables["labels"], tmp_path / "table")
+    (folder / "manifest.csv").write_text("image,labels\ntest-0.png,gray|cyan\n")
+    code, _, error = predict("labels", "--manifest", folder)
+    assert code == 1
+    assert "line 2" in error
+    assert "'cyan' is not one of this model's 2" in error
+
+
+@pytest.mark.parametrize("key", ["image", "question"])
+def test_a_row_without_what_the_model_needs_is_named(predict, tables, tmp_path, key):
+    folder = shutil.copytree(tables["questions"], tmp_path / "table")
+    (folder / "manifest.csv").unlink()
+    rows = [{"image": "test-0.png", "question": "how dark is it ?"}, {"image": "test-1.png", "question": "why ?"}]
+    del rows[1][key]
+    (folder / "manifest.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    code, _, error = predict("questions", "--manifest", folder)
+    assert code == 1
+    assert f"line 2: {key!r} is missing" in error
+
+
+def test_data_that_changed_since_training_are_mentioned(predict, of_tables, tables, tmp_path, capsys):
+    folder = shutil.copytree(of_tables["classes"][0], tmp_path / "slake")
+    data = shutil.copytree(tables["classes"], tmp_path / "data")
+    lines = (data / "manifest.csv").read_text().splitlines()
+    (data / "manifest.csv").write_text("\n".join(lines[:-1]))
+    for file in folder.glob("round-*/model.json"):
+        record = json.loads(file.read_text())
+        record["sections"]["data"]["root"] = str(data)
+        file.write_text(json.dumps(record))
+    assert main(["predict", str(folder), "--split", "test"]) == 0
+    assert "are not those that the model was trained with" in capsys.readouterr().out
+
+
+@pytest.fixture
+def workspace(of_tables, tmp_path, monkeypatch):
+    """A simulator's workspace whose site slake has finished a run."""
+    monkeypatch.delenv("FEDPEFT_STATE", raising=False)
+    run = tmp_path / "ws" / "server" / "simulate_job" / "fedpeft"
+    run.mkdir(parents=True)
+    manifest = {"status": "completed", "files": {}, "rounds": 2, "lineage": "small-1", "sites": {"slake": {}}}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(of_tables["classes"][0], tmp_path / "ws_state" / "slake" / "small-1")
+    return tmp_path / "ws"
+
+
+def test_a_run_is_found_where_its_state_lies(workspace, tmp_path, monkeypatch):
+    state = tmp_path / "ws_state" / "slake" / "small-1"
+    assert find(workspace, site="slake").folder == state / "round-00002"
+    earlier = tmp_path / "ws_runs" / "20260101-small"
+    earlier.parent.mkdir()
+    workspace.rename(earlier)
+    assert find(earlier, site="slake").folder == state / "round-00002"
+    shutil.copytree(tmp_path / "ws_state" / "slake", earlier / "slake" / "fedpeft")  # as plain nvflare simulator has it
+    (tmp_path / "ws_state").rename(tmp_path / "elsewhere")
+    assert find(earlier, site="slake").folder.is_relative_to(earlier)
+    monkeypatch.setenv("FEDPEFT_STATE", str(tmp_path / "elsewhere"))
+    assert find(earlier, site="slake").folder.is_relative_to(tmp_path / "elsewhere")
+
+
+def test_what_is_missing_is_named(workspace, tmp_path, capsys):
+    shutil.move(tmp_path / "ws_state", tmp_path / "gone")
+    for arguments, sentence in (
+        ([], "--site is missing: name one of slake"),
+        (["--site", "north"], "--site is 'north': name one of slake"),
+        (["--site", "slake"], "was removed"),
+    ):
+        assert main(["predict", str(workspace), "--split", "test", *arguments]) == 1
+        assert sentence in capsys.readouterr().err
+
+
+def test_a_site_of_a_consortium_has_its_models_in_its_workspace(of_tables, tmp_path, capsys):
+    site = tmp_path / "slake"
+    first = shutil.copytree(of_tables["classes"][0], site / "fedpeft" / "small-1")
+    assert find(site, site=None).folder == first / "round-00002"
+    second = shutil.copytree(of_tables["classes"][0], site / "fedpeft" / "small-2")
+    assert main(["predict", str(site), "--split", "test"]) == 1
+    assert "the models of 2 jobs" in capsys.readouterr().err
+    assert find(second, site=None).folder == second / "round-00002"
+    assert find(second, site=None).policy is None
+    (site / "local").mkdir()
+    (site / "local" / "fedpeft.json").write_text('{"least_class_images": 3}')
+    assert find(second, site=None).policy.least_class_images == 3
+
+
+def test_a_servers_checkpoints_are_no_model(tmp_path, capsys):
+    (tmp_path / "server" / "fedpeft" / "small-1" / "round-00001").mkdir(parents=True)
+    assert main(["predict", str(tmp_path / "server"), "--split", "test"]) == 1
+    assert "no job has finished a round at this site" in capsys.readouterr().err
+
+
+def test_a_damaged_round_is_named(of_tables, tmp_path, capsys):
+    folder = shutil.copytree(of_tables["classes"][0], tmp_path / "slake")
+    (folder / "round-00002" / "head.safetensors").write_bytes(b"none")
+    assert main(["predict", str(folder), "--split", "test"]) == 1
+    assert "round-00002 cannot be read" in capsys.readouterr().err
+    record = json.loads((folder / "round-00001" / "model.json").read_text())
+    for changes in ({"metric": "luck"}, {"thresholds": [0.5]}, {"answers": []}, {"rounds": [{}]}, {"labelled": "no"}):
+        (folder / "round-00001" / "model.json").write_text(json.dumps({**record, **changes}))
+        assert main(["predict", str(folder), "--split", "test", "--round", "1"]) == 1
+        assert "round-00001 cannot be read" in capsys.readouterr().err
+
+
+def test_the_pixels_of_a_heat_map_add_up_to_what_the_answer_gained(of_tables, tables, predict, tmp_path):
+    pytest.importorskip("captum")
+    from fedpeft.inference.heatmap import evidence
+    from fedpeft.inference.model import Predictor
+
+    image = tables["classes"] / "test-2.png"
+    kept = find(of_tables["classes"][0], site=None)
+    predictor = Predictor(kept)
+    (example,) = of_images(image, None, kept.record).examples
+    for answer in kept.record.answers:
+        found = evidence(predictor, example, answer)
+        assert found.values.shape == found.pixels.shape[:2]
+        assert found.values.sum() == pytest.approx(found.gained, abs=0.05)
+    assert np.allclose(found.pixels.mean(), np.asarray(Image.open(image)).mean() / 255, atol=0.02)
+    picture = tmp_path / "heat.png"
+    assert predict("classes", "--image", image, "--heatmap", picture)[0] == 0
+    assert Image.open(picture).size[0] > 600
+
+
+def test_an_image_is_shown_through_the_window_of_training(of_tables, tables, sections, tmp_path, tiny_source):
+    kept = find(of_tables["classes"][0], site=None)
+    assert window_at(kept) is None
+    own = {"dataset": "manifest", "root": str(tables["classes"]), "sites": {"slake": {"window": HUNDREDS}}}
+    chosen = {**sections("training.rounds=1", "method.aggregation=none"), "data": own}
+    folder, _ = trained(chosen, tmp_path / "state", sites=("slake",))["slake"]
+    at_hospital = find(folder, site=None)
+    assert window_at(at_hospital) == Window(0, 1000)
+    export(at_hospital, tmp_path / "out")
+    assert window_at(find(tmp_path / "out", site=None, backbone=tiny_source)) == Window(0, 1000)
+    deep = np.arange(12, dtype=np.uint16).reshape(3, 4) * 100
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    (tmp_path / "manifest.csv").write_text("image\ndeep.png\n")
+    shown = Window(0, 1000).grays(deep)[..., None]
+    for wanted in (
+        of_images(tmp_path / "deep.png", None, kept.record, window=window_at(at_hospital)),
+        of_table(tmp_path, kept.record, window=window_at(at_hospital)),
+    ):
+        assert (as_array(wanted.examples[0].image) == shown).all()

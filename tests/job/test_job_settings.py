@@ -1,0 +1,60 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Sections that do not go together are refused by whoever receives them: when a job is composed, by server and site."""
+
+from pathlib import Path
+
+import pytest
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.job.composing import ARGUMENTS, CONTROLLER, EXECUTOR, changed, check, compose, merged
+from fedpeft.job.settings import ServerJob
+from fedpeft.job.site_job import SiteJob
+
+JOB = compose(Path(__file__).parents[2] / "app_configs", "fedpia_task1")
+SITES = JOB["federation"]["sites"]
+SECURE = ["method.aggregation=fedavg", "method.secure_sum=true"]
+SCHEDULED = ["method.pia.share=0.5", "schedule.solver=own", "schedule.budget=2"]
+NO_SITE_FIRST = [f"schedule.joins.{site}=2" for site in SITES]
+
+
+def _received(component, sections):
+    return {name: sections[name] for name in ARGUMENTS[component] if name in sections}
+
+
+READERS = {
+    "composer": check,
+    "server": lambda sections: ServerJob.from_sections(_received(CONTROLLER, sections)),
+    "site": lambda sections: SiteJob.from_sections(_received(EXECUTOR, sections), site=SITES[0]),
+}
+
+
+@pytest.mark.parametrize(
+    ("changes", "readers", "sentence"),
+    [
+        ([], [], ""),
+        ([*SCHEDULED, "method.matched_layers=12"], ["composer", "server", "site"], "layers that all sites have"),
+        (
+            ["method.name=full", f"backbone.sites.{SITES[0]}.name=vit"],
+            ["composer", "site"],
+            "values that belong to one backbone",
+        ),
+        ([*SECURE, "schedule.clients_per_round=2"], ["composer", "server"], "the same sites in every round"),
+        (NO_SITE_FIRST, ["composer", "server"], "lets every site join after round 1"),
+        (["method.settings.houlsby.reduktion=8"], ["composer"], "reduktion"),
+    ],
+)
+def test_sections_that_do_not_go_together_are_refused_by_all_who_receive_them(changes, readers, sentence):
+    sections, sentences = merged(JOB, changed(changes)), {}
+    for reader, read in READERS.items():
+        try:
+            read(sections)
+        except FedpeftError as error:
+            sentences[reader] = str(error)
+    assert list(sentences) == readers
+    assert all(sentence in text for text in sentences.values()), sentences
+
+
+@pytest.mark.parametrize("section", ["backbone", "method", "training", "data", "schedule"])
+def test_a_section_that_flare_did_not_fill_is_named(section):
+    with pytest.raises(FedpeftError, match=f"{section} is None"):
+        SiteJob.from_sections({**JOB, section: None}, site=SITES[0])

@@ -1,0 +1,375 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+import json
+import re
+from contextlib import nullcontext
+from copy import deepcopy
+from functools import reduce
+from itertools import product
+from pathlib import Path
+
+import pytest
+
+from fedpeft import adapters, backbones, importance, scheduling
+from fedpeft.cli import main
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.core.workspace import COMPONENTS, resources, seed
+from fedpeft.flare.policy import default_scope
+from fedpeft.job.composing import check, check_used, compose, composed, merged, outdated, part_of, recipes, write_job
+from fedpeft.job.federation import site_data
+from fedpeft.job.setting_names import names
+from fedpeft.job.site_job import SiteJob
+from fedpeft.methods.settings import MethodSettings
+
+ROOT = Path(__file__).parents[2]
+CONFIGS = ROOT / "app_configs"
+JOBS = sorted(recipes(CONFIGS))
+HALF = "cases/many_epochs"  # of fedpia_task1's sites, without what needs one width
+SEVERAL, MATCHED = "backbone.sites={slake: {source: /models/vilt-6}}", "method.matched_layers=12"
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_job_folders_are_what_app_configs_say(job):
+    assert outdated(ROOT / "jobs" / job, job, compose(CONFIGS, job)) == []
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_jobs_carry_no_code(job):
+    assert {p.suffix for p in (ROOT / "jobs" / job).rglob("*") if p.is_file()} == {".json"}
+    assert not list((ROOT / "jobs" / job).rglob("custom"))
+
+
+def test_the_allow_list_holds_the_components_of_jobs_and_sites_and_nothing_else():
+    scope = default_scope()["scopes"][0]
+    used = {entry["path"] for chain in ("task_data_filters", "task_result_filters") for entry in scope[chain]}
+    for file in (ROOT / "jobs").rglob("config_fed_*.json"):
+        text = json.loads(file.read_text())
+        used |= {component["path"] for component in [*text["components"], *text.get("workflows", [])]}
+        used |= {entry["executor"]["path"] for entry in text.get("executors", [])}
+    assert used == set(COMPONENTS)
+
+
+def test_the_committed_allow_list_is_ours_alone():
+    assert json.loads((ROOT / "simulator_workspace/local/resources.json").read_text()) == resources()
+
+
+def test_one_argument_gives_a_variant(tmp_path):
+    sections = compose(CONFIGS, "fedpia_task1", ["method.name=compacter", "training.rounds=2"])
+    write_job(tmp_path, "fedpia_task1", sections)
+    client = json.loads((tmp_path / "app/config/config_fed_client.json").read_text())
+    settings = client["executors"][0]["executor"]["args"]
+    assert settings["method"]["name"] == "compacter"
+    assert settings["training"]["rounds"] == 2
+
+
+SCORED, POPULATION = "paper/f3ocus_task1", "schedule.solver_settings.population=20"
+OF_SCORE, OF_HOULSBY = "schedule.score_settings", "method.settings.houlsby"
+OF_LNTK = {"target": "logits", "directions": 4}  # what that job sets
+
+
+@pytest.mark.parametrize("solver", ["own", *scheduling.names()])
+@pytest.mark.parametrize("score", importance.names())
+def test_a_score_takes_its_own_settings_along_and_drops_those_of_another(score, solver):
+    chosen = [f"schedule.solver={solver}", f"schedule.score={score}"]
+    schedule = compose(CONFIGS, SCORED, chosen)["schedule"]
+    assert (schedule["solver"], schedule["score"]) == (solver, score)
+    assert schedule.get("score_settings", {}) == (OF_LNTK if score == "lntk" else {})
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_settings_of_a_new_score_or_solver_are_kept_in_any_order_of_arguments(order):
+    chosen = ["schedule.score=spt", f"{OF_SCORE}.tau=0.2", "schedule.solver=mopso", POPULATION]
+    schedule = compose(CONFIGS, SCORED, chosen[::order])["schedule"]
+    assert (schedule["score_settings"], schedule["solver_settings"]) == ({"tau": 0.2}, {"population": 20})
+
+
+@pytest.mark.parametrize("solver", ["all", "own", *scheduling.names()])
+def test_another_solver_drops_the_settings_of_the_one_before(solver):
+    before = {"schedule": {"solver": "nsga2", "solver_settings": {"population": 20}}}
+    after = merged(before, {"schedule": {"solver": solver}})["schedule"]
+    assert after.get("solver_settings") == ({"population": 20} if solver == "nsga2" else None)
+
+
+def test_settings_of_the_usual_score_stay_where_a_part_names_it():
+    alone = {"schedule": {"score_settings": OF_LNTK}}
+    assert merged(alone, {"schedule": {"score": "lntk"}})["schedule"]["score_settings"] == OF_LNTK
+    assert "score_settings" not in merged(alone, {"schedule": {"score": "snip"}})["schedule"]
+
+
+EMPTIED = [
+    (SCORED, [f"{OF_SCORE}={{}}"], OF_SCORE, {}),
+    (SCORED, [f"{OF_SCORE}={{}}", f"{OF_SCORE}.target=logits"], OF_SCORE, {"target": "logits"}),
+    (SCORED, [f"{OF_SCORE}.target=logits", f"{OF_SCORE}={{}}"], OF_SCORE, {}),
+    ("cases/unequal_widths", ["method.name=vpt", "method.site_settings={}"], "method.site_settings", {}),
+    ("fedpia_task1", [f"{OF_HOULSBY}.reduction_factor=8", "method.settings={}"], OF_HOULSBY, {"reduction_factor": 4}),
+]
+
+
+@pytest.mark.parametrize(("job", "overrides", "setting", "left"), EMPTIED)
+def test_an_empty_mapping_empties_what_the_job_sets_and_not_what_its_backbone_brings(job, overrides, setting, left):
+    assert reduce(dict.__getitem__, setting.split("."), compose(CONFIGS, job, overrides)) == left
+
+
+@pytest.mark.parametrize(("text", "number"), [("1e-4", 1e-4), ("1.0e-4", 1e-4), ("2E-3", 2e-3)])
+def test_numbers_are_read_as_people_write_them(text, number):
+    sections = compose(CONFIGS, "fedpia_task1", [f"training.learning_rate={text}"])
+    assert sections["training"]["learning_rate"] == number
+
+
+@pytest.mark.parametrize("name", adapters.names())
+@pytest.mark.parametrize("job", ["fedpia_task1", "f3ocus_task1"])
+def test_every_adapter_is_one_argument(job, name):
+    method = build(MethodSettings, compose(CONFIGS, job, [f"method.name={name}"])["method"], section="method")
+    if name == "lora" and method.aggregation == "pia":
+        assert (method.pia.support, method.pia.integration) == ("weights", "merge")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "settings"),
+    [
+        ([], {"reduction_factor": 4}),
+        (["backbone.name=vilt"], {}),
+        (["backbone.name=llava"], {}),
+        (["backbone.name=tiny-albef"], {"reduction_factor": 4}),
+        (["backbone.name=tiny-vit"], {}),
+        (["backbone.name=tiny-vit", "method.name=compacter"], {"reduction_factor": 4}),
+        (["backbone.name=vilt", "method.settings.houlsby.reduction_factor=4"], {"reduction_factor": 4}),
+        (["method.settings.houlsby.reduction_factor=16"], {"reduction_factor": 16}),
+    ],
+)
+def test_the_widths_of_adapters_change_with_the_backbone_unless_the_job_sets_them(overrides, settings):
+    sections = compose(CONFIGS, "fedpia_task1", overrides)
+    assert build(MethodSettings, sections["method"], section="method").settings_of("") == settings
+
+
+@pytest.mark.parametrize(("backbone", "rate"), [("tiny_vilt", 5e-3), ("tiny_vit", 5e-3), ("vilt_b32", 1e-4)])
+def test_a_job_that_sets_no_learning_rate_gets_that_of_its_backbone(backbone, rate):
+    own = {"data": {"dataset": "manifest"}, "federation": {"sites": ["north", "south"]}, "training": {"rounds": 10}}
+    parts = [
+        own,
+        *(
+            part_of(CONFIGS, part)
+            for part in (f"backbones/{backbone}", "methods/fedpia_agreement", "deployments/laptop")
+        ),
+    ]
+    assert composed(parts)["training"]["learning_rate"] == rate
+    assert composed(parts, ["training.learning_rate=0.5"])["training"]["learning_rate"] == 0.5
+
+
+def test_what_a_job_changes_in_its_sections_stays_in_that_job():
+    compose(CONFIGS, "fedpia_task1")["method"]["settings"]["houlsby"]["reduction_factor"] = 2
+    assert compose(CONFIGS, "fedpia_task1")["method"]["settings"]["houlsby"] == {"reduction_factor": 4}
+
+
+@pytest.mark.parametrize(("name", "pretrained"), backbones.BACKBONES.usable())
+def test_what_a_backbone_declares_for_methods_is_allowed(name, pretrained):
+    MethodSettings(settings=pretrained.method_settings).check_settings()
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("method.name=houlsbi", "houlsbi"),
+        ("method.nam=houlsby", "method.nam is not a setting: did you mean 'name'"),
+        ("training.rounds=none", "training.rounds is 'none'"),
+        ("training.rounds=", "training.rounds is None"),
+        ("trainig.rounds=3", "'trainig' is not a section of a job: did you mean 'training'"),
+        ("rounds=3", "is not of the form section.name=value"),
+        ("federation.quorum=6", "quorum is 6, the job has only 5 sites"),
+        ("method.pia={gama: 1}", "method.pia.gama is not a setting"),
+        ("data.dataset=phantm", "phantm"),
+        ("backbone.name=vilt-huge", "vilt-huge"),
+        ("method.site_settings={berlin: {}}", "berlin"),
+        ("data.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
+        ("backbone.sites={vqa_rad: {}}", "did you mean 'vqa-rad'"),
+        ("backbone.sites={slake: {nam: vilt}}", "backbone.nam is not a setting: did you mean 'name'"),
+        ("backbone.sites={slake: 3}", r"^backbone.sites.slake is 3, it must be an object of settings\.$"),
+        ("method.matched_layers=0", "matched_layers is 0, it must be from 1 to 1024"),
+        ("method.matched_layers=1000000000000", "matched_layers is 1000000000000, it must be from 1 to 1024"),
+        ("data=", "is not of the form section.name=value"),
+        ("flare.get_task_timeout=-1", "get_task_timeout is -1"),
+        ("method.settings.houlsby=3", "the settings of 'houlsby' are 3"),
+        ("resume_from=../../etc", "resume_from is '../../etc', it must be 'latest', the lineage"),
+        ("resume_from=a/round-" + "9" * 5000, "5008 characters: use at most 4096"),
+        (".".join(["data"] * 5000) + "=1", "5000 levels deep: at most 20"),
+        ("data.root=" + "[" * 5000, "nested more than 20 levels deep"),
+        ("data.sites={a: &a [1], b: *a}", "aliases"),
+        ("data.sites={slake: &a {b: *a}}", "aliases"),
+        ("data.root=2026-01-01", "is of the kind date, which JSON lacks; put it in quotes"),
+        ("data.sites={1: {}}", "the name 1 is not text, put it in quotes"),
+        ("training.learning_rate=.inf", "inf is not a finite number"),
+        ("training.rounds=" + "9" * 5000, "has a value that cannot be used"),
+        ("training.rounds=!!python/object:os.system {}", "could not determine a constructor"),
+    ],
+)
+def test_a_wrong_setting_is_refused_before_anything_runs(override, message):
+    with pytest.raises(FedpeftError, match=message):
+        compose(CONFIGS, HALF, [override])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["method.name=full", SEVERAL], "method.name is 'full', which exchanges values that belong to one backbone"),
+        (["method.name=dora", MATCHED], "method.name is 'dora', which exchanges values that belong to one backbone"),
+        (["method.name=sba", MATCHED], "method.name is 'sba', which exchanges values that belong to one backbone"),
+        (["method.name=promptfl", MATCHED], "name='promptfl' trains nothing layer by layer: leave out one of them"),
+        (["method.name=classifier", "method.head=federated", MATCHED], "trains nothing layer by layer"),
+        (["method.initialization=own", MATCHED], "not with initialization='own': leave out one of them"),
+        (["method.pia.share=agreement", MATCHED], "pia.share='agreement' compares whole adapters"),
+        (["method.secure_sum=true", "method.aggregation=fedavg", MATCHED], "secure_sum adds up the same tensors"),
+        (["schedule.solver=own", "schedule.budget=1", MATCHED], "schedule.solver chooses among layers that all sites"),
+    ],
+)
+def test_settings_that_do_not_go_with_backbones_of_several_depths_are_refused_before_anything_runs(overrides, message):
+    with pytest.raises(FedpeftError, match=message):
+        compose(CONFIGS, HALF, overrides)
+
+
+@pytest.mark.parametrize("name", ["full", "classifier", "dora", "promptfl"])
+def test_sites_that_exchange_nothing_may_have_any_backbones(name):
+    overrides = [f"method.name={name}", "method.aggregation=none", SEVERAL, MATCHED]
+    assert compose(CONFIGS, "fedpia_task1", overrides)["method"]["name"] == name
+
+
+ANSWERS = {  # backbone -> the ways to answer that it has
+    "tiny-vilt": ["classification"],
+    "vilt": ["classification"],
+    "tiny-vit": ["classification"],
+    "vit": ["classification"],
+    "tiny-albef": ["classification"],
+    "albef": ["classification"],
+    "tiny-albef-decoder": ["ranking"],
+    "albef-decoder": ["ranking"],
+    "llava": ["classification", "generation"],
+    "blip2": ["classification", "generation"],
+    "transformers": ["classification", "generation"],  # the second if the source is a causal language model
+}
+
+
+@pytest.mark.parametrize("name", backbones.BACKBONES.own_names())
+@pytest.mark.parametrize("way", ["classification", "generation", "ranking"])
+def test_a_backbone_that_cannot_answer_so_is_refused_before_a_job_is_written(name, way):
+    overrides = [f"backbone.name={name}", "backbone.source=folder", f"training.answering={way}"]
+    if way in ANSWERS[name]:
+        sections = compose(CONFIGS, "f3ocus_task1", overrides)
+        assert SiteJob.from_sections(sections, site="slake").training.answering == way
+        return
+    ways = " or ".join(ANSWERS[name])
+    able = ", ".join(one for one in backbones.BACKBONES.own_names() if way in ANSWERS[one])
+    sentence = f"^answering is '{way}', and backbone '{name}' answers by {ways} alone: .*{able}"
+    with pytest.raises(FedpeftError, match=sentence) as caught:
+        compose(CONFIGS, "f3ocus_task1", overrides)
+    assert caught.value.setting == "training.answering"
+
+
+def test_one_site_with_a_backbone_that_answers_otherwise_is_refused():
+    other = "backbone.sites={slake: {name: tiny-albef-decoder}}"
+    with pytest.raises(FedpeftError, match="'tiny-albef-decoder' answers by ranking alone: set"):
+        compose(CONFIGS, "fedpia_task1", [other])
+
+
+USER_ERRORS = [
+    ("data.sites=[1]", r"^data.sites is \[1\], it must be an object of settings\.$"),
+    ("data.sites={slake: 3}", r"^data.sites.slake is 3, it must be an object of settings\.$"),
+    (
+        "schedule.site_budgets={slake: x}",
+        "^schedule.site_budgets is .*, it must be an object of whole numbers: ",
+    ),
+    (f"schedule.budget_range=[0, {2**63 - 1}]", r"budget_range is .*, it must be .*, at most 1,000,000"),
+    ("schedule.budget_range=[a, b]", "^schedule.budget_range is .*, it must be a list of whole numbers: correct"),
+    ("method.pia=3", "^method.pia is 3, it must be an object of settings: correct"),
+    ("method.settings={houlsby: {widht: 3}}", "adapter 'houlsby' has no setting 'widht': it has"),
+    ("method.site_settings={slake: {layer_widths: 3}}", "layer_widths=3 must map layers to widths"),
+    ("method.settings={lora: {r: x}}", r"^adapter 'lora' has r='x', it must be a whole number\.$"),
+    ("method.settings={lora: {r: }}", r"^adapter 'lora' has r=None, it must be a whole number\.$"),
+    ("method.settings={lora_vpt: {lora: {r: x}}}", r"^adapter 'lora' has r='x', it must be a whole number\.$"),
+    ("method.settings={vera: {d_initial: [1]}}", r"^adapter 'vera' has d_initial=\[1\], it must be a number\.$"),
+    ("method.settings={full: {a: 1}}", "full has no setting 'a'"),
+    (
+        "method.settings.lora.r=2",
+        r"^method.settings.lora changes nothing in \S+, whose method is houlsby: set method.name=lora as well, "
+        r"or change those of houlsby\.$",
+    ),
+    ("federation.sites=[1, 2]", r"^federation.sites is \[1, 2\], it must be a list of texts: correct"),
+    ("federation.sites=[[a]]", r"^federation.sites is \[\['a'\]\], it must be a list of texts: correct"),
+]
+
+
+@pytest.mark.parametrize(("override", "sentence"), USER_ERRORS, ids=[row[0] for row in USER_ERRORS])
+def test_a_wrong_type_is_one_sentence_and_a_failure(override, sentence, capsys, tmp_path):
+    command = ["jobs", HALF, "--configs", str(CONFIGS), "--out", str(tmp_path), "--set", override]
+    assert main(command) == 1
+    assert re.search(sentence, capsys.readouterr().err.removeprefix("fedpeft: ").strip())
+
+
+WRONG_TYPES = [None, True, -1, 1.5, "x", [], [1], [[1]], ["slake", 1], {}, {"slake": 3}, {"slake": "x"}]
+WRONG_TYPES += [{"slake": None}, {"slake": [1]}, {"houlsby": {"widht": 3}}, {"houlsby": {"layers": 3}}, 10**30]
+
+
+@pytest.mark.parametrize("setting", sorted(names()))
+def test_no_value_of_a_setting_ends_in_anything_but_a_sentence(setting):
+    composed = {job: compose(CONFIGS, job) for job in ("fedpia_task1", "f3ocus_task1")}
+    *path, last = setting.split(".")
+    for job, value in product(composed, WRONG_TYPES):
+        sections = deepcopy(composed[job])
+        section = reduce(lambda inner, name: inner.setdefault(name, {}), path, sections)
+        section[last] = value
+        sentence = _refusal(sections)
+        assert sentence.endswith(".") or not sentence
+        assert not re.search("not supported|has no attribute|unhashable|collections|<class", sentence)
+
+
+def _refusal(sections):
+    try:
+        check(sections)
+    except FedpeftError as error:
+        return str(error)
+    return ""
+
+
+def test_an_unknown_job_is_refused():
+    with pytest.raises(FedpeftError, match="did you mean 'fedpia_task1'"):
+        compose(CONFIGS, "fedpia_taks1")
+
+
+def test_seeding_keeps_what_a_workspace_already_says(tmp_path):
+    file = tmp_path / "local" / "resources.json"
+    file.parent.mkdir()
+    file.write_text(json.dumps({"class_allow_list": ["mine.Class"], "other": 1}))
+    seed(tmp_path)
+    seeded = json.loads(file.read_text())
+    assert seeded["class_allow_list"] == ["mine.Class", *COMPONENTS]
+    assert seeded["other"] == 1
+
+
+def test_numbers_may_be_written_as_people_write_them():
+    assert compose(CONFIGS, "fedpia_task1", ["training.learning_rate=1e-4"])["training"]["learning_rate"] == 1e-4
+
+
+def test_a_job_without_data_is_refused():
+    with pytest.raises(FedpeftError, match="data is None"):
+        site_data(None, "slake")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["method.name=feddat_houlsby", "method.settings.houlsby.reduction_factor=8"], ""),
+        (["method.name=lora_vpt", "method.settings={lora_vpt: {lora: {r: 2}}}"], ""),
+        (["method.name=lora_vpt", "method.settings.lora.r=2"], r": write method\.settings\.lora_vpt\.lora\.$"),
+        (["method.name=dora", "method.settings.lora.r=2"], "set method.name=lora as well, or change those of dora"),
+    ],
+    ids=" ".join,
+)
+def test_settings_of_a_base_or_part_are_used_where_the_method_reads_them(overrides, sentence):
+    sections = compose(CONFIGS, "fedpia_task1", overrides)
+    with pytest.raises(FedpeftError, match=sentence) if sentence else nullcontext():
+        check_used(overrides, sections, job="fedpia_task1")
+
+
+def test_nothing_is_written_where_one_of_several_jobs_does_not_use_a_setting(tmp_path, capsys):
+    jobs = ["jobs", "fedpia_task1", "f3ocus_task1", "--set", "method.settings.houlsby.reduction_factor=8"]
+    assert main([*jobs, "--out", str(tmp_path)]) == 1
+    assert "changes nothing in f3ocus_task1, whose method is pfeiffer" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a site's own file changes in training: no step over a few samples, no more parameters than it allows."""
+
+import pytest
+
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.settings import build
+from fedpeft.job.site_policy import SitePolicy
+from fedpeft.methods.backbone_part import PartTuning
+from fedpeft.methods.slot_tuning import SlotTuning
+from fedpeft.site.learner import Learner
+
+
+@pytest.fixture
+def learner(sections, small_policy, tmp_path):
+    """Function: a learner of 18 samples; `own` replaces lines of the site's file, None: there is no file."""
+
+    def made(*overrides, own=None):
+        policy = None if own is None else build(SitePolicy, {**small_policy, **own}, section="site")
+        chosen = sections("data.train_size=18", "method.pia.support=weights", *overrides)
+        return Learner.from_sections(chosen, site="slake", folder=tmp_path / "state", policy=policy)
+
+    return made
+
+
+def batch_sizes(learner, monkeypatch):
+    """Samples in each step of a round."""
+    sizes, answering = [], learner.answering
+    monkeypatch.setattr(learner._evaluation, "of_round", lambda: ({}, None))
+    answering.register_forward_pre_hook(lambda module, arguments: sizes.append(len(arguments[0]["input_ids"])))
+    learner.train_round(1, {})
+    return sizes
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "sizes"), [(17, [18]), (15, [18]), (14, [14, 4]), (8, [8, 10]), (6, [6, 6, 6]), (64, [18])]
+)
+def test_no_step_is_over_fewer_samples_than_the_least_batch(learner, monkeypatch, batch_size, sizes):
+    own = learner(f"training.batch_size={batch_size}", "training.local_epochs=1", own={"least_batch_size": 4})
+    assert batch_sizes(own, monkeypatch) == sizes
+
+
+def test_without_a_sites_file_the_job_decides_on_the_last_step(learner, monkeypatch):
+    assert batch_sizes(learner("training.batch_size=17", "training.local_epochs=1"), monkeypatch) == [17, 1]
+
+
+def test_the_learning_rate_falls_over_the_steps_that_are_made(learner, monkeypatch):
+    calls = set()
+    monkeypatch.setattr(
+        "fedpeft.site.learner.rate_factor",
+        lambda step, *, total_steps, warmup, decays: calls.add((step, total_steps)) or 1.0,
+    )
+    own = learner("training.batch_size=8", "training.local_epochs=2", own={"least_batch_size": 4})
+    for round in (1, 2):
+        own.train_round(round, {})
+    assert sorted(calls) == [(step, 8) for step in range(8)], "two rounds, two passes, two steps"
+
+
+FEDAVG = "method.aggregation=fedavg"
+TOO_MANY = [
+    ([], {"most_trained_parameters": 100}, "method.settings"),
+    (
+        [FEDAVG, "method.name=lora", "method.settings.lora.r=4096"],
+        {"most_trained_parameters": 10**5},
+        "method.settings",
+    ),
+    ([FEDAVG, "method.name=full"], {"most_trained_parameters": 100, "methods": ["full"]}, "method.name"),
+]
+
+
+@pytest.mark.parametrize(("overrides", "own", "setting"), TOO_MANY)
+def test_too_many_parameters_are_refused_before_they_take_memory(learner, monkeypatch, overrides, own, setting):
+    devices = []
+
+    for kind in (SlotTuning, PartTuning):
+        prepare = kind.prepare
+
+        def watched(self, backbone, settings, *, seed, prepare=prepare):
+            devices.extend({parameter.device.type for parameter in backbone.parameters()})
+            return prepare(self, backbone, settings, seed=seed)
+
+        monkeypatch.setattr(kind, "prepare", watched)
+    with pytest.raises(FedpeftError, match="most_trained_parameters") as refused:
+        learner(*overrides, own=own)
+    assert (refused.value.setting, refused.value.code) == (setting, "setting-not-allowed")
+    assert devices == ["meta"]
+
+
+def test_parameters_are_counted_before_as_they_are_afterwards(learner, kind):
+    chosen = [FEDAVG, f"method.name={kind}"]
+    count = sum(parameter.numel() for parameter in learner(*chosen).trainable.parameters().values())
+    assert learner(*chosen, own={"most_trained_parameters": count})
+    with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
+        learner(*chosen, own={"most_trained_parameters": count - 1})
+
+
+def test_what_never_leaves_a_site_counts_as_trained(learner):
+    chosen = [FEDAVG, "method.name=feddat_houlsby"]
+    trainable = learner(*chosen).trainable
+    count = sum(tensor.numel() for state in (trainable.state(), trainable.private_state()) for tensor in state.values())
+    assert learner(*chosen, own={"most_trained_parameters": count})
+    with pytest.raises(FedpeftError, match=f"asks for {count:,} trained parameters"):
+        learner(*chosen, own={"most_trained_parameters": count - 1})
+
+
+def test_a_score_of_all_logits_is_refused_where_its_rows_are_too_many(learner):
+    scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
+    assert learner(FEDAVG, *scored)
+    with pytest.raises(FedpeftError, match="most_score_rows is 16") as refused:
+        learner(FEDAVG, *scored, own={"most_score_rows": 16})
+    assert (refused.value.setting, refused.value.code) == ("schedule.score_settings", "setting-not-allowed")
+    assert learner(FEDAVG, *scored[:2], own={"most_score_rows": 16})
+    directions = [*scored, "schedule.score_settings.directions=2"]
+    assert learner(FEDAVG, *directions, own={"most_score_rows": 32})
+    with pytest.raises(FedpeftError, match="32 rows"):
+        learner(FEDAVG, *directions, own={"most_score_rows": 31})
+
+
+def test_a_score_of_ranked_answers_counts_the_bytes_of_the_longest_and_not_the_answers(learner):
+    scored = ["schedule.solver=own", "schedule.budget=1", "schedule.score_settings.target=logits"]
+    ranked = [FEDAVG, *scored, "backbone.name=tiny-albef-decoder", "training.answering=ranking"]
+    longest = max(len(example.answer.encode()) for example in learner(FEDAVG).data.train) + 2
+    with pytest.raises(FedpeftError, match=f"asks for {16 * longest} rows of 16 samples and {longest} outputs"):
+        learner(*ranked, own={"most_score_rows": 16 * longest - 1})

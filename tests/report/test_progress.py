@@ -1,0 +1,189 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""What a run's folder says at every stage of its life, and where the folder is."""
+
+import io
+import json
+import os
+
+import pytest
+
+from fedpeft.core import state_lock
+from fedpeft.core.console import Console
+from fedpeft.core.errors import FedpeftError
+from fedpeft.core.state_lock import StateLock
+from fedpeft.core.workspace_lock import held
+from fedpeft.report.status import Progress, read_progress, run_folder
+from fedpeft.report.status.show import show
+
+
+def history(rounds=3, *, of=10, rejected=None):
+    """A history of so many finished rounds, each of 8 s but the first, which took 60."""
+    sites = {"slake": {"overall": 0.5}, "vqa-rad": {"overall": 0.7}, "head": {"overall": None}}
+    made = [
+        {
+            "round": number,
+            "sites": sites,
+            "rejected": (rejected or {}).get(number, {}),
+            "seconds": 60 if number == 1 else 8,
+        }
+        for number in range(1, rounds + 1)
+    ]
+    return {"job": "small", "settings": {"training": {"rounds": of}}, "rounds": made}
+
+
+def write(folder, *, history=None, manifest=None, at=1000):
+    for name, content in (("history.json", history), ("manifest.json", manifest)):
+        if content is not None:
+            (folder / name).write_text(content if isinstance(content, str) else json.dumps(content))
+            os.utime(folder / name, (at, at))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, {"state": "running", "round": 0, "rounds": None, "left": None}),
+        ({"history": history(0)}, {"job": "small", "round": 0, "rounds": 10, "mean": None, "left": None}),
+        ({"history": history(1)}, {"round": 1, "mean": 0.6, "seconds": 60, "ago": 5.0, "left": 9 * 60 - 5.0}),
+        ({"history": history(5)}, {"round": 5, "seconds": 8, "pace": 8.0, "left": 35.0}),
+        ({"history": history(10)}, {"round": 10, "state": "running", "left": 0.0}),
+        ({"history": history(10), "manifest": {"status": "completed"}}, {"state": "completed", "left": None}),
+        (
+            {"history": history(2), "manifest": {"status": "failed", "reason": "too few replies"}},
+            {"state": "failed", "reason": "too few replies", "round": 2},
+        ),
+        ({"manifest": {"status": "failed", "reason": "no.", "job": "x"}}, {"state": "failed", "job": "x", "round": 0}),
+        ({"history": {"rounds": [{"round": 1, "sites": {}}]}}, {"round": 1, "rounds": None, "pace": None, "job": ""}),
+    ],
+)
+def test_the_progress_of_a_run_is_read_from_its_files(files, expected, tmp_path):
+    progress = read_progress(write(tmp_path, **files), now=1005)
+    assert {name: getattr(progress, name) for name in expected} == pytest.approx(expected)
+
+
+def test_rejected_replies_are_named(tmp_path):
+    rejected = {1: {"head": "NaN in layer 3"}, 2: {"head": "late", "slake": "late"}}
+    progress = read_progress(write(tmp_path, history=history(3, rejected=rejected)))
+    assert progress.rejected == ("head, rounds 1, 2: late", "slake, round 2: late")
+
+
+def test_sites_that_are_no_better_than_a_constant_answer_are_named_and_shown(tmp_path):
+    made = history(4)
+    for one in made["rounds"]:
+        one["sites"] = {site: {**values, "below_constant": None} for site, values in one["sites"].items()}
+    made["rounds"][2]["sites"]["slake"]["below_constant"] = 1.0  # it has got better since
+    made["rounds"][2]["sites"]["head"]["below_constant"] = 1.0  # and this one has not been there since
+    made["rounds"][3]["sites"]["vqa-rad"]["below_constant"] = 1.0
+    del made["rounds"][3]["sites"]["head"]
+    progress = read_progress(write(tmp_path, history=made))
+    more = "no better than its best constant answer for 3 rounds: set another training.learning_rate, or train longer"
+    assert sorted(progress.not_learning) == [f"head: {more}", f"vqa-rad: {more}"]
+    console = Console(file=io.StringIO(), width=200)
+    console.print(show(progress))
+    assert console.file.getvalue().count("no better than its best constant answer") == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "message"),
+    [
+        ("history", "{", "cannot be read as JSON"),
+        ("history", "[]", "must hold a JSON object, it holds list"),
+        ("history", '{"rounds": 3}', "holds no run that can be read"),
+        ("history", '{"rounds": [{"sites": {"a": 1}}]}', "holds no run that can be read"),
+        ("history", '{"rounds": [], "settings": []}', "holds no run that can be read"),
+        ("history", '{"rounds": [], "settings": {"training": {"rounds": "a"}}}', "'rounds' is 'a' but must be"),
+        ("history", "[" * 100_000, "nested too deeply"),
+        ("history", f'{{"rounds": [{{"seconds": {"9" * 401}}}]}}', "more than 19 digits"),
+        ("manifest", '{"status": "sleeping"}', "must be completed or failed"),
+        ("manifest", "", "cannot be read as JSON"),
+    ],
+)
+def test_damaged_files_are_named(file, content, message, tmp_path):
+    with pytest.raises(FedpeftError, match=message):
+        read_progress(write(tmp_path, **{file: content}))
+
+
+def test_progress_can_be_sent_as_json(tmp_path):
+    from dataclasses import asdict
+
+    progress = read_progress(write(tmp_path, history=history(3, rejected={1: {"head": "late"}})))
+    decoded = json.loads(json.dumps({**asdict(progress), "of a newer version": 1}))
+    assert Progress.from_json(decoded) == progress
+
+
+@pytest.mark.parametrize("place", ["", "fedpeft", "server/simulate_job/fedpeft", "workspace/fedpeft"])
+@pytest.mark.parametrize("file", ["history.json", "manifest.json"])
+def test_a_run_is_found(place, file, tmp_path):
+    (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    (tmp_path / place / file).write_text("{}")
+    assert run_folder(tmp_path) == tmp_path / place
+
+
+def test_a_workspace_may_hold_no_run_yet(tmp_path):
+    (tmp_path / "local").mkdir()
+    (tmp_path / "local" / "resources.json").write_text("{}")
+    assert read_progress(run_folder(tmp_path)) == Progress()
+
+
+@pytest.mark.parametrize(("name", "message"), [("none", "is not a folder"), ("", "holds no run")])
+def test_what_is_not_a_run_is_refused(name, message, tmp_path):
+    with pytest.raises(FedpeftError, match=message):
+        run_folder(tmp_path / name)
+
+
+SIMULATED = "server/simulate_job/fedpeft"
+
+
+def simulated(folder, **files):
+    run = folder / SIMULATED
+    run.mkdir(parents=True)
+    return write(run, **files)
+
+
+def test_a_simulated_run_runs_as_long_as_its_workspace_is_locked(tmp_path):
+    workspace = tmp_path / "ws"
+    with held(workspace):
+        assert read_progress(workspace / SIMULATED).state == "running"  # before its folder is made
+        run = simulated(workspace, history=history(2))
+        assert read_progress(run).state == "running"
+    progress = read_progress(run)
+    assert (progress.state, progress.round) == ("failed", 2)
+    assert progress.reason == "the run was cut off: its processes were ended from outside."
+    write(run, manifest={"status": "completed"})
+    assert read_progress(run).state == "completed"
+
+
+def test_a_run_in_a_consortium_runs_as_long_as_its_folder_is_locked(tmp_path):
+    lock = StateLock()
+    lock.take(write(tmp_path, history=history(2)), "job-1")
+    assert read_progress(tmp_path).state == "running"
+    lock.release()
+    assert read_progress(tmp_path).state == "failed"
+
+
+def test_a_workspace_whose_run_ended_before_it_had_a_folder_is_not_running(tmp_path):
+    with held(tmp_path / "ws"):
+        pass
+    assert read_progress(tmp_path / "ws" / SIMULATED).state == "not running"
+
+
+@pytest.mark.parametrize("owner", [None, {"pid": 1, "host": "another machine", "job": "j"}])
+def test_where_no_lock_can_be_asked_a_long_silence_is_said(owner, tmp_path):
+    write(tmp_path, history=history(5))
+    if owner:
+        (tmp_path / "in-use.lock").write_text(json.dumps(owner))
+    assert (read_progress(tmp_path, now=1000 + 600).state, read_progress(tmp_path, now=1600).reason) == ("running", "")
+    silent = read_progress(tmp_path, now=1000 + 7200)
+    assert silent.state == "running"
+    assert silent.reason.startswith("no sign of life since, and this machine cannot see")
+
+
+def test_a_run_that_ends_between_two_looks_is_not_called_cut_off(tmp_path, monkeypatch):
+    run = write(tmp_path, history=history(2))
+
+    def ends(_):
+        write(run, manifest={"status": "completed"})
+        return False
+
+    monkeypatch.setattr(state_lock, "is_held", ends)
+    assert read_progress(run).state == "completed"

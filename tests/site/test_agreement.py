@@ -1,0 +1,124 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How far sites agree, and what follows from it: method.pia.share=agreement."""
+
+import pytest
+import torch
+
+from fedpeft.alignment.settings import LEAST_BY_AGREEMENT as LEAST
+from fedpeft.site.agreement import ENOUGH, agreement, next_agreement, share_of
+from fedpeft.site.learner import Learner
+from fedpeft.site.site_state import SiteState
+from fedpeft.core.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.job.composing import check
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.server.aggregation import parts_of
+from fedpeft.core.settings import build
+
+SITES = ("slake", "vqa-rad")
+AGREEMENT = ("method.pia.integration=merge", "method.pia.share=agreement", "method.pia.server=false")
+KEYS = ("layer.0.output.down.weight", "layer.0.output.up.weight")
+
+
+def state(*values):
+    return {key: torch.tensor(value) for key, value in zip(KEYS, values, strict=True)}
+
+
+def random(seed):
+    generator = torch.Generator().manual_seed(seed)
+    return {key: torch.randn(3, 4, generator=generator) for key in KEYS}
+
+
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])
+def test_a_site_takes_its_own_part_off_the_mean(part):
+    """Whatever its weight, the cosine is that with what the others changed."""
+    before, started, mine, others = map(random, range(4))
+    trained = {key: started[key] + mine[key] for key in KEYS}
+    after = {key: before[key] + part * mine[key] + (1 - part) * others[key] for key in KEYS}
+    mine, others = (torch.cat([x[key].flatten() for key in KEYS]) for x in (mine, others))
+    expected = float(mine @ others / mine.norm() / others.norm())
+    assert agreement(trained, started, before=before, after=after, part=part) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(("reached", "share"), [(None, 1), (0.5, 1), (ENOUGH, 1), (ENOUGH - 0.05, 0.75), (-1, LEAST)])
+def test_the_less_they_agree_the_more_a_site_keeps(reached, share):
+    assert share_of(reached) == pytest.approx(share)
+
+
+def kept(**changes):
+    values = {"round": 3, "adapter": state([1.0], [1.0]), "head": {}, "optimizer": {}, "agreement": 0.4}
+    compared = {"received": state([0.0], [0.0]), "started": state([0.0], [0.0])}
+    return SiteState(**{**values, **compared, **changes})
+
+
+def test_the_mean_over_rounds_follows_the_last_one():
+    assert next_agreement(kept(), state([1.0], [1.0]), round=4, part=0.5) == pytest.approx(0.5 * 0.4 + 0.5 * 1)
+    assert next_agreement(kept(agreement=None), state([-1.0], [-1.0]), round=4, part=0.0) == pytest.approx(-1)
+
+
+@pytest.mark.parametrize(
+    ("own", "received", "round"),
+    [
+        (kept(), state([1.0], [1.0]), 5),  # it missed a round, whose change is not its own
+        (kept(), {}, 4),
+        (kept(received={}), state([1.0], [1.0]), 4),
+    ],
+    ids=["a round was missed", "nothing received", "nothing to compare with"],
+)
+def test_what_cannot_be_compared_changes_nothing(own, received, round):
+    assert next_agreement(own, received, round=round, part=0.5) == 0.4
+
+
+def test_before_its_first_round_a_site_has_no_agreement():
+    assert next_agreement(None, state([1.0], [1.0]), round=1, part=0.0) is None
+
+
+def test_parts_are_those_of_the_mean_and_only_for_who_needs_them():
+    chosen = {"name": "houlsby", "aggregation": "pia", "pia": {"integration": "merge", "share": "agreement"}}
+    samples = {"a": 30, "b": 10, "c": 10}
+    method = build(MethodSettings, {**chosen, "robust": {"max_share": 1}}, section="method")
+    assert parts_of(samples, method) == pytest.approx({"a": 0.6, "b": 0.2, "c": 0.2})
+    assert parts_of(samples, build(MethodSettings, chosen, section="method"))["a"] == pytest.approx(0.5)
+    assert parts_of(samples, build(MethodSettings, {"name": "houlsby"}, section="method")) == {}
+
+
+def learners(sections, folder):
+    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
+
+
+def test_sites_that_agree_are_averaged_as_by_fedavg(sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.agreement.ENOUGH", -1.0)
+    rounds = "training.rounds=3"
+    *_, ours = federate(learners(sections(*AGREEMENT, rounds), tmp_path / "ours"))
+    *_, fedavg = federate(learners(sections("method.aggregation=fedavg", rounds), tmp_path / "fedavg"))
+    assert all(torch.equal(ours.state[key], fedavg.state[key]) for key in fedavg.state)
+
+
+@pytest.mark.slow
+def test_sites_that_do_not_keep_a_part_of_their_own_and_resume_to_the_bit(sections, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedpeft.site.agreement.ENOUGH", 1.0)
+    chosen = sections(*AGREEMENT, "training.rounds=3")
+    _, second, third = federate(learners(chosen, tmp_path / "a"))
+    *_, fedavg = federate(learners(sections("method.aggregation=fedavg", "training.rounds=3"), tmp_path / "b"))
+    assert not all(torch.equal(third.state[key], fedavg.state[key]) for key in fedavg.state)
+    parts = parts_of(
+        {s: u.samples for s, u in second.updates.items()}, learners(chosen, tmp_path / "a")["slake"].method
+    )
+    for site, learner in learners(chosen, tmp_path / "a").items():  # in new processes, from their folders
+        again = learner.train_round(3, second.state, part=parts[site])
+        assert all(torch.equal(again.state[key], third.updates[site].state[key]) for key in again.state)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (["method.pia.integration=frozen_global"], "or use integration='merge'"),
+        (["schedule.solver=own", "schedule.budget=1"], "set schedule.solver to 'all'"),
+        (["method.robust.average=median"], "leave robust.average out"),
+        (["method.site_settings={slake: {reduction_factor: 4}}"], "give a number as share"),
+    ],
+)
+def test_where_it_has_no_meaning_it_is_refused(sections, overrides, sentence):
+    server = "method.pia.server=true"
+    with pytest.raises(FedpeftError, match=sentence):
+        check(sections(*AGREEMENT, server, *overrides))

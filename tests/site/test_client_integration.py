@@ -1,0 +1,241 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""How much of the global adapter a site takes, and whether it takes a plan: method.pia.share and method.pia.accept."""
+
+import pytest
+import torch
+
+from fedpeft.alignment import PIASettings
+from fedpeft.alignment.client_pia import align_global, start_merged
+from fedpeft.alignment.settings import SHARES
+from fedpeft.site import client_round
+from fedpeft.site.learner import Learner
+from fedpeft.site.merge_choice import accepted_global, chosen_share
+from fedpeft.site.site_batches import SiteBatches
+from fedpeft.core.errors import FedpeftError
+from fedpeft.federate import federate
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.core.settings import build
+
+SITES = ("slake", "vqa-rad")
+# adapters from different seeds and a high rate, so that alignment really moves neurons
+LIVELY = ("method.initialization=own", "training.learning_rate=0.3", "training.rounds=3")
+
+
+def learners(sections, folder):
+    return {site: Learner.from_sections(sections, site=site, folder=folder / site) for site in SITES}
+
+
+def last(sections, folder):
+    return list(federate(learners(sections, folder)))[-1].state
+
+
+def equal(a, b):
+    return a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a)
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_whole_share_without_server_pia_is_fedavg_to_the_bit(sections, tmp_path, integration):
+    whole = ["method.pia.share=1", "method.pia.server=false", f"method.pia.integration={integration}"]
+    fedavg = last(sections(*LIVELY, "method.aggregation=fedavg"), tmp_path / "a")
+    assert equal(fedavg, last(sections(*LIVELY, *whole), tmp_path / "b"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_ramp_that_stays_at_half_is_half_to_the_bit(sections, tmp_path, integration):
+    chosen = [*LIVELY, f"method.pia.integration={integration}"]
+    ramp = [*chosen, "method.pia.share=[0.5, 0.5]"]
+    assert equal(last(sections(*chosen), tmp_path / "a"), last(sections(*ramp), tmp_path / "b"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("share", ["0.8", "[1, 0.6]", "validation"])
+@pytest.mark.parametrize("accept", ["true", "places"])
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_each_choice_runs_and_repeats_to_the_bit(sections, tmp_path, share, accept, integration):
+    pia = [f"method.pia.{name}={value}" for name, value in (("share", share), ("accept", accept))]
+    chosen = sections(*LIVELY, *pia, f"method.pia.integration={integration}", "training.rounds=2")
+    assert equal(last(chosen, tmp_path / "a"), last(chosen, tmp_path / "b"))
+
+
+def test_a_ramp_goes_from_the_first_round_to_the_last():
+    shares = [PIASettings(share=(1.0, 0.6)).share_in(round, 5) for round in range(1, 6)]
+    assert shares == pytest.approx([1, 0.9, 0.8, 0.7, 0.6])
+    assert PIASettings(share=0.8).share_in(3, 5) == 0.8
+    assert PIASettings(share="validation").share_in(3, 5) is None
+    assert PIASettings(share=(1.0, 0.6)).share_in(1, 1) == 1
+
+
+@pytest.fixture(scope="module")
+def two(sections, tmp_path_factory):
+    """A learner, its own adapter and one from elsewhere, and the loss of an adapter on its probe samples."""
+    folder = tmp_path_factory.mktemp("two")
+    made = learners(sections(*LIVELY), folder)
+    own, other = (learner.train_round(1, {}).state for learner in made.values())
+    learner = made["slake"]
+    probe = learner.probe(2)
+    return learner, own, other, probe
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_half_and_every_plan_is_the_papers_mean_to_the_bit(two, integration):
+    """The aligned global adapter and the site's own, added and halved: before training, or after it."""
+    learner, own, other, _ = two
+    settings = PIASettings(integration=integration, support="weights", share=0.5, accept=False)
+    aligned, _ = align_global(other, own, settings=settings)
+    assert not equal(aligned, other)
+    samples = client_round.Samples(probe=list, validation=list, loss=lambda batches, state: 0.0)
+    finish, figures = client_round.start(
+        learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples
+    )
+    assert figures == {"global_share": 0.5, "plans": 4, "plans_taken": 4}
+    started = learner.trainable.state()
+    learner.trainable.set_companion(None)
+    half = {key: (own[key] + aligned[key]) / 2 for key in own}
+    assert equal(started, half if integration == "merge" else own)
+    upload, kept = finish(started)
+    assert equal(upload, half)
+    assert equal(kept, half)
+
+
+@pytest.mark.parametrize("each_place", [False, True])
+@pytest.mark.parametrize("share", [0.25, 0.5, 0.8])
+def test_an_accepted_plan_never_raises_the_loss_of_the_merged_adapter(two, each_place, share):
+    learner, own, other, probe = two
+    aligned, _ = align_global(other, own, settings=PIASettings(support="weights"))
+    assert not equal(aligned, other)
+
+    def loss(state):
+        return learner.loss(probe, state)
+
+    accepted = accepted_global(own, other, aligned, share=share, loss=loss, each_place=each_place)
+    merged = [loss(start_merged(own, state, share)) for state in (accepted, other)]
+    assert merged[0] <= merged[1]
+
+
+def test_a_plan_that_raises_the_loss_is_not_taken(two):
+    _, own, other, _ = two
+    aligned, _ = align_global(other, own, settings=PIASettings(support="weights"))
+    against = start_merged(own, aligned, 0.5)
+    for each_place in (False, True):
+
+        def loss(state):
+            return -sum(float((state[key] - against[key]).square().sum()) for key in state)  # the plan is the worst
+
+        assert equal(accepted_global(own, other, aligned, share=0.5, loss=loss, each_place=each_place), other)
+
+
+@pytest.mark.parametrize("best", SHARES)
+def test_the_share_with_the_lowest_loss_is_chosen_and_the_larger_of_equals(two, best):
+    _, own, other, _ = two
+    wanted = start_merged(own, other, best)
+
+    def loss(share, taken):
+        merged = start_merged(own, taken, share)
+        return sum(float((merged[k] - wanted[k]).abs().sum()) for k in merged)
+
+    share, state = chosen_share(lambda share: other, loss)
+    assert (share, state is other) == (best, True)
+    assert chosen_share(lambda share: other, lambda share, taken: 0.0)[0] == 1
+
+
+@pytest.mark.parametrize("integration", ["merge", "frozen_global"])
+def test_a_share_is_measured_on_the_model_that_training_starts_from(two, integration):
+    learner, own, other, _ = two
+    losses = []
+
+    def loss(batches, state):
+        losses.append(learner.loss(batches, state))
+        return losses[-1]
+
+    samples = client_round.Samples(probe=list, validation=learner.batches.validation, loss=loss)
+    settings = PIASettings(integration=integration, share="validation", support="weights", accept=False)
+    client_round.start(learner.trainable, own=own, received=other, settings=settings, share=None, samples=samples)
+    chosen = learner.loss(learner.batches.validation(), learner.trainable.state())
+    learner.trainable.set_companion(None)
+    assert len(losses) == len(SHARES)
+    assert chosen == min(losses)
+
+
+def test_the_validation_split_is_never_trained_on(sections, tmp_path, monkeypatch):
+    chosen = sections(*LIVELY, "method.pia.share=validation")
+    learner = learners(chosen, tmp_path)["slake"]
+    drawn, batches = [], SiteBatches.of
+
+    def recorded(self, examples, *args, **more):
+        drawn.append((examples, len(args) > 1 or bool(more.get("generator"))))
+        return batches(self, examples, *args, **more)
+
+    monkeypatch.setattr(SiteBatches, "of", recorded)
+    for round in (1, 2):
+        learner.train_round(round, learner.values.first)
+    held = {id(example) for example in learner.data.validation}
+    assert any(shuffled for _, shuffled in drawn)
+    assert not any(id(example) in held for examples, shuffled in drawn if shuffled for example in examples)
+
+
+def test_without_a_validation_split_the_share_cannot_be_chosen(sections, tmp_path):
+    chosen = sections(*LIVELY, "method.pia.share=validation", "data.validation_size=0")
+    learner = learners(chosen, tmp_path)["slake"]
+    learner.train_round(1, {})
+    with pytest.raises(FedpeftError, match=r"share is 'validation', and site slake has no validation split"):
+        learner.train_round(2, learner.values.first)
+
+
+def test_the_frozen_branch_has_its_share_of_the_output(two):
+    learner, own, other, probe = two
+    inputs = probe[0].inputs
+    outputs = {}
+    for share in (0.0, 0.25, 1.0):
+        learner.trainable.load(own)
+        learner.trainable.set_companion(other, share)
+        learner.backbone.eval()
+        with torch.no_grad():
+            outputs[share] = learner.backbone(**inputs)
+    learner.trainable.set_companion(None)
+    with torch.no_grad():
+        torch.testing.assert_close(outputs[0.0], learner.backbone(**inputs))
+    assert not torch.allclose(outputs[0.25], outputs[0.0])
+    assert not torch.allclose(outputs[0.25], outputs[1.0])
+
+
+@pytest.mark.parametrize(
+    ("pia", "sentence"),
+    [
+        ({"share": 1.5}, "share is 1.5, allowed are"),
+        ({"share": "half"}, "share is 'half', allowed are"),
+        ({"share": [0.1, 0.2, 0.3]}, "allowed are a number from 0 to 1, a list of two"),
+        ({"share": True}, "share is True"),
+        ({"accept": "always"}, "accept is 'always', allowed are False, True, places"),
+    ],
+)
+def test_other_values_are_refused(pia, sentence):
+    with pytest.raises(FedpeftError, match=sentence):
+        build(MethodSettings, {"pia": pia}, section="method")
+
+
+def test_accepting_needs_one_width():
+    with pytest.raises(FedpeftError, match="accept compares with moving no neuron"):
+        MethodSettings(pia={"accept": True}, site_settings={"slake": {"reduction_factor": 4}})
+
+
+def test_samples_are_drawn_only_where_they_are_needed(two):
+    learner, own, other, _ = two
+
+    def never(*_):
+        raise AssertionError("nothing is to be drawn")
+
+    samples = client_round.Samples(probe=never, validation=never, loss=never)
+    settings = PIASettings(support="weights", integration="merge")
+    client_round.start(learner.trainable, own=own, received=other, settings=settings, share=0.5, samples=samples)
+
+
+def test_a_site_that_joins_later_brings_its_own_adapter(sections, tmp_path):
+    joined = sections("method.pia.client=false", "training.rounds=3", "schedule.joins={vqa-rad: 2}")
+    first, second, third = federate(learners(joined, tmp_path / "joined"))
+    assert list(first.updates) == ["slake"]
+    alone = sections("method.initialization=own", "training.rounds=3", "training.first_epochs=2")
+    trained = Learner.from_sections(alone, site="vqa-rad", folder=tmp_path / "alone").train_round(1, {})
+    assert not equal(first.state, second.updates["vqa-rad"].state)
+    assert second.updates["vqa-rad"].state.keys() == trained.state.keys()
+    assert set(third.updates) == set(SITES)

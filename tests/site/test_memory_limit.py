@@ -1,0 +1,25 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A training process gets no more memory than its site allows, and says that it was memory."""
+
+import pytest
+
+from fedpeft.site.memory_limit import GIB
+
+ASK = """
+import torch
+from fedpeft.site.memory_limit import limit_memory
+from fedpeft.site.failure import Failure
+limit_memory(2.0)
+small = torch.zeros({small})
+try:
+    {get}
+except Exception as error:
+    code = Failure.of(error).code
+assert code == "out-of-memory"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("get", ["torch.ones({count}, dtype=torch.uint8)", "bytearray({count})"])
+def test_more_memory_than_the_site_allows_is_not_had(fresh_processes, get):
+    assert not fresh_processes.run(ASK.format(small=10**6, get=get.format(count=3 * GIB)))

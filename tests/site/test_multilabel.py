@@ -1,0 +1,161 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Images with labels: the loss over known labels, a site that trains and is measured by macro-F1, what is refused."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from fedpeft.backbones import BackboneSettings
+from fedpeft import answering
+from fedpeft.answering.multilabel import Multilabel
+from fedpeft.site.learner import Learner
+from fedpeft.site.loop import parts_of
+from fedpeft.data.answer_space import vocabulary_of
+from fedpeft.data.answers import AnswerVocabulary
+from fedpeft.data.errors import DataError
+from fedpeft.data.pool import pooled
+from fedpeft.data.schema import Example, SiteData
+from fedpeft.core.errors import FedpeftError
+from fedpeft.methods.settings import MethodSettings
+from fedpeft.core.metrics import ACCURACY, MACRO_F1
+from fedpeft.answering.training_settings import TrainingSettings
+
+LABELS = ("edema", "effusion", "nodule")
+
+
+def example(number, *labels, unknown=()):
+    rng = np.random.default_rng(number)
+    image = rng.integers(0, 60, size=(32, 32, 3), dtype=np.uint8)
+    for place, label in enumerate(LABELS):
+        if label in labels:
+            image[8 * place : 8 * place + 8] += 150
+    return Example(image, "", "", closed=False, image_id=f"{number}", labels=labels, unknown_labels=tuple(unknown))
+
+
+def examples(count=24):
+    sets = [(), LABELS[:1], LABELS[1:], LABELS]
+    return tuple(example(n, *sets[n % 4], unknown=LABELS[:1] if n % 8 == 2 else ()) for n in range(count))
+
+
+def data(**changes):
+    rows = examples()
+    return dataclasses.replace(
+        SiteData("chest", rows, (), rows[:8], "drawn here", labels=LABELS, metric=MACRO_F1), **changes
+    )
+
+
+def learner(folder, site_data=None, name="houlsby", **training):
+    return Learner(
+        site="chest",
+        backbone=BackboneSettings(),
+        method=MethodSettings(name=name, aggregation="fedavg"),
+        training=TrainingSettings(rounds=2, learning_rate=5e-3, **training),
+        site_data=site_data or data(),
+        dataset="manifest",
+        folder=folder,
+    )
+
+
+@pytest.mark.slow
+def test_a_site_learns_its_labels(tmp_path):
+    site = learner(tmp_path, local_epochs=6, batch_size=8)
+    untrained = site.evaluate()
+    first = site.train_round(1, {})
+    second = site.train_round(2, first.state)
+    assert second.metrics["loss"] < first.metrics["loss_first"]
+    assert second.metrics["overall"] > untrained["overall"]
+    assert second.metrics["open"] is second.metrics["closed"] is None
+    assert 0 <= second.metrics["overall"] <= 1
+    assert len(site.measured(site.data.test).by_label()) == len(LABELS)
+    assert len(site.vocabulary) == len(LABELS)
+
+
+def test_what_is_said_of_questions_does_not_refuse_a_method_here(tmp_path):
+    few = data(train=examples(4), test=examples(2))
+    site = learner(tmp_path, few, name="feddat_houlsby", answering="generation")
+    assert np.isfinite(site.train_round(1, {}).metrics["loss"])
+
+
+def test_thresholds_of_the_validation_split_raise_the_figure_of_rare_labels(tmp_path):
+    rows = examples(16)
+    usual = learner(tmp_path / "a", data(validation=rows))
+    tuned = learner(tmp_path / "b", data(validation=rows), thresholds="validation")
+    assert tuned.evaluate(rows)["overall"] >= usual.evaluate(rows)["overall"]
+
+
+def way():
+    return Multilabel(torch.nn.Identity(), torch.nn.Identity(), AnswerVocabulary(LABELS))
+
+
+def test_the_loss_is_the_mean_over_known_labels_and_then_over_images():
+    logits = torch.tensor([[0.3, -1.0, 2.0], [0.5, 0.1, -0.2], [1.0, 1.0, 1.0]])
+    target = torch.tensor([[1, 0, -1], [0, 1, 1], [-1, -1, -1]])
+    terms = torch.nn.functional.softplus(torch.where(target == 1, -logits, logits))
+    expected = [terms[0, :2].mean(), terms[1].mean()]
+    losses = way().loss(logits, target, reduction="none")
+    assert torch.allclose(losses, torch.stack([*expected, torch.tensor(0.0)]))
+    assert torch.isclose(way().loss(logits, target), sum(expected) / 2)
+    assert torch.isclose(way().loss(logits, target, reduction="sum"), sum(expected))
+
+
+def test_parts_of_a_batch_have_the_loss_of_the_whole():
+    model = way()
+    model.backbone.collate = lambda images, questions: {"x": torch.randn(len(images), 3)}
+    rows = [*examples(7), example(99, unknown=LABELS)]
+    batch = model.collate([row.image for row in rows], rows)
+    model.forward = lambda inputs: inputs["x"]
+    whole, *_ = parts_of(batch, model)
+    parts = parts_of(batch, model, micro_batch=3)
+    assert torch.isclose(sum(part.loss(part.forward()) for part in parts), whole.loss(whole.forward()))
+    teacher = torch.randn(8, 3)
+    taught = zip(parts, teacher.split(3), strict=True)
+    assert torch.isclose(
+        sum(part.share * part.divergence(part.forward(), rows) for part, rows in taught),
+        whole.divergence(whole.forward(), teacher),
+    )
+
+
+def test_a_backbone_that_answers_in_words_is_refused():
+    settings = TrainingSettings(rounds=1)
+    backbone = torch.nn.Identity()
+    backbone.answering = "ranking"
+    with pytest.raises(FedpeftError, match="images have labels, and this backbone answers by ranking alone"):
+        answering.build(backbone, AnswerVocabulary(LABELS), settings, torch.Generator(), labelled=True)
+
+
+def test_another_metric_is_refused(tmp_path):
+    with pytest.raises(FedpeftError, match="measured by accuracy, and with this way of answering there is macro_f1"):
+        learner(tmp_path, data(metric=ACCURACY))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        Example(np.zeros((8, 8, 3), np.uint8), "why?", "yes", closed=True, image_id="q"),
+        example(1, "fracture"),
+        example(1, unknown=["fracture"]),
+    ],
+)
+def test_an_example_that_does_not_fit_the_labels_is_refused(row):
+    with pytest.raises(DataError, match=r"labels that it does not declare, or questions among images with labels"):
+        data(train=(*examples(), row))
+
+
+def test_images_with_labels_among_questions_are_refused():
+    with pytest.raises(DataError, match="labels that it does not declare"):
+        data(labels=())
+
+
+def test_the_labels_of_a_federated_head_are_those_of_the_data_set():
+    assert vocabulary_of(data(), LABELS).answers == LABELS
+    with pytest.raises(DataError, match="has 3 labels, which are not the 2 answers of the federated head"):
+        vocabulary_of(data(), LABELS[:2])
+
+
+def test_sites_of_another_kind_are_not_pooled():
+    one, other = data(), data(site="other", labels=(*LABELS, "mass"))
+    assert pooled("all", [one, one]).labels == LABELS
+    with pytest.raises(DataError, match="pools 'chest', 'other', which have other labels"):
+        pooled("all", [one, other])

@@ -1,0 +1,109 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""A site does what its job's own settings provide for, whatever the server asks."""
+
+import pytest
+
+from fedpeft.site.order_limits import REPEATS, check_order, note_order
+from fedpeft.core.errors import FedpeftError
+from fedpeft.protocol.types import Hello, ScoreOrder, TrainOrder
+from fedpeft.job.site_job import SiteJob
+
+PLAIN = {"backbone": {}, "method": {}, "training": {"rounds": 5}, "data": {}, "schedule": {}}
+SCHEDULED = {**PLAIN, "schedule": {"solver": "exact", "budget": 2}}
+DRAWN = {**PLAIN, "method": {"name": "sba"}}
+WITH_REPLY = {**PLAIN, "schedule": {"solver": "exact", "budget": 2, "scoring": "with_reply"}}
+
+
+def hello(**changes):
+    return Hello(**{"version": "1", "lineage": "small-1", **changes})
+
+
+def train(**changes):
+    values = {"lineage": "small-1", "round": 1, "base": 0, "version": 0, "layers": None, "scored": False, "state": {}}
+    return TrainOrder(**{**values, **changes})
+
+
+def score(**changes):
+    return ScoreOrder(**{"lineage": "small-1", "round": 1, "base": 0, "version": 1, "state": {}, **changes})
+
+
+ALLOWED = [
+    (PLAIN, hello()),
+    (PLAIN, hello(finished=4)),
+    (PLAIN, train(round=5)),
+    (SCHEDULED, score(round=5)),
+    (SCHEDULED, train(layers=[0, 3])),
+    (SCHEDULED, train(layers=[])),
+    (WITH_REPLY, train(layers=[1], scored=True)),
+]
+
+
+@pytest.mark.parametrize(("sections", "order"), ALLOWED)
+def test_an_order_that_the_job_provides_for_is_not_refused(sections, order):
+    check_order(order, SiteJob.from_sections(sections, site="north"))
+
+
+REFUSED = [
+    (PLAIN, hello(finished=5), "after round 5 of 5"),
+    (PLAIN, hello(finished=-1), "after round -1"),
+    (PLAIN, train(round=0), "for round 0 of 5"),
+    (PLAIN, train(round=6), "for round 6 of 5"),
+    (PLAIN, train(round=10**12), "of 5"),
+    (PLAIN, train(layers=[1]), "none are scheduled"),
+    (PLAIN, train(scored=True), "scores with the reply"),
+    (PLAIN, train(part=1.5), "1.5 as the site's part"),
+    (PLAIN, train(part=-0.1), "-0.1 as the site's part"),
+    (PLAIN, train(part=float("nan")), "nan as the site's part"),
+    (PLAIN, score(), "none are scored"),
+    (DRAWN, score(), "none are scored"),
+    (DRAWN, train(layers=[1, 2]), "2 layers, the budget is 1"),
+    (DRAWN, train(layers=[1], scored=True), "scores with the reply"),
+    (PLAIN, train(version=-1), "version -1"),
+    (SCHEDULED, score(round=6), "for round 6 of 5"),
+    (SCHEDULED, train(), "to train all layers"),
+    (SCHEDULED, train(layers=[0, 1, 2]), "3 layers, the budget is 2"),
+    (SCHEDULED, train(layers=[1, 1]), "to train layers"),
+    (SCHEDULED, train(layers=[-1]), "to train layers"),
+    (SCHEDULED, train(layers=["0"]), "to train layers"),
+    (SCHEDULED, train(layers=[True]), "to train layers"),
+    (SCHEDULED, train(layers=[[1]]), "to train layers"),
+    (SCHEDULED, train(layers=[1], scored=True), "scores with the reply"),
+]
+
+
+@pytest.mark.parametrize(("sections", "order", "what"), REFUSED)
+def test_more_than_the_job_says_is_refused(sections, order, what):
+    with pytest.raises(FedpeftError, match=what) as refused:
+        check_order(order, SiteJob.from_sections(sections, site="north"))
+    assert refused.value.code == "order-refused"
+
+
+def noted(folder, *orders):
+    for order in orders:
+        note_order(order, folder)
+
+
+def test_the_orders_of_an_ordinary_job_are_not_refused(tmp_path):
+    noted(tmp_path, hello(), hello(), score(), train(), score(round=2), train(round=2), train(round=5))
+
+
+def test_the_repeated_orders_to_a_site_that_was_killed_are_not_refused(tmp_path):
+    noted(tmp_path, hello(), *[train(round=2)] * REPEATS, train(round=3))
+
+
+BACK = [
+    ([hello(), train(lineage="victim-1")], "victim-1"),
+    ([hello(), train(), hello()], "to begin anew"),
+    ([hello(), score(), hello()], "to begin anew"),
+    ([hello(), train(round=2), train(round=1)], "round 1 after round 2"),
+    ([hello(), score(round=2), score(round=1)], "round 1 after round 2"),
+    ([hello(), *[train(round=2)] * (REPEATS + 1)], f"for the {REPEATS + 1}th time"),
+]
+
+
+@pytest.mark.parametrize(("orders", "what"), BACK)
+def test_a_job_has_one_state_and_its_rounds_rise(tmp_path, orders, what):
+    noted(tmp_path, *orders[:-1])
+    with pytest.raises(FedpeftError, match=what) as refused:
+        note_order(orders[-1], tmp_path)
+    assert refused.value.code == "order-refused"

@@ -1,0 +1,170 @@
+# Copyright (c) 2026, the fedpeft authors. SPDX-License-Identifier: Apache-2.0
+"""Scheduled layers with everything a site can train: the others keep their bits, everywhere."""
+
+import json
+
+import pytest
+import torch
+
+from fedpeft import importance
+from fedpeft.site import site_state
+from fedpeft.site.learner import Learner
+from fedpeft.federate import federate
+from fedpeft.core.keys import belongs, layer_of
+from fedpeft.core.states import digest
+
+SITES = ("slake", "vqa-rad")
+UPPER_LAYER = ["schedule.solver=own", "schedule.score=last_k", "schedule.budget=1", "schedule.score_samples=4"]
+ADAPTERS = {
+    "houlsby": [],
+    "pfeiffer": ["method.name=pfeiffer"],
+    "parallel": ["method.name=parallel"],
+    "compacter": ["method.name=compacter", "method.settings.compacter.reduction_factor=4"],
+    "lora": ["method.name=lora"],
+}
+TRAINED = {
+    **{f"{name}, fedavg": [*chosen, "method.aggregation=fedavg"] for name, chosen in ADAPTERS.items()},
+    **{f"{name}, pia": [*chosen, "method.aggregation=pia"] for name, chosen in ADAPTERS.items()},
+    "whole layers": ["method.name=full", "method.aggregation=fedavg"],
+    "a private fusion": ["method.name=adapterfusion"],
+    "a private adapter": ["method.name=feddat_compacter", "method.settings.compacter.reduction_factor=4"],
+    "frozen companion": ["method.pia.integration=frozen_global"],
+    "scores with the reply": ["method.aggregation=fedavg", "schedule.scoring=with_reply"],
+}
+
+
+@pytest.mark.parametrize("overrides", TRAINED.values(), ids=TRAINED)
+def test_only_the_assigned_layer_is_trained_sent_and_changed(sections, tmp_path, overrides):
+    chosen = sections(*UPPER_LAYER, *overrides)
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    before = first = learners["slake"].trainable.state()
+    for result in federate(learners):
+        assert result.assignment.layers == {site: [1] for site in SITES}
+        for update in result.updates.values():
+            assert update.state.keys() == {key for key in first if belongs(key, [1])}
+        assert result.state.keys() == first.keys()
+        changed = {key for key in first if not torch.equal(before[key], result.state[key])}
+        assert changed
+        assert all(belongs(key, [1]) for key in changed)
+        before = result.state
+    for site in SITES:
+        kept = site_state.load_before(tmp_path / site, 3)
+        trained = {key.rsplit(".", 1)[0] for key in kept.optimizer if not key.startswith("head")}
+        assert not any(layer_of(name) == 0 for name in trained), sorted(trained)
+
+
+CHANGES = [*UPPER_LAYER, "schedule.score=fedselect", "method.aggregation=fedavg"]
+
+
+class Watched(Learner):
+    """Notes by how much each round's training changed the layers, in the mean over their numbers."""
+
+    changes: dict[int, float]
+
+    def fit(self, optimizer, round):
+        before = {key: parameter.detach().clone() for key, parameter in self.trainable.parameters().items()}
+        losses = super().fit(optimizer, round)
+        moved = {key: (p.detach() - before[key]).abs().double() for key, p in self.trainable.parameters().items()}
+        layers = {layer: [t for key, t in moved.items() if layer_of(key) == layer] for layer in (0, 1)}
+        self.changes = {n: float(sum(t.sum() for t in g) / sum(t.numel() for t in g)) for n, g in layers.items()}
+        return losses
+
+
+@pytest.mark.parametrize("sites", [SITES[:1], SITES], ids=["one site", "two sites"])
+@pytest.mark.parametrize("scoring", ["fresh", "with_reply"])
+@pytest.mark.parametrize("method", ["houlsby", "adapterfusion"])
+def test_fedselect_scores_what_the_sites_own_training_changed(sections, tmp_path, sites, scoring, method):
+    chosen = sections(*CHANGES, "schedule.budget=2", f"schedule.scoring={scoring}", f"method.name={method}")
+    learners = {site: Watched.from_sections(chosen, site=site, folder=tmp_path / site) for site in sites}
+    changed = {}
+    for result in federate(learners):
+        for site, scores in result.assignment.scores.items():
+            measured = changed.get(site, {0: 1.0, 1: 1.0})
+            assert scores == pytest.approx([value / sum(measured.values()) for value in measured.values()], rel=1e-5)
+            assert (scores[0] == scores[1]) == (site not in changed)
+        changed = {site: learner.changes for site, learner in learners.items()}
+
+
+def test_a_layer_that_was_never_trained_counts_as_the_most_changed_one(sections, tmp_path):
+    made = sections(*CHANGES, "schedule.scoring=with_reply")
+    learner = Learner.from_sections(made, site="slake", folder=tmp_path)
+    first = learner.first_state()
+    assert learner.score_layers(1, first) == [0.5, 0.5]
+    learner.train_round(1, first, [0])
+    assert learner.score_trained(1) == [0.5, 0.5]  # of the one that was trained, and as much for the other
+    sent = learner.train_round(2, first, [1]).state
+    scores = learner.score_trained(2)
+    assert len(set(scores)) == 2  # layer 0 keeps what it had when it was trained
+    resumed = Learner.from_sections(made, site="slake", folder=tmp_path)
+    assert resumed.score_layers(3, {**first, **sent}) == scores
+
+
+def test_a_state_without_changes_is_that_of_a_site_that_has_not_trained(sections, tmp_path):
+    learner = Learner.from_sections(sections(*CHANGES), site="slake", folder=tmp_path)
+    sent = learner.train_round(1, learner.first_state(), [0]).state
+    file = tmp_path / "round-00001" / "state.json"
+    file.write_text(json.dumps({k: v for k, v in json.loads(file.read_text()).items() if k != "changes"}))
+    assert learner.score_layers(2, {**learner.first_state(), **sent}) == [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("name", "scoring"), [*((name, "fresh") for name in importance.names()), ("fedselect", "with_reply")]
+)
+def test_every_score_schedules_every_round(sections, tmp_path, name, scoring):
+    chosen = [f"schedule.score={name}", f"schedule.scoring={scoring}", "method.aggregation=fedavg"]
+    made = sections(*UPPER_LAYER, *chosen)
+    learners = {site: Learner.from_sections(made, site=site, folder=tmp_path / site) for site in SITES}
+    for result in federate(learners):
+        for scores in result.assignment.scores.values():
+            assert sum(scores) == pytest.approx(1)
+            assert min(scores) >= 0
+
+
+def test_a_budget_of_nothing_trains_the_head_alone(sections, tmp_path):
+    chosen = sections(*UPPER_LAYER, "method.aggregation=fedavg", "schedule.site_budgets={slake: 0}")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    first = next(federate(learners))
+    assert first.assignment.layers == {"slake": [], "vqa-rad": [1]}
+    assert first.updates["slake"].state == {}
+    assert first.updates["slake"].metrics["loss"] > 0
+
+
+def test_drawn_budgets_lie_in_their_range(sections, tmp_path):
+    chosen = sections("schedule.solver=exact", "schedule.budget_range=[1, 2]", "method.aggregation=fedavg")
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    for site, layers in next(federate(learners)).assignment.layers.items():
+        assert len(layers) == learners[site].layer_budget() in (1, 2)
+
+
+DIGESTS = {  # settings of a job, and the sites that announce a digest of what all start from
+    "no layers are scheduled": (["schedule.solver=all"], ()),
+    "scheduled layers": ([], SITES),
+    "a seed of its own": (["method.initialization=own"], ()),
+    "one joins later": (["schedule.solver=all", "method.matched_layers=2", "schedule.joins={vqa-rad: 2}"], SITES[:1]),
+    "nothing is sent": (["method.aggregation=none"], ()),
+    "a federated head": (["method.head=federated", "data.answers=['yes', 'no']"], SITES),
+}
+
+
+@pytest.mark.parametrize(("overrides", "named"), DIGESTS.values(), ids=DIGESTS)
+def test_a_digest_is_announced_only_where_all_sites_can_compute_what_one_sends(sections, tmp_path, overrides, named):
+    chosen = sections(*UPPER_LAYER, *overrides)
+    learners = {site: Learner.from_sections(chosen, site=site, folder=tmp_path / site) for site in SITES}
+    assert {site: each.start_digest() for site, each in learners.items()} == {
+        site: digest(learners[SITES[0]].first_state()) if site in named else "" for site in SITES
+    }
+
+
+def test_a_digest_tells_keys_dtypes_shapes_and_bytes_apart():
+    state = {"b": torch.zeros(2, 3), "a": torch.ones(2)}
+    others = [
+        {"a": torch.ones(2)},
+        {**state, "a": torch.ones(2, dtype=torch.bfloat16)},
+        {**state, "b": torch.zeros(3, 2)},
+        {**state, "a": torch.tensor([1.0, 1.0 + 1e-7])},
+        {"c": state["b"], "a": state["a"]},
+        {},
+    ]
+    assert digest(state) == digest(dict(reversed(state.items()))) == digest({**state, "b": torch.zeros(3, 2).T})
+    assert len({digest(state), *map(digest, others)}) == 1 + len(others)
+    assert len(digest({"a": torch.tensor(1.0, dtype=torch.bfloat16)})) == 64
