@@ -11,17 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.keys import by_place
+from fedpeft.core.registry import Registry
 from fedpeft.core.states import State, computable
-from fedpeft.methods import METHODS
 
 Tensors = Mapping[str, Tensor]
+_PLUGINS: Registry[Any] = Registry("method", "fedpeft.methods")  # methods of installed packages
 
 
 class Bottleneck(NamedTuple):
@@ -125,12 +126,11 @@ def neurons_of(names: Collection[str]) -> Neurons | None:
 def _of_plugins() -> tuple[Neurons, ...]:
     """Return the kinds that methods of installed plugins declare; what cannot be imported is left out."""
     declared = []
-    for name, method in METHODS.usable():
-        if METHODS.is_plugin(name):
-            try:
-                declared.append(method.neuron_layout())
-            except FedpeftError as error:
-                METHODS.skip(name, error)
+    for name, method in _PLUGINS.usable():
+        try:
+            declared.append(method.neuron_layout())
+        except FedpeftError as error:
+            _PLUGINS.skip(name, error)
     return tuple(neurons for neurons in declared if neurons is not None and neurons.kind not in KINDS)
 
 

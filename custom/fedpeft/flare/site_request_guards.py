@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from nvflare.apis.workspace import Workspace
-from nvflare.private.admin_defs import Message, error_reply
+from nvflare.private.admin_defs import Message as AdminMessage
+from nvflare.private.admin_defs import error_reply
 from nvflare.private.defs import InfoCollectorTopic
 from nvflare.private.fed.client.client_engine import ClientEngine
 from nvflare.private.fed.client.info_coll_cmd import ClientInfoProcessor
@@ -63,7 +64,7 @@ def _is_uuid(text: object) -> bool:
 
 
 def _refused(process: Callable) -> Callable:
-    def refuse(self: Any, req: Message, app_ctx: Any) -> Message:
+    def refuse(self: Any, req: AdminMessage, app_ctx: Any) -> AdminMessage:
         logger.warning("a request %s of the server is refused", req.topic)
         return error_reply(REFUSED)
 
@@ -71,7 +72,7 @@ def _refused(process: Callable) -> Callable:
 
 
 def _without_errors(process: Callable) -> Callable:
-    def answer(self: ClientInfoProcessor, req: Message, app_ctx: Any) -> Message:
+    def answer(self: ClientInfoProcessor, req: AdminMessage, app_ctx: Any) -> AdminMessage:
         if req.topic == InfoCollectorTopic.SHOW_ERRORS:
             return error_reply(REFUSED)
         return process(self, req, app_ctx)

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from fedpeft.answering.training_settings import TrainingSettings
+from fedpeft.core.errors import FedpeftError
 from fedpeft.core.settings import build
 from fedpeft.job.federation import FederationSettings, check_joins
+from fedpeft.job.site_policy import LEAST_MEMBERS
 from fedpeft.methods.settings import MethodSettings
-from fedpeft.protocol.secure_round import check_secure_sum
 from fedpeft.scheduling.settings import ScheduleSettings, schedule_of
 
 
@@ -69,3 +70,30 @@ class ServerJob:
         check_secure_sum(method, schedule, federation)
         check_joins(schedule.joins, federation, rounds=training.rounds)
         return cls(federation=federation, method=method, training=training, schedule=schedule)
+
+
+def check_secure_sum(method: MethodSettings, schedule: ScheduleSettings, federation: FederationSettings) -> None:
+    """Refuse a job whose other settings are incompatible with a secure sum.
+
+    Raises:
+        FedpeftError: naming the setting.
+    """
+    if not method.secure_sum:
+        return
+    if schedule.active:
+        raise FedpeftError(
+            "method.secure_sum adds up what all sites send, and a layer that one site trains alone would be "
+            "visible: use schedule.solver='all'."
+        )
+    if schedule.clients_per_round or schedule.joins:
+        raise FedpeftError(
+            "method.secure_sum needs the same sites in every round, since differences between the sums of two groups "
+            "show single sites: set schedule.clients_per_round to 0 and leave schedule.joins out."
+        )
+    if federation.needed < len(federation.sites):
+        raise FedpeftError("method.secure_sum needs every site in every round: set federation.quorum to 0.")
+    if len(federation.sites) < LEAST_MEMBERS:
+        raise FedpeftError(
+            f"method.secure_sum needs at least {LEAST_MEMBERS} sites, because each of two learns the other's adapter; "
+            f"federation.sites has {len(federation.sites)}."
+        )

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from peft import PeftConfig
+from typing import TYPE_CHECKING
 
 from fedpeft.backbones.slots import two_towers
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.states import State
 from fedpeft.methods.lookup import tuning_of
+
+if TYPE_CHECKING:
+    from peft import PeftConfig
 
 
 def schema(config: PeftConfig, family: str | None, num_layers: int, hidden_size: int) -> dict[str, tuple[int, ...]]:

@@ -20,9 +20,9 @@ from safetensors.torch import save_file
 from fedpeft.core.errors import FedpeftError
 from fedpeft.core.files import replacing, write_json
 from fedpeft.core.states import State
-from fedpeft.job.privacy_settings import RECEIVED, WITHHOLD
-from fedpeft.protocol import PrivacySettings, release_adapter, release_scores
+from fedpeft.job.privacy_settings import RECEIVED, WITHHOLD, PrivacySettings
 from fedpeft.protocol.ledger import enter
+from fedpeft.protocol.release import release_adapter, release_scores
 from fedpeft.protocol.types import ACCURACIES, METRICS, ScoreOrder, ScoreReply, TrainOrder, TrainReply
 
 SPENT = "spent.json"

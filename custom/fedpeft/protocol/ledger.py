@@ -17,7 +17,7 @@ from typing import TextIO
 
 from fedpeft.core.errors import FedpeftError, LocalError
 from fedpeft.core.files import DISK_FULL, is_full
-from fedpeft.protocol import epsilon
+from fedpeft.protocol.accountant import epsilon
 
 BOOK = "book.jsonl"  # in the folder of all lineages
 

@@ -11,11 +11,12 @@ from typing import cast
 import torch
 from safetensors.torch import save_file
 
-from fedpeft import adapters, methods
+from fedpeft import methods
 from fedpeft.alignment.factors import of_equal_rank
 from fedpeft.core.files import replacing
 from fedpeft.core.keys import HEAD
 from fedpeft.core.states import State
+from fedpeft.methods.adapter_folder import save_adapter
 from fedpeft.methods.settings import MethodSettings
 from fedpeft.methods.slot_tuning import SlotTuning
 
@@ -68,4 +69,4 @@ def export_adapter(
         settings |= tuning.state_settings(state, settings)
     if slots:
         settings["target_modules"] = dict(slots)
-    return adapters.save_adapter(folder, state, tuning.config(tuning.of_peft(settings)), family)
+    return save_adapter(folder, state, tuning.config(tuning.of_peft(settings)), family)
